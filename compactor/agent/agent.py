@@ -342,7 +342,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         threading.Thread(target=run_upload, name=f"upload {upload_state.name}", daemon=True).start()
 
     @override
-    def _process_result(self, finished: _FinishedUpload) -> None:
+    def _record_result(self, finished: _FinishedUpload) -> None:
         """Record how an upload ended, log it, and decide when the partition's next one may begin."""
         del self._running[finished.name]
         outcome, name = finished.outcome, finished.name

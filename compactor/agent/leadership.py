@@ -38,7 +38,7 @@ class LeadershipInterval:
 
 
 class LeadershipAtRename(Enum):
-    """Whether this broker led a partition, in one and the same leader epoch, before and after it renamed a file for deletion.
+    """Answer to the question whether this broker led a partition, in one leader epoch, before and after it renamed a file for deletion.
 
     SAME_EPOCH: it did.
     UNDECIDED: it led before the rename, and the leader has not been asked since.

@@ -118,7 +118,7 @@ def is_listing_current(listing: PartitionDirectoryListing | None, mtime_ms: int)
 
 @dataclass(frozen=True)
 class PartitionUploadState:
-    """What the agent knows of the upload of one partition. Times are in milliseconds.
+    """State of the upload of one partition, as the agent knows it. Times are in milliseconds.
 
     seen: latest listing of the partition's directory.
     leads: whether this broker leads the partition.

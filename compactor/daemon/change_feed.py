@@ -32,9 +32,10 @@ class ChangeReport:
     """Report of the change feed about all partitions of a tier at one moment.
 
     hints: change hint of every partition: a number that changes whenever the partition's log has new records.
-    recreated: partitions whose topic was deleted and created again. suspended: topic -> why its rounds are forbidden.
-    paused: partition -> who paused it, and why. requested: partition -> position in the catalog (slot) of a person's latest request for a
-        round.
+    recreated: partitions whose topic was deleted and created again.
+    suspended: topic -> why its rounds are forbidden.
+    paused: partition -> who paused it, and why.
+    requested: partition -> position in the catalog (slot) of a person's latest request for a round.
     """
 
     hints: Mapping[TopicPartition, int]
@@ -128,5 +129,5 @@ class BrokerChangeFeed:
 
 
 def change_feed_for(opened: Tier) -> ChangeFeed:
-    """Return a new change feed, which reports changed partitions, for this tier's kind."""
+    """Return a new change feed of the kind that this tier needs."""
     return BrokerChangeFeed(opened.brokers) if opened.kind.is_broker_managed else CatalogChangeFeed()

@@ -24,7 +24,7 @@ from compactor.brokers.topic_ids import query_topic_ids
 from compactor.config.settings import Cleaner, Settings
 from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import change_feed_for
-from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_per_job
+from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_for_parallel_job
 from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.scheduling import (
     ROUND_HOLD_MS,
@@ -34,16 +34,16 @@ from compactor.daemon.scheduling import (
     OutputSchedule,
     PartitionSchedule,
     PartitionStatus,
-    after_failed_poll,
-    after_job,
-    after_poll,
     choose_jobs,
     needs_poll,
     new_schedule,
     poll_interval_ms,
     restored_schedule,
     with_change_hint,
-    with_requests,
+    with_failed_poll,
+    with_job_outcome,
+    with_pause_and_request,
+    with_poll_result,
     with_suspension,
 )
 from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
@@ -110,7 +110,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     @override
     def _apply_settings(self, settings: Settings) -> None:
         self._opened = replace(self._opened, settings=settings)
-        self._cache.use_settings(self._opened)
+        self._cache.use_settings_of(self._opened)
         now = self._opened.ports.clock_ms()
         for name, schedule in self._schedules.items():
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
@@ -238,18 +238,20 @@ class Daemon(ServiceLoop[Job, JobResult]):
         if not self._schedules:
             hints = {str(name): hint for name, hint in report.hints.items()}
             poll = poll_interval_ms(len(hints))
-            for name, (seen, checked_ms) in self._cache.load_statuses(hints, poll, now_ms).items():
-                self._schedules[name] = self._with_output_schedule(restored_schedule(name, report.hints[name], seen, checked_ms, poll))
+            for name, (seen, polled_ms) in self._cache.load_statuses(hints, poll, now_ms).items():
+                self._schedules[name] = self._with_output_schedule_if_configured(
+                    restored_schedule(name, report.hints[name], seen, polled_ms, poll)
+                )
         schedules = {}
         for name, hint in report.hints.items():
             schedule = self._schedules.get(name)
             if schedule is None or name in report.recreated:
                 self._cache.forget_partition(name)
-                schedule = self._with_output_schedule(new_schedule(name, hint, now_ms))
+                schedule = self._with_output_schedule_if_configured(new_schedule(name, hint, now_ms))
             elif hint != schedule.hint:
                 schedule = with_change_hint(schedule, hint, now_ms)
             schedule = with_suspension(schedule, report.suspended.get(name.topic, ""))
-            schedules[name] = with_requests(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
+            schedules[name] = with_pause_and_request(schedule, report.paused.get(name, ""), report.requested.get(name, 0), now_ms)
         self._schedules = schedules
         self._log_changed_suspensions(report.suspended)
         for why in sorted(set(report.paused.values()) - set(self._paused.values())):
@@ -271,8 +273,10 @@ class Daemon(ServiceLoop[Job, JobResult]):
         if again := sorted(before.keys() - suspended_topics.keys()):
             self._log(f"{_topics_text(again)} {'is' if len(again) == 1 else 'are'} compacted again")
 
-    def _with_output_schedule(self, schedule: PartitionSchedule) -> PartitionSchedule:
-        """Return the schedule with an entry for the partition's output (a copy in another layout), if one is configured."""
+    def _with_output_schedule_if_configured(self, schedule: PartitionSchedule) -> PartitionSchedule:
+        """Return the schedule, to which the schedule of the partition's output (its compacted view for other readers) is added if an output
+        is configured.
+        """
         return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
 
     def _poll_partitions(self, now_ms: int) -> None:
@@ -288,7 +292,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         with ThreadPoolExecutor(min(POLL_THREADS, len(names)), thread_name_prefix="poll") as pool:
             polls = {name: pool.submit(self._poll_partition, self._schedules[name], now_ms) for name in names}
             self._record_poll_results(polls, now_ms)
-        self._cache.save_unchanged()
+        self._cache.save_unchanged_partitions()
 
     def _record_poll_results(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
         """Update the schedules with the status or the failure of each poll (reading of a partition's control log).
@@ -298,7 +302,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         for name, poll in polls.items():
             schedule = self._schedules[name]
             try:
-                self._schedules[name] = after_poll(
+                self._schedules[name] = with_poll_result(
                     schedule, poll.result(), now_ms, self._random.random(), poll_interval_ms(len(self._schedules))
                 )
             except Stopped:
@@ -307,7 +311,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
                 if isinstance(error, StoreError) and len(polls) > 1 and all(_has_poll_failed_by_store(other) for other in polls.values()):
                     raise  # the store is unreachable, not this partition
                 reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
-                self._schedules[name] = after_failed_poll(schedule, reason, now_ms)
+                self._schedules[name] = with_failed_poll(schedule, reason, now_ms)
                 if not schedule.unreadable:
                     self._log(reason, level=logging.ERROR, partition=str(name))
 
@@ -324,7 +328,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         :param parallel_jobs: jobs that may run at the same time and share the budgets.
         :param worker_threads: worker threads of the job.
         """
-        opened = replace(self._opened, settings=settings_per_job(self._opened.settings, parallel_jobs, worker_threads))
+        opened = replace(self._opened, settings=settings_for_parallel_job(self._opened.settings, parallel_jobs, worker_threads))
         catalog = self._opened.catalog.state
         self._running[job.name] = job
         schedule, now = self._schedules[job.name], self._opened.ports.clock_ms()
@@ -335,13 +339,13 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
         def run_job() -> None:
             begun = time.monotonic()
-            done = perform_job(opened, catalog, job, self._resources, now, progress, slot=slot)
-            self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phase_seconds()))
+            done = perform_job(opened, catalog, job, self._resources, now, progress, chosen_at_slot=slot)
+            self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phase_seconds(), run_id=progress.run_id))
 
         threading.Thread(target=run_job, name=f"{job.action.value} {job.name}", daemon=True).start()
 
     @override
-    def _process_result(self, done: JobResult) -> None:
+    def _record_result(self, done: JobResult) -> None:
         """Process a finished job: update the partition's schedule and the totals, and write a log line."""
         job, now = done.job, self._opened.ports.clock_ms()
         del self._running[job.name]
@@ -360,11 +364,11 @@ class Daemon(ServiceLoop[Job, JobResult]):
             outcome = replace(outcome, written_slot=report.written_slot, next_deletion_ms=report.next_deletion_ms, content=report.content)
         self._check_stores = self._check_stores or done.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET)
         if job.name in self._schedules:
-            self._schedules[job.name] = after_job(schedule, job, outcome, now, self._opened.lease.ttl_ms)
-        run = self._monitor.record_job_end(done, now)
+            self._schedules[job.name] = with_job_outcome(schedule, job, outcome, now, self._opened.lease.ttl_ms)
+        self._monitor.record_job_end(done)
         if line := describe_job_result(done):
             segment = done.report.segment if isinstance(done.report, RoundReport) else ""
-            self._log(line, level=result_log_level(done), partition=str(job.name), run=run, segment=segment)
+            self._log(line, level=result_log_level(done), partition=str(job.name), run=done.run_id, segment=segment)
 
     # --- status ---
 
@@ -410,9 +414,9 @@ class Daemon(ServiceLoop[Job, JobResult]):
         return PartitionDetails(now, schedule, segments, history, work)
 
 
-def _topics_text(names: Sequence[str]) -> str:
-    """Return a text that names one topic, or several, for log messages."""
-    return f"topic {names[0]}" if len(names) == 1 else f"{len(names)} topics ({names[0]} among them)"
+def _topics_text(topics: Sequence[str]) -> str:
+    """Return a text for log messages that names a single topic, or the number of several and the first of them."""
+    return f"topic {topics[0]}" if len(topics) == 1 else f"{len(topics)} topics ({topics[0]} among them)"
 
 
 def describe_job_result(result: JobResult) -> str:
@@ -444,7 +448,7 @@ def result_log_level(result: JobResult) -> int:
 
 
 def _has_poll_failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
-    """Return whether a poll failed because of the store."""
+    """Return whether a poll ended with an error of the store."""
     return isinstance(poll_result.exception(), StoreError)
 
 

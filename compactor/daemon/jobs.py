@@ -30,6 +30,7 @@ class JobResult:
     status: a status of `run` or of an output, or retired, failed, out_of_budget, stopped.
     log: the partition's control log as read after the job; None if it was not read.
     phases: seconds per phase (see ``progress.RunningJob``).
+    run_id: id of the job's round; empty if it has none.
     """
 
     job: Job
@@ -39,6 +40,7 @@ class JobResult:
     report: RoundReport | RetireReport | OutputReport | None = None
     seconds: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
+    run_id: str = ""
 
 
 class JobObserver(Protocol):
@@ -61,13 +63,13 @@ class JobResources:
 
 
 def perform_job(
-    opened: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, slot: int = -1
+    opened: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, chosen_at_slot: int = -1
 ) -> JobResult:
     """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
     records can be told from those of other jobs.
 
-    :param slot: position up to which the partition's control log was read when the job was chosen. A deletion is skipped if the log has
-        grown since, because another daemon has then deleted everything that was due.
+    :param chosen_at_slot: slot (number of the record) up to which the partition's control log was read when the job was chosen. A deletion
+        is skipped if the log has grown since, because another daemon has then deleted everything that was due.
     """
 
     def on_stage(stage: Stage, plan: CompactionPlan) -> None:
@@ -88,7 +90,7 @@ def perform_job(
         # A lease that seems to last longer than two of ours is ignored: the store's clock was set back, or the holder's ttl is longer.
         if lease is not None and 0 < left_ms <= 2 * opened.lease.ttl_ms:
             return JobResult(job, RoundStatus.LEASED, f"{lease.holder} is at work", log)
-        if job.action is DaemonAction.RETIRE and 0 <= slot < log.state.slot:
+        if job.action is DaemonAction.RETIRE and 0 <= chosen_at_slot < log.state.slot:
             return JobResult(job, RoundStatus.NOTHING_TO_DO, "another process has written meanwhile", log)
         if job.action is DaemonAction.ROUND:
             stop = resources.stop.raise_if_stopped
@@ -132,16 +134,16 @@ def check_stores_writable(opened: Tier) -> None:
         store.delete([key])
 
 
-def settings_per_job(settings: Settings, jobs: int, threads: int) -> Settings:
-    """Return the settings for one of ``jobs`` simultaneous rounds: an equal share of the map budget, and this many worker threads."""
+def settings_for_parallel_job(settings: Settings, parallel_jobs: int, worker_threads: int) -> Settings:
+    """Return the settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and this number of worker threads."""
 
     def with_shared_budget(cleaner: Cleaner) -> Cleaner:
-        return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // jobs)})
+        return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // parallel_jobs)})
 
     return settings.model_copy(
         update={
             "cleaner": with_shared_budget(settings.cleaner),
             "topics": {pattern: with_shared_budget(cleaner) for pattern, cleaner in settings.topics.items()},
-            "daemon": settings.daemon.model_copy(update={"threads": threads}),
+            "daemon": settings.daemon.model_copy(update={"threads": worker_threads}),
         }
     )

@@ -112,7 +112,7 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
 def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that are sums over all partitions of the tier."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
+    due = [schedule.status_if_due for schedule in status.schedules if schedule.status_if_due is not None]
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
     overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
     lagging = sum(schedule.output is not None and schedule.output.failures > 0 for schedule in status.schedules)
@@ -141,7 +141,7 @@ def _job_metrics(status: DaemonStatus) -> Iterator[Metric]:
     totals = status.totals
     yield from make_gauges(
         (
-            ("jobs_running", "Jobs that run now", len(status.running)),
+            ("jobs_running", "Jobs that run now", len(status.running_jobs)),
             ("disk_bytes", "Bytes of local disk in use", status.disk_used),
             ("disk_peak_bytes", "Largest number of bytes of local disk that were in use", status.disk_peak),
             ("disk_budget_bytes", "Bytes of local disk that may be in use", status.disk_total),

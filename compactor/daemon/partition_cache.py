@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from compactor.access.tier import Tier
 from compactor.control.logs import PartitionLog, open_partition_log
@@ -35,6 +36,13 @@ class CachedPartition:
     slot_times_ms: Mapping[int, int]
 
 
+class PolledStatus(NamedTuple):
+    """A partition's status, and the time in milliseconds at which its control log was last polled."""
+
+    status: PartitionStatus
+    polled_ms: int
+
+
 class PartitionCache:
     """Cache of partition summaries. Thread-safe for different partitions; a single partition must be used by one thread at a time."""
 
@@ -45,25 +53,26 @@ class PartitionCache:
         self._histories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
-    def load_statuses(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, tuple[PartitionStatus, int]]:
-        """Load the summaries that are still valid, and return each partition's status and the time when its log was read last.
+    def load_statuses(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, PolledStatus]:
+        """Load the summaries that are still valid from local state, and return the statuses of their partitions.
 
         A summary is valid if the partition has not changed since it was saved. Makes no request.
 
-        :param max_age_ms: older summaries are ignored.
+        :param hints: the partitions' present change hints, by name.
+        :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
         """
         kept = self._opened.local.cached_summaries() if self._opened.local else {}
-        found: dict[TopicPartition, tuple[PartitionStatus, int]] = {}
+        found: dict[TopicPartition, PolledStatus] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
                 fresh and not summary.waiting and self._opened.min_log_slot(summary.name) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
                 self._known[summary.name] = CachedPartition(summary, seen, {})
-                found[summary.name] = self._compute_status(summary.name, now_ms), seen.checked_ms
+                found[summary.name] = PolledStatus(self._compute_status(summary.name, now_ms), seen.checked_ms)
         return found
 
-    def use_settings(self, opened: Tier) -> None:
+    def use_settings_of(self, opened: Tier) -> None:
         """Compute statuses with the settings of ``opened`` from now on."""
         self._opened = opened
 
@@ -124,7 +133,7 @@ class PartitionCache:
         data = self._histories.get(partition)
         return deserialize_history(data) if data is not None else None
 
-    def save_unchanged(self) -> None:
+    def save_unchanged_partitions(self) -> None:
         """Write to local state which partitions had nothing new at their last poll, and when that was. A daemon that starts later uses
         their summaries without polling them, except those for which the change feed reports a change since then.
         """
@@ -145,7 +154,9 @@ class PartitionCache:
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _note_unchanged(self, cached: CachedPartition, hint: int, now_ms: int) -> None:
-        """Remember that the partition was polled at ``now_ms`` and had nothing new, until ``save_unchanged`` writes this to local state."""
+        """Remember that the partition was polled at ``now_ms`` and had nothing new, until ``save_unchanged_partitions`` writes this to
+        local state.
+        """
         if cached.position is not None:
             with self._lock:
                 self._confirmed[cached.summary.name] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})

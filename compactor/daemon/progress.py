@@ -20,8 +20,10 @@ LEAST_SHARE = 0.05
 class RunningJob:
     """A running job at one moment. Times are in milliseconds.
 
+    begun_ms: when it began.
     phase: resume, index (pass 1), rewrite (pass 2 and upload), verify, publish or close; retire for a deletion, output for an output.
-    done and total: in ``unit``; total is 0 if unknown. share: of the whole job, from 0 to 1.
+    done, total: amounts of work in ``unit``; the total is 0 if unknown.
+    share: share of the whole job that is done, from 0 to 1.
     expected_end_ms: 0 while less than LEAST_SHARE is done.
     """
 
@@ -89,11 +91,15 @@ class JobProgress:
         elif stage in (Stage.VERIFIED, Stage.PUBLISH_BEGUN, Stage.PUBLISHED):
             self._log(stage.value, partition=name, run=run)
 
-    def snapshot(self, now_ms: int) -> RunningJob:
+    @property
+    def run_id(self) -> str:
+        """Return the id of the job's round; empty if it has none, or none yet."""
+        return self._plan.run_id if self._plan else ""
+
+    def running_job(self, now_ms: int) -> RunningJob:
         """Return the job's phase, amounts and expected end at this moment."""
         with self._lock:
             phase, moved, plan, groups = self._phase, self._bytes, self._plan, self._groups
-        run_id = plan.run_id if plan else ""
         if phase in ("index", "resume") and plan is None:
             done, total, unit = (min(moved, self._dirty_bytes), self._dirty_bytes, "bytes") if phase == "index" else (moved, 0, "bytes")
             share = done / total / 2 if total else 0.0
@@ -104,7 +110,7 @@ class JobProgress:
             done, total, unit, share = 0, 0, "", 1.0 if phase == "close" else 0.0
         spent = max(0, now_ms - self._begun_ms)
         ends = self._begun_ms + round(spent / share) if share >= LEAST_SHARE else 0
-        return RunningJob(self._job, self._begun_ms, phase, run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
+        return RunningJob(self._job, self._begun_ms, phase, self.run_id, done, total, unit, share, max(ends, now_ms) if ends else 0)
 
     def phase_seconds(self) -> dict[str, float]:
         """Return the seconds that each phase has taken, in order; the last one up to now."""

@@ -5,7 +5,7 @@
     choose_jobs        the jobs to start now
 
 Polling is what costs while nothing happens. A partition is polled when the change feed says that it changed, when time alone changes the
-answer (``next_wake_ms``: a delete horizon, a lag), and every ``poll_interval_ms``, because change hints can be lost.
+answer (``next_time_round_may_be_due_ms``: a delete horizon, a lag), and every ``poll_interval_ms``, because change hints can be lost.
 """
 
 from __future__ import annotations
@@ -54,12 +54,15 @@ class DaemonAction(StrEnum):
 class PartitionStatus:
     """Status of a partition as the scheduler sees it, computed from its control log up to one record.
 
-    end_offset: last offset, inclusive. first_dirty_offset: first offset that is not clean.
+    end_offset: last offset, inclusive.
+    first_dirty_offset: first offset that is not clean.
     first_uncleanable_offset: exclusive upper bound of what a round may clean now.
-    due: whether a round has something to do, including to finish one that was interrupted. reason: why, or why not.
+    due: whether a round has something to do, including to finish one that was interrupted.
+    reason: why a round is due, or why not.
     max_delay_ms: by how much max.compaction.lag.ms is exceeded.
     wake_ms: until this time only a new record can make a round due; NEVER_MS if time does not matter.
-    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits. waiting_bytes: bytes that wait for deletion.
+    retire_at_ms: when something may be deleted; NEVER_MS if nothing waits.
+    waiting_bytes: bytes that wait for deletion.
     undone_slot: slot of the latest round that was undone.
     freed: pairs of time and bytes that deletions by any compactor freed, by the hour.
     """
@@ -121,7 +124,7 @@ def partition_status(
         due=found.due or summary.open_run != "" or expired is not None,
         reason="a round was begun and not finished" if summary.open_run else reason,
         max_delay_ms=max(0, now_ms - min(late)) if late else 0,
-        wake_ms=min(next_wake_ms(summary.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
+        wake_ms=min(next_time_round_may_be_due_ms(summary.live, cleaner, now_ms), expires_ms if expires_ms > now_ms else NEVER_MS),
         open_run=summary.open_run,
         leader=leads.holder if leads else "",
         leader_epoch=CompactorEpoch(summary.leader.epoch if summary.leader else -1),
@@ -137,7 +140,7 @@ def partition_status(
     )
 
 
-def next_wake_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) -> int:
+def next_time_round_may_be_due_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) -> int:
     """Return the next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
     moments = []
     for segment in live:
@@ -164,7 +167,9 @@ class OutputSchedule:
 
     written_slot: number of the control log's record (slot) up to which the output shows the partition; -1 if unknown.
     next_deletion_ms: when an old version of the output may be deleted; NEVER_MS if none waits.
-    rounds: rounds published since the output was written. failures: failed attempts in a row; problem: the latest one's reason.
+    rounds: number of rounds published since the output was written.
+    failures: number of failed attempts in a row.
+    problem: reason of the latest failure.
     content: what the output shows; None if unknown.
     """
 
@@ -189,15 +194,20 @@ class PartitionSchedule:
 
     hint: number of the latest change report that was followed.
     idle_polls: polls in a row that found nothing new.
-    suspended: why the topic's settings forbid rounds. paused: who paused rounds. Both are empty if rounds may begin.
+    suspended: why the topic's settings forbid rounds; empty if they do not.
+    paused: who paused rounds; empty if nobody did.
     waiting_reason: why the latest round was not begun although nothing is wrong.
-    request_slot: slot of the latest request for a round; requested: whether that round is still to be begun.
+    request_slot: slot of the latest request for a round.
+    requested: whether that round is still to be begun.
     exclusive: whether the next round needs the budgets for itself.
-    failures: failed jobs in a row for reasons of this process (store, budgets); problem: the latest reason.
-    poll_failures: failed polls in a row; unreadable: reason of the latest. failing_since_ms: since when jobs or polls fail; 0 if neither
-        does.
+    failures: number of failed jobs in a row for reasons of this process (store, budgets).
+    problem: reason of the latest of these failures.
+    poll_failures: number of failed polls in a row.
+    unreadable: reason of the latest of these failures.
+    failing_since_ms: since when jobs or polls fail; 0 if neither does.
     quarantined_since_ms: time of the first failure since the partition was last clean, as far as this process saw it; 0 if not quarantined.
-    repeats: rounds in a row that found nothing new to clean and left the partition due; next_repeat_ms: when the next such round may begin.
+    repeats: number of rounds in a row that found nothing new to clean and left the partition due.
+    next_repeat_ms: when the next such round may begin.
     swept_slot: slot up to which objects of undone rounds were swept.
     output: None if no output is configured.
     """
@@ -232,7 +242,7 @@ class PartitionSchedule:
         return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
 
     @property
-    def due_status(self) -> PartitionStatus | None:
+    def status_if_due(self) -> PartitionStatus | None:
         """Return the partition's status if a round is due and may begin; None if nothing is due, or the partition is paused, suspended or
         failing.
         """
@@ -243,7 +253,8 @@ class PartitionSchedule:
 class JobOutcome:
     """Result of a job, as far as scheduling needs it.
 
-    status: a status of `run`, or retired, failed, out_of_budget, stopped. partition: its status after the job; None if unknown.
+    status: a status of `run`, or retired, failed, out_of_budget, stopped.
+    partition: the partition's status after the job; None if unknown.
     until_ms: when a round that waits may be tried again.
     written_slot, next_deletion_ms and content: of an output job, as in OutputSchedule.
     """
@@ -261,7 +272,8 @@ class JobOutcome:
 class Job:
     """One action of the daemon on one partition.
 
-    exclusive: no other job may run at the same time. force: run a round even if the dirty ratio is too low.
+    exclusive: whether no other job may run at the same time.
+    force: whether to run a round even if the dirty ratio is too low.
     """
 
     name: TopicPartition
@@ -286,14 +298,14 @@ def poll_interval_ms(partition_count: int) -> int:
 
 
 def restored_schedule(
-    partition: TopicPartition, hint: int, status: PartitionStatus, checked_ms: int, interval_ms: int = POLL_MS
+    partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule of a partition that an earlier process polled at ``checked_ms`` and that has not changed since."""
+    """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
     return PartitionSchedule(
         name=partition,
         hint=hint,
         status=status,
-        next_poll_ms=checked_ms + interval_ms,
+        next_poll_ms=polled_ms + interval_ms,
         idle_polls=SLOWEST_AFTER_POLLS,
         swept_slot=status.undone_slot,
     )
@@ -311,17 +323,17 @@ def with_suspension(schedule: PartitionSchedule, reason: str) -> PartitionSchedu
     return replace(schedule, suspended="", failures=0, problem="", next_round_ms=0, failing_since_ms=since_ms)
 
 
-def with_requests(schedule: PartitionSchedule, paused: str, request_slot: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule with a person's pause of the partition, and request for a round.
+def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, request_slot: int, now_ms: int) -> PartitionSchedule:
+    """Return the schedule after a person has paused or resumed the partition's rounds, or has requested one.
 
-    :param paused: why rounds are paused, or an empty string.
+    :param pause_reason: why rounds are paused, or an empty string.
     :param request_slot: number of the catalog record (slot) with the latest request for a round; 0 if there is none.
     """
     if request_slot > schedule.request_slot:
         return replace(
-            schedule, paused=paused, request_slot=request_slot, requested=True, next_poll_ms=now_ms, next_round_ms=0, next_repeat_ms=0
+            schedule, paused=pause_reason, request_slot=request_slot, requested=True, next_poll_ms=now_ms, next_round_ms=0, next_repeat_ms=0
         )
-    return schedule if paused == schedule.paused else replace(schedule, paused=paused)
+    return schedule if pause_reason == schedule.paused else replace(schedule, paused=pause_reason)
 
 
 def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
@@ -329,10 +341,10 @@ def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
     return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
 
 
-def after_poll(
+def with_poll_result(
     schedule: PartitionSchedule, status: PartitionStatus, now_ms: int, spread_fraction: float, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule after a successful poll.
+    """Return the schedule after a poll that has found the partition in this status.
 
     :param spread_fraction: a number from 0 to 1 that spreads the second polls of many partitions over ``interval_ms``.
     """
@@ -364,7 +376,7 @@ def after_poll(
     )
 
 
-def after_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> PartitionSchedule:
+def with_failed_poll(schedule: PartitionSchedule, reason: str, now_ms: int) -> PartitionSchedule:
     """Return the schedule after a poll that failed: the next one follows with a growing delay."""
     failures = schedule.poll_failures + 1
     since_ms = schedule.failing_since_ms or now_ms
@@ -399,14 +411,14 @@ def next_action(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: b
     return DaemonAction.RETIRE if retire_due else None
 
 
-def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
-    """Return the partition's schedule after a job, with the time at which the next job may begin.
+def with_job_outcome(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
+    """Return the partition's schedule after a job with this outcome: when the next job may begin, and what failed.
 
     :param ttl_ms: lease time of a compactor that was found at work; no job of the partition begins for so long.
     """
     output = schedule.output
     if job.action is DaemonAction.OUTPUT:
-        return replace(schedule, output=_output_after_job(output or OutputSchedule(), outcome, now_ms, ttl_ms))
+        return replace(schedule, output=_with_output_job_outcome(output or OutputSchedule(), outcome, now_ms, ttl_ms))
     if outcome.status in PUBLISHING and output is not None:
         schedule = replace(schedule, output=replace(output, rounds=output.rounds + 1))
     before, status = schedule.status, outcome.partition or schedule.status
@@ -448,8 +460,8 @@ def after_job(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms
     return replace(changed, repeats=repeats, next_repeat_ms=now_ms + backoff_ms(repeats - 1))
 
 
-def _output_after_job(schedule: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
-    """Return the output's schedule after an output job. A failed output never delays rounds."""
+def _with_output_job_outcome(schedule: OutputSchedule, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> OutputSchedule:
+    """Return the output's schedule after an output job with this outcome. A failed output never delays rounds."""
     if outcome.status == RoundStatus.STOPPED:
         return schedule
     if outcome.status in (RoundStatus.LEASED, RoundStatus.FENCED):
@@ -493,9 +505,13 @@ def choose_jobs(
 class PartitionCondition(StrEnum):
     """A partition's condition, most urgent first.
 
-    ATTENTION: its rounds fail, and it may need help. WORKING: a job runs. DUE: a round is due.
-    WAITING: replaced segments wait for deletion. PAUSED: rounds are paused or not allowed for the topic.
-    UNSEEN: not polled yet. QUIET: clean.
+    ATTENTION: its rounds fail, and it may need help.
+    WORKING: a job runs.
+    DUE: a round is due.
+    WAITING: replaced segments wait for deletion.
+    PAUSED: rounds are paused or not allowed for the topic.
+    UNSEEN: not polled yet.
+    QUIET: clean.
     """
 
     ATTENTION = "attention"
@@ -508,8 +524,12 @@ class PartitionCondition(StrEnum):
 
 
 @dataclass(frozen=True)
-class NextStep:
-    """The daemon's next action on a partition. at_ms: earliest time, by the daemon's clock. why: reason for people."""
+class PlannedAction:
+    """Action that the daemon will take next on a partition.
+
+    at_ms: earliest time, in milliseconds of the daemon's clock.
+    why: reason, as text for people.
+    """
 
     action: DaemonAction
     at_ms: int
@@ -540,34 +560,34 @@ def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) ->
     return PartitionCondition.WAITING if seen.retire_at_ms < NEVER_MS else PartitionCondition.QUIET
 
 
-def next_step(schedule: PartitionSchedule, now_ms: int) -> NextStep:
+def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
     """Return the next action that the daemon will take on a partition, with its earliest time and the reason."""
     seen = schedule.status
     if seen is None or schedule.unreadable:
-        return NextStep(
+        return PlannedAction(
             DaemonAction.POLL, max(now_ms, schedule.next_poll_ms), "it cannot be read" if schedule.unreadable else "it was not polled yet"
         )
     steps = []
     may_begin = not schedule.suspended and (not schedule.paused or bool(seen.open_run))
     if schedule.requested and may_begin:
-        steps.append(NextStep(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms), "a round was requested"))
+        steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms), "a round was requested"))
     if seen.due and may_begin:
         waits = seen.quarantine_ms + backoff_ms(seen.quarantine_failures)
         why = "it failed before" if waits > now_ms or schedule.problem else schedule.waiting_reason or seen.reason
-        steps.append(NextStep(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
+        steps.append(PlannedAction(DaemonAction.ROUND, max(now_ms, schedule.next_round_ms, schedule.next_repeat_ms, waits), why))
     if seen.retire_at_ms < NEVER_MS:
-        step = NextStep(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
+        step = PlannedAction(DaemonAction.RETIRE, max(now_ms, schedule.retire_at_ms, seen.retire_at_ms), "replaced segments may be deleted")
         goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``next_action``
         steps.insert(int(schedule.requested and may_begin) if goes_first else len(steps), step)
     output = schedule.output
     if output is not None and output.is_due(seen, max(now_ms, output.retry_at_ms)):
-        steps.append(NextStep(DaemonAction.OUTPUT, max(now_ms, output.retry_at_ms), "the output lacks the latest changes"))
+        steps.append(PlannedAction(DaemonAction.OUTPUT, max(now_ms, output.retry_at_ms), "the output lacks the latest changes"))
     if steps:
         return min(steps, key=lambda step: step.at_ms)
     why = "a delete horizon or a lag may make a round due" if seen.wake_ms < schedule.next_poll_ms else "nothing is due"
     if not may_begin:
         why = schedule.suspended or schedule.paused
-    return NextStep(DaemonAction.POLL, max(now_ms, min(seen.wake_ms, schedule.next_poll_ms)), why)
+    return PlannedAction(DaemonAction.POLL, max(now_ms, min(seen.wake_ms, schedule.next_poll_ms)), why)
 
 
 def failing_since_ms(schedule: PartitionSchedule) -> int:

@@ -14,7 +14,15 @@ from compactor.daemon.jobs import JobResult
 from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.progress import JobProgress, RunningJob
-from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, after_failed_poll, after_poll, new_schedule, with_requests
+from compactor.daemon.scheduling import (
+    DaemonAction,
+    Job,
+    PartitionSchedule,
+    new_schedule,
+    with_failed_poll,
+    with_pause_and_request,
+    with_poll_result,
+)
 from compactor.daemon.trend import NO_TREND, TierTrend
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
@@ -30,7 +38,11 @@ BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 
 @dataclass(frozen=True)
 class DurationHistogram:
-    """Histogram of durations. counts: number per upper bound in BOUNDS_S, then above the last bound. total: sum in seconds."""
+    """Histogram of durations.
+
+    counts: number of durations up to each bound in BOUNDS_S and above the bound before it; then the number above the last bound.
+    total: sum of all durations, in seconds.
+    """
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     total: float = 0.0
@@ -76,7 +88,7 @@ class JobTotals:
     phases: dict[str, DurationHistogram] = field(default_factory=dict)
 
 
-def add_job(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobTotals:
+def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobTotals:
     """Return the totals with the result of one more job added.
 
     :param map_budget_bytes: bytes that the job's round could use for its offset map.
@@ -119,10 +131,10 @@ def add_job(totals: JobTotals, result: JobResult, map_budget_bytes: int) -> JobT
 
 @dataclass(frozen=True)
 class DaemonStatus(ServiceStatus):
-    """Status of a daemon.
+    """Status of a daemon. Disk sizes are in bytes.
 
-    ready: whether the latest scan succeeded and the whole tier was scanned at least once. trend: figures of the last seven days. Disk sizes
-    are in bytes.
+    ready: whether the latest scan succeeded and the whole tier was scanned at least once.
+    trend: figures of the last seven days.
     """
 
     schedules: tuple[PartitionSchedule, ...]
@@ -137,11 +149,6 @@ class DaemonStatus(ServiceStatus):
     def blocked_schedules(self) -> tuple[PartitionSchedule, ...]:
         """Return the schedules of partitions whose rounds fail or are forbidden."""
         return tuple(schedule for schedule in self.schedules if schedule.blocked_reason)
-
-    @property
-    def running(self) -> tuple[Job, ...]:
-        """Return the jobs that run now."""
-        return tuple(work.job for work in self.running_jobs)
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ class PartitionDetails:
     running_job: RunningJob | None
 
 
-def inspect_tier(opened: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
+def read_tier_status(opened: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
     """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing.
 
     :raises StoreError: if the tier cannot be reached.
@@ -167,11 +174,11 @@ def inspect_tier(opened: Tier, on_partition: Callable[[], None] = lambda: None) 
     cache, schedules = PartitionCache(opened), []
     for name, log in zip(names, opened.read_logs(names, on_partition), strict=True):
         now_ms = opened.ports.clock_ms()
-        schedule = with_requests(new_schedule(name, 0, now_ms), pause_reason(opened.catalog.state, name), 0, now_ms)
+        schedule = with_pause_and_request(new_schedule(name, 0, now_ms), pause_reason(opened.catalog.state, name), 0, now_ms)
         if isinstance(log, CompactorError):
-            schedules.append(after_failed_poll(schedule, str(log), now_ms))
+            schedules.append(with_failed_poll(schedule, str(log), now_ms))
         else:
-            schedules.append(after_poll(schedule, cache.update_from_log(log, 0, now_ms), now_ms, 0.0))
+            schedules.append(with_poll_result(schedule, cache.update_from_log(log, 0, now_ms), now_ms, 0.0))
     now_ms = opened.ports.clock_ms()
     return DaemonStatus(
         holder=opened.ports.holder,
@@ -209,13 +216,11 @@ class JobMonitor:
         self._at_work[job.name] = progress
         return progress
 
-    def record_job_end(self, result: JobResult, now_ms: int) -> str:
-        """Add the job to the totals and return the id of its run, or an empty string."""
-        name = result.job.name
-        progress = self._at_work.pop(name, None)
-        self.totals = add_job(self.totals, result, self._map_budget(name))
-        return progress.snapshot(now_ms).run_id if progress else ""
+    def record_job_end(self, result: JobResult) -> None:
+        """Add a job that has ended to the totals."""
+        self._at_work.pop(result.job.name, None)
+        self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.name))
 
     def running_jobs(self, now_ms: int) -> tuple[RunningJob, ...]:
-        """Return the progress of every job that runs now."""
-        return tuple(progress.snapshot(now_ms) for progress in self._at_work.copy().values())
+        """Return every job that runs now, with its progress."""
+        return tuple(progress.running_job(now_ms) for progress in self._at_work.copy().values())

@@ -30,7 +30,9 @@ RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
 class HourFigures(NamedTuple):
     """Stored and reclaimed bytes of a tier or topic in one hour.
 
-    hour_ms: beginning of the hour, in milliseconds. stored: bytes in the tier, including replaced segments that wait for deletion.
+    hour_ms: beginning of the hour, in milliseconds.
+    stored: bytes in the tier, including replaced segments that wait for deletion.
+    dirty: bytes of segments that are not clean.
     reclaimed: bytes deleted in this hour.
     """
 

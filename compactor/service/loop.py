@@ -85,7 +85,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
             done = self._done.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._done.get_nowait()
             while True:
                 if done is not None:
-                    self._process_result(done)
+                    self._record_result(done)
                 done = self._done.get_nowait()
         except queue.Empty:
             return
@@ -103,7 +103,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
         """Start every due job for which a thread is free, and return these jobs."""
 
     @abstractmethod
-    def _process_result(self, done: ResultT) -> None:
+    def _record_result(self, done: ResultT) -> None:
         """Process the result of a job that has ended, and remove it from ``_running``."""
 
     @abstractmethod

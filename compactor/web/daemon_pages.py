@@ -21,8 +21,8 @@ from compactor.daemon.scheduling import (
     PartitionStatus,
     failing_since_ms,
     failure_reason,
-    next_step,
     partition_condition,
+    planned_action,
 )
 from compactor.daemon.status import DaemonStatus, PartitionDetails
 from compactor.model.ids import TopicPartition
@@ -94,7 +94,7 @@ PARTITION_COLUMNS: dict[str, ListColumn[_ListedPartition]] = {
     "dirty": ListColumn(lambda seen: (seen.dirty_ratio, seen.schedule.name), descending=True),
     "size": ListColumn(lambda seen: (seen.live_bytes, seen.schedule.name), descending=True),
     "round": ListColumn(lambda seen: (seen.last_round_ended_ms, seen.schedule.name), descending=True),
-    "next": ListColumn(lambda seen: (next_step(seen.schedule, seen.now_ms).at_ms, seen.schedule.name)),
+    "next": ListColumn(lambda seen: (planned_action(seen.schedule, seen.now_ms).at_ms, seen.schedule.name)),
 }
 
 
@@ -201,7 +201,7 @@ def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
     """Return the totals of the daemon's first page."""
     statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.due_status for schedule in status.schedules if schedule.due_status is not None]
+    due = [schedule.status_if_due for schedule in status.schedules if schedule.status_if_due is not None]
     moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
     yesterday_ms = status.now_ms - DAY_MS
     return DaemonTotals(
@@ -235,7 +235,7 @@ def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ..
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str, runbook_url: str) -> NeedsAttention:
     """Return the entry of a failing partition for the list of problems, with the first commands to run."""
-    seen, step = schedule.status, next_step(schedule, now_ms)
+    seen, step = schedule.status, planned_action(schedule, now_ms)
     kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
     failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
     verbs = ("verify", "explain") if kind == "unreadable" else ("explain", "run")
@@ -279,7 +279,7 @@ def _describe_state(condition: PartitionCondition, seen: PartitionStatus | None,
 
 def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> PartitionRow:
     """Return the partition's row in the list of partitions."""
-    seen, step = schedule.status, next_step(schedule, now_ms)
+    seen, step = schedule.status, planned_action(schedule, now_ms)
     return PartitionRow(
         partition=str(schedule.name),
         condition=condition.value,

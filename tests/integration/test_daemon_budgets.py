@@ -11,7 +11,7 @@ import pytest
 
 from compactor.config.settings import Settings, TierSettings
 from compactor.daemon.daemon import Daemon
-from compactor.daemon.jobs import settings_per_job
+from compactor.daemon.jobs import settings_for_parallel_job
 from compactor.daemon.scheduling import DaemonAction
 from compactor.errors import UsageError
 from tests.support.deployment import Deployment, GrowingLog
@@ -70,10 +70,10 @@ def test_a_partition_that_fits_only_by_itself_is_done_alone_and_one_that_never_f
 
 def test_memory_is_split_among_the_threads_and_whole_for_one_that_is_alone() -> None:
     settings = Settings(tier=TierSettings(url="file:///nowhere"))
-    shared = settings_per_job(settings, 4, 2)
+    shared = settings_for_parallel_job(settings, 4, 2)
     assert shared.cleaner.map_budget_bytes * 4 == settings.cleaner.map_budget_bytes
     assert shared.daemon.threads == 2
-    assert settings_per_job(settings, 1, 4).cleaner == settings.cleaner
+    assert settings_for_parallel_job(settings, 1, 4).cleaner == settings.cleaner
 
 
 def test_nothing_begins_after_the_end(deployment: Deployment) -> None:

@@ -46,7 +46,7 @@ def idle(daemon: Daemon) -> None:
     """Does all that there is to do."""
     for _ in range(100):
         daemon.scan()
-        if not daemon.start_due_jobs() and not daemon.status().running:
+        if not daemon.start_due_jobs() and not daemon.status().running_jobs:
             return
         daemon.collect_results(5)
     raise AssertionError(daemon.status().totals.jobs)

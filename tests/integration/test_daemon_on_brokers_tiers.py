@@ -70,7 +70,7 @@ class World:
             daemon.start_due_jobs()
             status = daemon.status()
             waiting = retired and any(schedule.status and schedule.status.retire_at_ms < NEVER_MS for schedule in status.schedules)
-            if not status.running and not waiting:
+            if not status.running_jobs and not waiting:
                 return
             daemon.collect_results(0.2)
             assert time.monotonic() < until, status
@@ -177,7 +177,7 @@ def test_a_metadata_consumer_that_falls_behind_switches_nobody(world: World, mon
     daemon.scan()
     lag[0] = 1
     daemon.start_due_jobs()
-    while daemon.status().running:
+    while daemon.status().running_jobs:
         daemon.collect_results(1)
     assert jobs(daemon) == {("round", "failed"): 1}
     assert "was appended and is not read" in schedule(daemon, ORDERS).blocked_reason

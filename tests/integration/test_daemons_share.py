@@ -38,7 +38,7 @@ def settle(running_jobs: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:
             daemon.scan()
         begun = [job for daemon in running_jobs for job in daemon.start_due_jobs()]
         for daemon in running_jobs:
-            while daemon.status().running:
+            while daemon.status().running_jobs:
                 daemon.collect_results(0.01)
         sights = [schedule.status for daemon in running_jobs for schedule in daemon.status().schedules]
         if not begun and all(seen is not None and not seen.due and not seen.waiting_bytes for seen in sights):

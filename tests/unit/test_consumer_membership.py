@@ -141,7 +141,7 @@ def test_a_partition_without_a_committed_offset_is_reported_if_there_is_no_reset
 def test_an_error_of_the_group_is_a_message_like_any_other(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     client = MemoryCoordinator([NAME]).open()
     error = TierMessage("", -1, -1, error=LogError(-147, "_MAX_POLL_EXCEEDED", "too slow"))
-    monkeypatch.setattr(client, "poll", lambda: [error])
+    monkeypatch.setattr(client, "poll_rebalances", lambda: [error])
     with TieredConsumer(tier, None, ConsumerOptions(), client, CommitOptions()) as consumer:
         consumer.subscribe(["orders"])
         message = consumer.poll(0)

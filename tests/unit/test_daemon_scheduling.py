@@ -23,18 +23,18 @@ from compactor.daemon.scheduling import (
     JobOutcome,
     PartitionSchedule,
     PartitionStatus,
-    after_failed_poll,
-    after_job,
-    after_poll,
     choose_jobs,
     failing_since_ms,
     needs_poll,
     new_schedule,
     next_action,
-    next_wake_ms,
+    next_time_round_may_be_due_ms,
     partition_status,
     restored_schedule,
     with_change_hint,
+    with_failed_poll,
+    with_job_outcome,
+    with_poll_result,
     with_suspension,
 )
 from compactor.model.ids import TopicPartition
@@ -131,18 +131,18 @@ class TestWaking:
             segment(number, max_timestamp_ms=most, first_timestamp_ms=first, due_ms=due) for number, (most, first, due) in enumerate(times)
         )
         known = state(*live, vector=())
-        wake = next_wake_ms(live, cleaner, NOW)
+        wake = next_time_round_may_be_due_ms(live, cleaner, NOW)
         later = data.draw(st.integers(NOW, min(wake - 1, NOW + 1_000)))
         now, then = (assess_round(known, cleaner, at) for at in (NOW, later))
         assert (now.due, now.end, now.horizon_due) == (then.due, then.end, then.horizon_due)
 
     def test_nothing_to_wait_for(self) -> None:
-        assert next_wake_ms((segment(0),), Cleaner(), NOW) == NEVER_MS
+        assert next_time_round_may_be_due_ms((segment(0),), Cleaner(), NOW) == NEVER_MS
 
     def test_a_horizon_a_lag_and_a_longest_lag(self) -> None:
-        assert next_wake_ms((segment(0, due_ms=NOW + 5),), Cleaner(), NOW) == NOW + 5
-        assert next_wake_ms((segment(0),), Cleaner(min_compaction_lag_ms=50), NOW) == NOW + 50
-        assert next_wake_ms((segment(0, first_timestamp_ms=NOW),), Cleaner(max_compaction_lag_ms=70), NOW) == NOW + 71
+        assert next_time_round_may_be_due_ms((segment(0, due_ms=NOW + 5),), Cleaner(), NOW) == NOW + 5
+        assert next_time_round_may_be_due_ms((segment(0),), Cleaner(min_compaction_lag_ms=50), NOW) == NOW + 50
+        assert next_time_round_may_be_due_ms((segment(0, first_timestamp_ms=NOW),), Cleaner(max_compaction_lag_ms=70), NOW) == NOW + 71
 
 
 class TestLooking:
@@ -150,26 +150,26 @@ class TestLooking:
         found = new_schedule(A, 3, NOW)
         assert needs_poll(found, NOW)
         for spread in (0.0, 0.5, 1.0):
-            after = after_poll(found, PartitionStatus(A, 7), NOW, spread)
+            after = with_poll_result(found, PartitionStatus(A, 7), NOW, spread)
             assert NOW + POLL_MS // 8 <= after.next_poll_ms <= NOW + POLL_MS
 
     def test_the_first_looks_of_many_partitions_are_spread(self) -> None:
-        first = {after_poll(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, step / 100).next_poll_ms for step in range(100)}
+        first = {with_poll_result(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, step / 100).next_poll_ms for step in range(100)}
         assert len(first) == 100
 
     def test_looks_back_off_while_nothing_happens(self) -> None:
-        current = after_poll(replace(schedule(), idle_polls=0), PartitionStatus(A, 8), NOW, 0)
+        current = with_poll_result(replace(schedule(), idle_polls=0), PartitionStatus(A, 8), NOW, 0)
         pauses = []
         for _ in range(9):
             pauses.append(current.next_poll_ms - NOW)
-            current = after_poll(current, PartitionStatus(A, 8), NOW, 0)
+            current = with_poll_result(current, PartitionStatus(A, 8), NOW, 0)
         assert pauses == [min(POLL_MS, FIRST_POLL_MS << n) for n in range(9)]
 
     def test_a_hint_is_followed_at_once_and_looks_are_close_again_after_it(self) -> None:
-        after = with_change_hint(after_poll(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
+        after = with_change_hint(with_poll_result(new_schedule(A, 3, NOW), PartitionStatus(A, 7), NOW, 1), 9, NOW + 10)
         assert needs_poll(after, NOW + 10)
         assert after.hint == 9
-        assert after_poll(after, PartitionStatus(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
+        assert with_poll_result(after, PartitionStatus(A, 8), NOW + 10, 0).next_poll_ms == NOW + 10 + FIRST_POLL_MS
 
     def test_time_alone_may_call_for_a_look(self) -> None:
         assert not needs_poll(schedule(wake_ms=NOW + 10), NOW + 9)
@@ -181,11 +181,11 @@ class TestLooking:
         assert needs_poll(known, NOW - 600_000 + POLL_MS)
 
     def test_a_log_that_cannot_be_read_is_looked_at_less_and_less_often_until_it_can(self) -> None:
-        once = after_failed_poll(new_schedule(A, 3, NOW), "garbled", NOW)
-        twice = after_failed_poll(once, "garbled", NOW)
+        once = with_failed_poll(new_schedule(A, 3, NOW), "garbled", NOW)
+        twice = with_failed_poll(once, "garbled", NOW)
         assert (once.next_poll_ms, twice.next_poll_ms) == (NOW + RETRY_MS, NOW + 2 * RETRY_MS)
         assert twice.blocked_reason == "garbled"
-        assert after_poll(twice, PartitionStatus(A, 7), NOW, 0).blocked_reason == ""
+        assert with_poll_result(twice, PartitionStatus(A, 7), NOW, 0).blocked_reason == ""
 
 
 class TestWanted:
@@ -220,7 +220,8 @@ class TestWanted:
         left = schedule(undone_slot=6)
         assert next_action(left, NOW) is DaemonAction.RETIRE
         assert (
-            next_action(after_job(left, Job(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW) is None
+            next_action(with_job_outcome(left, Job(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW)
+            is None
         )
 
 
@@ -228,7 +229,7 @@ class TestFinished:
     ROUND = Job(A, DaemonAction.ROUND)
 
     def end(self, before: PartitionSchedule, status: str, job: Job = ROUND, **of_sight: Any) -> PartitionSchedule:
-        return after_job(before, job, JobOutcome(status, "why", PartitionStatus(A, 8, **of_sight)), NOW, TTL)
+        return with_job_outcome(before, job, JobOutcome(status, "why", PartitionStatus(A, 8, **of_sight)), NOW, TTL)
 
     def test_a_partition_that_somebody_else_leads_is_left_alone_for_one_ttl(self) -> None:
         for status in ("leased", "fenced"):
@@ -253,12 +254,12 @@ class TestFinished:
 
     def test_what_waits_is_still_wanted_when_its_time_has_come(self) -> None:
         asked, large = replace(schedule(), requested=True), schedule(due=True)
-        asked = after_job(
+        asked = with_job_outcome(
             asked, Job(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.status, NOW + 1_000_000), NOW, TTL
         )
         assert next_action(asked, NOW + 999_999) is None
         assert choose_jobs([asked], {}, 1, NOW + 1_000_000) == [Job(A, DaemonAction.ROUND, force=True)]
-        large = after_job(
+        large = with_job_outcome(
             large, Job(A, DaemonAction.ROUND, exclusive=True), JobOutcome("waiting", "why", large.status, NOW + 1_000_000), NOW, TTL
         )
         assert choose_jobs([large], {}, 1, NOW + 1_000_000) == [Job(A, DaemonAction.ROUND, exclusive=True)]
@@ -271,7 +272,7 @@ class TestFinished:
         assert next_action(current, NOW + 4 * RETRY_MS - 1) is None
         assert pauses == [0, RETRY_MS, 2 * RETRY_MS, 4 * RETRY_MS]
         grown = PartitionStatus(A, 9, due=True, end_offset=19)
-        assert next_action(after_poll(current, grown, NOW, 0), NOW) is DaemonAction.ROUND
+        assert next_action(with_poll_result(current, grown, NOW, 0), NOW) is DaemonAction.ROUND
         assert self.end(current, "cleaned", due=True, end_offset=19).repeats == 0
 
     def test_what_the_store_does_not_take_as_due_yet_is_tried_again_later(self) -> None:
@@ -280,7 +281,7 @@ class TestFinished:
         assert after.retire_at_ms == NOW + RETRY_MS
 
     def test_without_a_sight_the_partition_is_looked_at(self) -> None:
-        after = after_job(schedule(due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
+        after = with_job_outcome(schedule(due=True), self.ROUND, JobOutcome("stopped"), NOW, TTL)
         assert needs_poll(after, NOW)
 
 
@@ -337,16 +338,16 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
 
 
 def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retried() -> None:
-    first = after_poll(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW), NOW, 0.0)
-    retried = after_poll(first, PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW + 300_000), NOW + 300_000, 0.0)
+    first = with_poll_result(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW), NOW, 0.0)
+    retried = with_poll_result(first, PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW + 300_000), NOW + 300_000, 0.0)
     assert failing_since_ms(retried) == NOW
-    healed = after_poll(retried, PartitionStatus(A, 7), NOW + 400_000, 0.0)
-    again = after_poll(healed, PartitionStatus(A, 7, quarantine="bad", quarantine_ms=NOW + 500_000), NOW + 500_000, 0.0)
+    healed = with_poll_result(retried, PartitionStatus(A, 7), NOW + 400_000, 0.0)
+    again = with_poll_result(healed, PartitionStatus(A, 7, quarantine="bad", quarantine_ms=NOW + 500_000), NOW + 500_000, 0.0)
     assert failing_since_ms(again) == NOW + 500_000
 
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
-    due = after_poll(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
-    assert due.due_status is not None
+    due = with_poll_result(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
+    assert due.status_if_due is not None
     held = (replace(due, paused="p"), replace(due, suspended="s"), replace(due, problem="no disk"), replace(due, unreadable="no store"))
-    assert [one for one in held if one.due_status is not None] == []
+    assert [one for one in held if one.status_if_due is not None] == []

@@ -14,9 +14,9 @@ from compactor.daemon.scheduling import (
     OutputSchedule,
     PartitionSchedule,
     PartitionStatus,
-    after_job,
-    after_poll,
     next_action,
+    with_job_outcome,
+    with_poll_result,
 )
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import RETRY_MS
@@ -32,7 +32,7 @@ def schedule(slot: int = 7, output: OutputSchedule | None = None, **status: Any)
 
 
 def end(before: PartitionSchedule, status: str, **outcome: Any) -> PartitionSchedule:
-    return after_job(before, Job(A, DaemonAction.OUTPUT), JobOutcome(status, "why", **outcome), NOW, TTL)
+    return with_job_outcome(before, Job(A, DaemonAction.OUTPUT), JobOutcome(status, "why", **outcome), NOW, TTL)
 
 
 def test_nobody_wants_any() -> None:
@@ -55,7 +55,7 @@ def test_an_empty_partition_is_looked_at_as_what_it_had_may_have_been_deleted() 
 def test_a_round_goes_first_but_not_two() -> None:
     due = schedule(due=True)
     assert next_action(due, NOW) is DaemonAction.ROUND
-    after = after_job(
+    after = with_job_outcome(
         due,
         Job(A, DaemonAction.ROUND),
         JobOutcome("cleaned", partition=PartitionStatus(A, 9, segments=2, due=True, end_offset=9)),
@@ -94,7 +94,7 @@ def test_the_next_deletion_has_its_time() -> None:
 def test_a_log_that_was_begun_anew_is_shown_anew() -> None:
     shown = schedule(20, OutputSchedule(20))
     assert (
-        next_action(replace(after_poll(shown, PartitionStatus(A, 3, segments=1), NOW, 0.5), next_poll_ms=NEVER_MS), NOW)
+        next_action(replace(with_poll_result(shown, PartitionStatus(A, 3, segments=1), NOW, 0.5), next_poll_ms=NEVER_MS), NOW)
         is DaemonAction.OUTPUT
     )
 

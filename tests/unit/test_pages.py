@@ -14,7 +14,14 @@ import pytest
 from compactor.constants import NEVER_MS
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.partition_history import deserialize_history, partition_history, serialize_history
-from compactor.daemon.scheduling import DaemonAction, PartitionCondition, PartitionSchedule, next_action, next_step, partition_condition
+from compactor.daemon.scheduling import (
+    DaemonAction,
+    PartitionCondition,
+    PartitionSchedule,
+    next_action,
+    partition_condition,
+    planned_action,
+)
 from compactor.model.ids import TopicPartition
 from compactor.views import words
 from compactor.web.axis import MOST_SPANS, axis_ticks, position_percent
@@ -219,7 +226,7 @@ def test_the_next_step_is_what_the_scheduler_will_want() -> None:
     told = set()
     for _ in range(3_000):
         schedule = random_watch(chance)
-        step = next_step(schedule, NOW)
+        step = planned_action(schedule, NOW)
         told.add(step.action)
         assert step.at_ms >= NOW
         assert next_action(schedule, step.at_ms) is step.action, (schedule, step)

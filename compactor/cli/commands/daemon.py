@@ -41,6 +41,6 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
             daemon,
             opened.settings,
             lambda: frame.load_command_settings(args),
-            lambda: [job.name for job in daemon.status().running],
+            lambda: [work.job.name for work in daemon.status().running_jobs],
             out,
         )

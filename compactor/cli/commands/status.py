@@ -8,7 +8,7 @@ import time
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import WATCH_SECONDS
-from compactor.daemon.status import inspect_tier
+from compactor.daemon.status import read_tier_status
 from compactor.errors import BadData, StoreError
 from compactor.views.words import count_noun, format_ago, format_moment, format_until
 from compactor.web.daemon_pages import DaemonPages
@@ -25,7 +25,7 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
     while True:
         try:
             with out.progress("reading the tier") as progress:
-                found = inspect_tier(opened, progress.advance)
+                found = read_tier_status(opened, progress.advance)
         except StoreError as error:
             if not args.watch:
                 raise
