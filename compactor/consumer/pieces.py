@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import FRAME, Bytes, read_only_view, scan_batches
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.tier.ports import SegmentLayout
+
+T = TypeVar("T")
 
 FETCH_BYTES: Final = 16 << 20
 
@@ -249,6 +252,28 @@ class PiecePrefetcher:
         """Return a piece, fetched by the calling thread."""
         cut = reader.piece_end_from_index(position) if self._pool is not None else None
         return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
+
+
+def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
+    """Yield the results of calling ``fetches``, in their order. Other threads call up to ``max_in_advance`` of them before their results
+    are requested.
+    """
+    if not max_in_advance:
+        for fetch in fetches:
+            yield fetch()
+        return
+    coming: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(max_in_advance, "prefetch") as pool:
+        try:
+            for fetch in fetches:
+                coming.append(pool.submit(fetch))
+                if len(coming) > max_in_advance:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for left in coming:
+                left.cancel()
 
 
 class SegmentGone(NotFound):

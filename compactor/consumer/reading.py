@@ -9,13 +9,11 @@ read_committed has the meaning of Kafka's consumer: no records of aborted transa
 from __future__ import annotations
 
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -37,7 +35,7 @@ from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, first_changed_offset, log_identity
 from compactor.consumer.open_transactions import first_open_transaction_offset
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomes
-from compactor.consumer.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader
+from compactor.consumer.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader, prefetch_results
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget
@@ -49,8 +47,6 @@ from compactor.records.batches import ABORT, NOT_CONTROL, Bytes, Int64s
 from compactor.records.codecs import ByteBuffer
 from compactor.records.rows import Int32s, RowBuffers, parse_records
 from compactor.round.mirroring import read_missing_metadata_fields
-
-T = TypeVar("T")
 
 MAX_SPILL_SPAN: Final = SEEN - 1
 """Largest number of offsets in a range whose keys are sorted on disk: an offset takes 32 bits there."""
@@ -500,28 +496,6 @@ class RangeReader:
         self._live_ids = frozenset(segment.id for segment in state.live)
         self._log_start = state.log_start
         return [segment for segment in state.live if segment.end_offset >= offset]
-
-
-def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) -> Iterator[T]:
-    """Yield the results of calling ``fetches``, in their order. Other threads call up to ``max_in_advance`` of them before their results
-    are requested.
-    """
-    if not max_in_advance:
-        for fetch in fetches:
-            yield fetch()
-        return
-    coming: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(max_in_advance, "prefetch") as pool:
-        try:
-            for fetch in fetches:
-                coming.append(pool.submit(fetch))
-                if len(coming) > max_in_advance:
-                    yield coming.popleft().result()
-            while coming:
-                yield coming.popleft().result()
-        finally:
-            for left in coming:
-                left.cancel()
 
 
 def _rows_with_offsets_between(offsets: Int64s, first_offset: int, last_offset: int) -> Int64s:

@@ -542,10 +542,7 @@ def failure_reason(schedule: PartitionSchedule) -> str:
 
 
 def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) -> PartitionCondition:
-    """Return the partition's condition.
-
-    :param is_job_running: whether one of its jobs runs now.
-    """
+    """Return the partition's condition. ``is_job_running``: whether one of its jobs runs now."""
     if failure_reason(schedule):
         return PartitionCondition.ATTENTION
     if is_job_running:
@@ -598,8 +595,5 @@ def failing_since_ms(schedule: PartitionSchedule) -> int:
 
 
 def _quarantined_since_ms(schedule: PartitionSchedule, status: PartitionStatus | None) -> int:
-    """Return the time in milliseconds since which the partition is quarantined; 0 if it is not.
-
-    A failed retry does not change that time.
-    """
+    """Return the time in milliseconds since which the partition is quarantined, however often it was retried; 0 if it is not."""
     return (schedule.quarantined_since_ms or status.quarantine_ms) if status is not None and status.quarantine else 0
