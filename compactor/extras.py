@@ -16,6 +16,7 @@ MODULES: Final = {
     "gcs": ("google.cloud.storage", "google.auth", "google.api_core", "requests"),
     "azure": ("azure.storage.blob", "azure.identity", "azure.core", "requests"),
     "hdfs": ("requests",),
+    "kerberos": ("gssapi",),
     "iceberg": ("pyiceberg", "pyarrow", "sqlalchemy"),
 }
 """Extra -> the modules that come with it, by the shortest name that only one distribution has."""

@@ -68,7 +68,7 @@ class S3(Section):
 
     endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     region: str = ""
-    first_answer_ms: Milliseconds = 60_000
+    first_answer_ms: Milliseconds = 8_000
     storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
 
 
@@ -93,10 +93,11 @@ class Azure(Section):
 
 
 class Hdfs(Section):
-    """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode."""
+    """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode. Tickets of Kerberos come from the usual cache or client keytab."""
 
     webhdfs_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     user: str = ""
+    kerberos: bool = False
 
 
 class Registry(Section):

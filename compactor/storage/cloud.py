@@ -329,7 +329,7 @@ class CloudStore:
     def clock_ms(self) -> int:
         return self._request_with_retries(self._client.clock_ms)
 
-    def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
+    def inspect(self, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
         return self._request_with_retries(self._client.inspect)
 
@@ -348,6 +348,10 @@ class CloudStore:
     def without_condition_check(self) -> ObjectStore:
         """Return the same store without the test of conditions before its creates."""
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
+
+    def try_upload_in_parts(self, key: str, file: FileRange) -> None:
+        """Send a file as an object of parts, which the store is asked to create only if the key is free (``ConditionCheck``)."""
+        self._client.create_in_parts(key, [(file,)], {}, PartUploader(self._retrier, 1))
 
     def _create_in_parts(
         self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None

@@ -7,25 +7,14 @@ import json
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from compactor.errors import Refused
 from compactor.storage.port import ObjectStore
-
-
-@runtime_checkable
-class ServerStore(Protocol):
-    """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
-
-    def server_location(self) -> tuple[str, str, str]:
-        """Return endpoint, bucket and prefix."""
-
-    def without_condition_check(self) -> ObjectStore:
-        """Return the same store without a check before its creates."""
+from compactor.storage.probe import ServerStore, find_ignored_conditions
 
 
 class ConditionCheck:
-    """Creates one key twice before this process's first create in a bucket, and refuses the store if the second one succeeds.
+    """Creates one key twice and again in parts before this process's first create in a bucket, and refuses the store if it is overwritten.
 
     Leadership and publication rest on create-if-absent: where it is ignored, two compactors lead at once and write over each other.
     Thread-safe. A store that passed is remembered by this process for its bucket, and by later ones in a file of ``folder`` for its
@@ -57,9 +46,7 @@ class ConditionCheck:
             self._passed.add((endpoint, bucket))
 
     def _test_conditions(self, store: ObjectStore, prefix: str) -> None:
-        """Create one key twice and raise Refused if the second create succeeds. Raises StoreError."""
-        from compactor.storage.probe import find_ignored_conditions
-
+        """Raise Refused if the store ignores conditions of requests. Raises StoreError."""
         problem = find_ignored_conditions(store, prefix)
         if problem is not None:
             raise Refused(problem.detail, hint=problem.hint)

@@ -9,6 +9,9 @@ file that a crash has left undated dates it then, which is later and therefore s
 
 *Versions* are inode numbers, which HDFS never uses twice. Bytes are read by number, so that a file that was replaced is not taken for the
 one that was asked for.
+
+*Kerberos*: the namenode answers the first request with 401 and gets a ticket by SPNEGO; then its cookie is enough until that ends. The
+datanodes get a delegation token with each redirect.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from typing_extensions import override
 
 from compactor.config.store_sections import Hdfs
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
+from compactor.extras import require_extra
 from compactor.storage.answers import OutOfRange, PreconditionFailed
 from compactor.storage.cloud import (
     CloudStore,
@@ -59,11 +63,16 @@ _ATTRIBUTE: Final = "user.tiered_compactor"
 _POOL: Final = 64
 _PIECE_BYTES: Final = 1 << 20
 _HINTS: Final = ErrorHints(
-    credentials="Check [hdfs] user; clusters that want Kerberos are not supported",
+    credentials="Check [hdfs] user; set [hdfs] kerberos = true if the cluster wants Kerberos",
     permission="Grant the user of [hdfs] user the rights rwx on the directory and x on those above it, then run config check",
     bucket="Check [tier] url",
     endpoint="Check the host in [tier] url, [hdfs] webhdfs_url, the network and the DNS",
 )
+_KERBEROS_HINT: Final = (
+    "Check KRB5_CLIENT_KTNAME or the ticket cache (klist), [hdfs] user if it names a principal, /etc/krb5.conf, this machine's clock, and"
+    " that the host in [hdfs] webhdfs_url is the one of the namenode's principal HTTP/HOST"
+)
+_SPNEGO: Final = "1.3.6.1.5.5.2"
 _DATANODE_HINT: Final = "Try again; this machine must reach the datanodes under the names that the namenode gives"
 _PASSING: Final = ("StandbyException", "RetriableException", "SafeModeException", "IOException", "LeaseExpiredException")
 _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "QuotaByStorageTypeExceededException")
@@ -72,6 +81,8 @@ _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "Quota
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError."""
     namenode, prefix = bucket_and_prefix(url)
+    if options.settings.hdfs.kerberos:
+        require_extra("kerberos", "[hdfs] kerberos")
     return HdfsStore(HdfsClient(namenode, prefix, options.settings.hdfs, options.meter, options.contact), options)
 
 
@@ -136,6 +147,7 @@ class HdfsClient:
         self._namenode = namenode
         self._prefix = prefix
         self._user = settings.user
+        self._kerberos = settings.kerberos
         self._endpoint = settings.webhdfs_url.rstrip("/") or f"http://{namenode.partition(':')[0]}:9870"
         self._meter = meter
         self._contact = contact
@@ -382,10 +394,13 @@ class HdfsClient:
         path: from the file system's root, percent-encoded.
         failed_request: text such as ``cannot read URL``, for the message.
         """
-        named = {"op": operation, **({"user.name": self._user} if self._user else {}), **parameters}
+        named = {"op": operation, **({"user.name": self._user} if self._user and not self._kerberos else {}), **parameters}
         url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
         try:
             answer = self._send(method, url, failed_request)
+            if answer.status_code == HTTPStatus.UNAUTHORIZED:
+                ticket = _negotiation_header(urlsplit(url).hostname or "", self._user, failed_request)
+                answer = self._send(method, url, failed_request, ticket=ticket)
         except _broken_connections() as error:
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
         if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
@@ -395,13 +410,16 @@ class HdfsClient:
                 raise Unavailable(f"{failed_request}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
         return answer
 
-    def _send(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None) -> Any:
+    def _send(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = "") -> Any:
+        """Send one request and return the answer, also where it demands a ticket and none was sent. Raises StoreError for other errors."""
         self._meter.record_request(meter_kind_of_request(method, url))
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
+        headers |= {"Authorization": ticket} if ticket else {}
         timeouts = request_timeouts(self._contact)
         answer = self._session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
         self._contact.record_answer()
-        if answer.status_code >= HTTPStatus.BAD_REQUEST:
+        demands_ticket = answer.status_code == HTTPStatus.UNAUTHORIZED and "Negotiate" in answer.headers.get("WWW-Authenticate", "")
+        if answer.status_code >= HTTPStatus.BAD_REQUEST and not (demands_ticket and self._kerberos and not ticket):
             raise _status_error(answer, failed_request)
         return answer
 
@@ -414,6 +432,25 @@ class HdfsClient:
                 for scheme in ("https://", "http://"):
                     self._made.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=_POOL))
             return self._made
+
+
+def _negotiation_header(host: str, principal: str, failed_request: str) -> str:
+    """Return the value of the header Authorization that holds a Kerberos ticket for the web server of a host.
+
+    principal: whose ticket it is; empty for the default one of the ticket cache or the client keytab.
+    Raises Refused if there is no ticket, and Unavailable if no KDC answers.
+    """
+    import gssapi
+
+    try:
+        owner = gssapi.Name(principal, gssapi.NameType.kerberos_principal) if principal else None
+        credentials = gssapi.Credentials(name=owner, usage="initiate")
+        server = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
+        context = gssapi.SecurityContext(name=server, creds=credentials, mech=gssapi.OID.from_int_seq(_SPNEGO), usage="initiate")
+        return f"Negotiate {base64.b64encode(context.step()).decode()}"
+    except gssapi.exceptions.GSSError as error:
+        message = f"{failed_request}: Kerberos gives no ticket for HTTP/{host}: {error.gen_message()}"
+        raise (Unavailable if "contact any KDC" in message else Refused)(message, hint=_KERBEROS_HINT) from error
 
 
 def _broken_connections() -> tuple[type[Exception], ...]:

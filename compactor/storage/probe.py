@@ -7,15 +7,18 @@ marker object remembers the result.
 from __future__ import annotations
 
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, StoreError
+from compactor.storage.answers import NoSuchUpload, PreconditionFailed
 from compactor.storage.findings import StoreFinding
-from compactor.storage.port import ObjectStore
+from compactor.storage.port import FileRange, ObjectStore
 from compactor.storage.schemes import store_kind, store_kind_of_scheme
 
 MARKER = "conditional-puts-raced-1"
@@ -28,14 +31,30 @@ _SKEW_WARNING_MS = 60_000
 class InspectableStore(Protocol):
     """Store on a server whose settings can be queried."""
 
-    def inspect(self, prefix: str, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about the bucket's settings. prefix: of keys that may be created and deleted. Raises StoreError."""
+    def inspect(self, now_ms: int) -> Sequence[StoreFinding]:
+        """Return findings about the bucket's settings. Raises StoreError."""
 
     def deletes_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
 
     def required_permission(self, verb: str) -> str:
         """Return the permission that write, overwrite, read, list or delete needs, or an empty string."""
+
+
+@runtime_checkable
+class ServerStore(Protocol):
+    """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
+
+    def server_location(self) -> tuple[str, str, str]:
+        """Return endpoint, bucket and prefix."""
+
+    def without_condition_check(self) -> ObjectStore:
+        """Return the same store without a check before its creates."""
+
+    def try_upload_in_parts(self, key: str, file: FileRange) -> None:
+        """Send a file as an object of parts, which the store is asked to create only if the key is free. Raises AlreadyExists,
+        PreconditionFailed or NoSuchUpload if it is not.
+        """
 
 
 def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
@@ -49,29 +68,53 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
         findings += _clock_findings(store, now_ms)
         findings += find_lost_races(store, prefix)
         if isinstance(store, InspectableStore):
-            findings += store.inspect(prefix, now_ms())
+            findings += store.inspect(now_ms())
     except CompactorError as error:
         findings.append(_error_finding(error, store))
     return findings
 
 
 def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Create one key twice, and delete it. Return a finding if the second create succeeds: then the store ignores conditions.
+    """Create one key twice, the second time in one request and in parts, and delete it. Return a finding if it was overwritten: then the
+    store ignores conditions.
 
-    Makes three requests. If the key may not be deleted, a few bytes stay. Raises StoreError.
+    If the key may not be deleted, a few bytes stay. Raises StoreError.
     """
     key = f"{prefix}{secrets.token_hex(8)}-twice"
     store.create(key, b"first")
     try:
-        store.create(key, b"second")
-    except AlreadyExists:
-        return None
+        try:
+            store.create(key, b"second")
+        except AlreadyExists:
+            pass
+        else:
+            return _ignored_condition(store, "conditional-puts", "an object that existed was created once more")
+        if _is_overwritten_in_parts(store, key):
+            return _ignored_condition(store, "conditional-multipart", "an upload in parts wrote over an existing object")
     finally:
         with suppress(Refused):
             store.delete([key])
+    return None
+
+
+def _is_overwritten_in_parts(store: ObjectStore, key: str) -> bool:
+    """Return whether an upload in parts changes an object that contains ``first``. Large objects become visible by another request than
+    small ones, and some servers check the condition of the one only.
+    """
+    if not isinstance(store, ServerStore):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "parts").write_bytes(b"in parts")
+        with suppress(AlreadyExists, PreconditionFailed, NoSuchUpload):
+            store.try_upload_in_parts(key, FileRange(Path(folder) / "parts", 0, 8))
+    # Of a range no checksum is compared: such a server may have kept that of the object which it wrote over.
+    return store.get(key, 0, 5) != b"first"
+
+
+def _ignored_condition(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
     return StoreFinding.error(
-        "conditional-puts",
-        f"{store.url} ignores conditional requests: an object that existed was created once more ({store_kind(store.url).can.create_only})",
+        kind,
+        f"{store.url} ignores conditional requests: {detail} ({store_kind(store.url).can.create_only})",
         "Two compactors would lead at once and publish over each other. Nothing was changed. "
         "Use a store with atomic conditional puts (`config check` tries it)",
     )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from compactor.errors import Refused
 from compactor.model.base import Value
-from compactor.storage.answers import PreconditionFailed
 from compactor.storage.findings import StoreFinding
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.settings import TransferSettings
 
 _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 _DAY_MS = 86_400_000
@@ -42,12 +36,11 @@ def read_bucket_state(store: S3Store) -> BucketState:
     )
 
 
-def bucket_findings(store: S3Store, prefix: str, now_ms: int) -> list[StoreFinding]:
-    """Return the findings about versioning, object lock, conditional completion, archived objects and unfinished uploads."""
+def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
+    """Return the findings about versioning, object lock, archived objects and unfinished uploads."""
     state = read_bucket_state(store)
     return [
         *_versioning_findings(store, state),
-        *_completion_findings(store, prefix),
         *_archive_findings(store),
         *_unfinished_upload_findings(store, now_ms),
     ]
@@ -80,30 +73,6 @@ def _versioning_findings(store: S3Store, state: BucketState) -> list[StoreFindin
             )
         )
     return findings
-
-
-def _completion_findings(store: S3Store, prefix: str) -> list[StoreFinding]:
-    """Return a finding if CompleteMultipartUpload, which makes large objects visible, writes over an existing key."""
-    key = f"{prefix}{secrets.token_hex(8)}-multipart"
-    store.create(key, b"first")
-    upload = MultipartUpload(store.requests, TransferSettings(), key, {})
-    try:
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(b"second")
-            file.flush()
-            upload.complete(upload.send_file(Path(file.name), 6))
-    except PreconditionFailed:
-        upload.abort()
-        return []
-    finally:
-        store.delete([key])
-    return [
-        StoreFinding.error(
-            "conditional-multipart",
-            f"{store.url}: CompleteMultipartUpload with If-None-Match wrote over an existing object",
-            "Use a store that honours If-None-Match for multipart uploads",
-        )
-    ]
 
 
 def _archive_findings(store: S3Store) -> list[StoreFinding]:

@@ -89,11 +89,11 @@ class S3Store:
         """Return the client for single requests, which `config check` and the reader of old versions use beyond ObjectStore."""
         return self._requests
 
-    def inspect(self, prefix: str, now_ms: int) -> list[StoreFinding]:
+    def inspect(self, now_ms: int) -> list[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
         from compactor.storage.probe_s3 import bucket_findings
 
-        return bucket_findings(self, prefix, now_ms)
+        return bucket_findings(self, now_ms)
 
     def deletes_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
@@ -112,6 +112,15 @@ class S3Store:
     def without_condition_check(self) -> S3Store:
         """Return the same store without ``before_create``."""
         return S3Store(self._requests, self._transfers)
+
+    def try_upload_in_parts(self, key: str, file: FileRange) -> None:
+        """Send a file by a multipart upload that is completed on the condition that the key is free (``ConditionCheck``)."""
+        upload = MultipartUpload(self._requests, self._transfers, key, {})
+        try:
+            upload.complete(upload.send_parts([(file,)]))
+        except BaseException:
+            upload.abort()
+            raise
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_key(key)

@@ -39,6 +39,9 @@ PRICED_OPERATIONS = {
 }
 _POOL = 64
 """Connections kept: more than the threads of a service that share one store."""
+_CONNECT_S = 3.0
+_READ_S = 60.0
+"""Longest wait between two received pieces of an answer, in seconds, once the store has answered a request."""
 
 
 @dataclass
@@ -79,17 +82,20 @@ class S3Requests:
         self.traits = traits or ServerTraits()
         self.settings = settings
         self._lock = threading.Lock()
-        self._made: Any = None
+        self._clients: dict[bool, Any] = {}
 
     def object_url(self, key: str = "") -> str:
         return f"s3://{self.bucket}/{self.prefix}{key}"
 
     @property
     def boto_client(self) -> Any:
+        """Return botocore's client. Until the store has answered for the first time, its timeout is short."""
         with self._lock:
-            if self._made is None:
-                self._made = _create_client(self.settings, self.meter)
-            return self._made
+            answered = self.retrier.contact.answered
+            if answered not in self._clients:
+                waiting_s = _READ_S if answered else max(1.0, self.retrier.policy.first_answer_s - _CONNECT_S)
+                self._clients[answered] = _create_client(self.settings, self.meter, waiting_s)
+            return self._clients[answered]
 
     def request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
         """Send one request without retries. ``Key`` is added to the parameters if a key is given."""
@@ -170,7 +176,7 @@ def range_header(start: int, length: int | None) -> str:
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _create_client(settings: S3, meter: Meter) -> Any:
+def _create_client(settings: S3, meter: Meter, read_timeout_s: float) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -179,8 +185,8 @@ def _create_client(settings: S3, meter: Meter) -> Any:
     endpoint = settings.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=4,  # so that a second failure, and with it a remark, comes within ten seconds
-        read_timeout=60,
+        connect_timeout=_CONNECT_S,
+        read_timeout=read_timeout_s,
         max_pool_connections=_POOL,
         tcp_keepalive=True,
         # Only Amazon has a DNS name for every bucket.

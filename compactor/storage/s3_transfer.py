@@ -21,9 +21,9 @@ from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFail
 from compactor.storage.copied import changed_source_error
 from compactor.storage.os_errors import file_errors
 from compactor.storage.parallel import read_file_range, run_in_parallel, write_all
-from compactor.storage.port import CopiedRange, FileRange
+from compactor.storage.port import CopiedRange
 from compactor.storage.s3_errors import is_copy_refusal
-from compactor.storage.s3_parts import SentPart, UploadPart, parts_of_file
+from compactor.storage.s3_parts import SentPart, UploadPart
 from compactor.storage.s3_requests import ByteSpan, S3Requests, check_returned_span, range_header
 from compactor.storage.settings import TransferSettings
 
@@ -141,10 +141,6 @@ class MultipartUpload:
         self._id = answer.get("UploadId", "")
         if not self._id:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
-
-    def send_file(self, path: Path, size: int) -> list[dict[str, Any]]:
-        """Upload a whole file and return the list of parts that completion needs."""
-        return self.send_parts(parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes))
 
     def send_parts(self, parts: Sequence[UploadPart]) -> list[dict[str, Any]]:
         """Upload or copy all parts and return the list that completion needs, with the checksum of each copied part if the store returned

@@ -214,7 +214,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
             metadata_names="any; kept in an extended attribute",
         ),
         prices=StorePrices("", "HDFS", 0.0, 0.0, 0.0),
-        tested_with="a mini cluster of Hadoop 3.5.0, without Kerberos",
+        tested_with="a mini cluster of Hadoop 3.5.0; with Kerberos (Apache Kerby as KDC), the main job only",
     ),
 )
 

@@ -15,16 +15,18 @@ from compactor.config.settings import Settings, load_settings
 from compactor.config.store_sections import Hdfs
 from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, TieredConsumer
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
+from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.hdfs import UNDATED_MS, HdfsClient, HdfsStore, _RequestBody
 from compactor.storage.port import ObjectStore
 from compactor.storage.settings import RetrySettings
 from tests.support.bucket_cli import BucketCli
 from tests.support.canned_s3 import Answer, answering
-from tests.support.cloud_servers import CloudBucket
+from tests.support.cloud_servers import HDFS_ADMIN, HDFS_USER, CloudBucket
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.tier_cli import contents, latest
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -176,13 +178,79 @@ def test_a_round_is_read_by_a_consumer_undone_and_made_again(hdfs_directory: Clo
     assert latest(cli.export(tmp_path / "after")) == latest(before)
 
 
+class TestKerberos:
+    """Against a namenode that wants it, and Apache Kerby as KDC. Everything else about HDFS is tested without it."""
+
+    @pytest.fixture
+    def endpoint(self, kerberos_hdfs: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> str:
+        endpoint, environment = kerberos_hdfs
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        Path(environment["KRB5CCNAME"].removeprefix("DIR:")).mkdir(exist_ok=True)
+        return endpoint
+
+    def bucket(self, endpoint: str, principal: str, folder: str) -> CloudBucket:
+        settings = Settings(hdfs=Hdfs(webhdfs_url=endpoint, user=principal, kerberos=True))
+        return CloudBucket(f"hdfs://namenode/{folder}", endpoint, settings)
+
+    @pytest.mark.damages  # tickets are had within the test only
+    def test_a_tier_is_imported_cleaned_retired_and_checked(self, endpoint: str, tmp_path: Path) -> None:
+        cli = BucketCli(tmp_path / "cli", self.bucket(endpoint, HDFS_ADMIN, "kerberos/tier"), publish={"grace_ms": 0})
+        cli.bring(GrowingLog("orders", 0, tmp_path / "logs", random.Random(1)).write_part(segments=2, batches=5))
+        before = latest(cli.export(tmp_path / "before"))
+        assert cli.run()["status"] == "cleaned"
+        wait_for(lambda: bool(cli.do("retire")["deleted"]))
+        assert latest(cli.export(tmp_path / "after")) == before
+        assert cli.do("verify") == {"ok": True, "problems": []}
+        data = random.Random(2).randbytes(11 << 20)
+        (tmp_path / "large").write_bytes(data)
+        cli.store.create_from_file("large", tmp_path / "large")
+        cli.store.download("large", tmp_path / "read")
+        assert (tmp_path / "read").read_bytes() == data
+        cli.store.delete(["large"])
+
+    def test_a_ticket_is_asked_for_once_and_not_for_each_request(self, endpoint: str) -> None:
+        counters = RequestCounters()
+        store = self.bucket(endpoint, HDFS_ADMIN, "kerberos/once").open(counters=counters)
+        for _ in range(5):
+            assert list(store.list("")) == []
+        assert counters.usage().requests == {"list": 6}
+
+    def test_what_is_missing_is_named(self, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def refusal(bucket: CloudBucket) -> Refused:
+            with pytest.raises(Refused) as caught:
+                bucket.open(retries=QUICK).create("k", b"x")
+            return caught.value
+
+        plain = CloudBucket("hdfs://namenode/tier", endpoint, Settings(hdfs=Hdfs(webhdfs_url=endpoint)))
+        assert "set [hdfs] kerberos = true" in refusal(plain).hint
+        assert "rights rwx" in refusal(self.bucket(endpoint, HDFS_USER, "kerberos")).hint
+        stranger = refusal(self.bucket(endpoint, "stranger@EXAMPLE.COM", "kerberos"))
+        assert "Kerberos gives no ticket for HTTP/localhost" in stranger.message
+        assert "KRB5_CLIENT_KTNAME" in stranger.hint
+        monkeypatch.delenv("KRB5_CLIENT_KTNAME")
+        monkeypatch.setenv("KRB5CCNAME", str(tmp_path / "no tickets"))
+        assert "KRB5_CLIENT_KTNAME" in refusal(self.bucket(endpoint, "", "kerberos")).hint
+
+    def test_a_kdc_that_does_not_answer_is_asked_again(self, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            kdc = f"127.0.0.1:{nobody.getsockname()[1]}"
+            silent = f"[libdefaults]\ndefault_realm = EXAMPLE.COM\n[realms]\nEXAMPLE.COM = {{\nkdc = {kdc}\n}}\n"
+            (tmp_path / "krb5.conf").write_text(silent)
+            monkeypatch.setenv("KRB5_CONFIG", str(tmp_path / "krb5.conf"))
+            monkeypatch.setenv("KRB5CCNAME", str(tmp_path / "no tickets"))
+            with pytest.raises(Unavailable, match="contact any KDC"):
+                self.bucket(endpoint, HDFS_USER, "kerberos").open(retries=QUICK).get("k")
+
+
 def test_a_directory_with_snapshots_promises_no_saving(store: HdfsStore, hdfs_directory: CloudBucket) -> None:
     store.create("k", b"x")
-    assert (store.inspect("", 0), store.deletes_free_space()) == ([], True)
+    assert (store.inspect(0), store.deletes_free_space()) == ([], True)
     ask_namenode(hdfs_directory, "ALLOWSNAPSHOT")
     assert store.deletes_free_space(), "there is none yet"
     ask_namenode(hdfs_directory, "CREATESNAPSHOT")
-    (finding,) = store.inspect("", 0)
+    (finding,) = store.inspect(0)
     assert (finding.severity, finding.kind, store.deletes_free_space()) == ("warning", "snapshots", False)
 
 

@@ -21,7 +21,7 @@ BLOCKED = textwrap.dedent(
 
     class Blocker(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in {"pyspark", "pyarrow", "py4j", "confluent_kafka", "cryptography", "Crypto"}:
+            if name.partition(".")[0] in {"pyspark", "pyarrow", "py4j", "confluent_kafka", "cryptography", "Crypto", "gssapi"}:
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, Blocker())
@@ -94,6 +94,14 @@ def test_who_asks_for_an_iceberg_table_is_told_what_to_install(tmp_path: Path, l
     line = "[outputs.iceberg] needs pyarrow, which is not installed. It comes with an extra: pip install 'tiered-compactor[iceberg]'"
     assert (codes, said.count("\n")) == ([2], 1)
     assert said.strip().endswith(line)
+
+
+@pytest.mark.damages  # there is no such tier
+def test_who_asks_for_kerberos_is_told_what_to_install(tmp_path: Path) -> None:
+    cli = TierCli(tmp_path / "one", {"tier": {"url": "hdfs://namenode/tier"}, "hdfs": {"kerberos": True}})
+    codes, said = ask(cli, ("topics",))
+    line = "error: [hdfs] kerberos needs gssapi, which is not installed. It comes with an extra: pip install 'tiered-compactor[kerberos]'"
+    assert (codes, said.strip()) == ([2], line)
 
 
 def test_a_daemon_needs_none_of_them(tmp_path: Path) -> None:

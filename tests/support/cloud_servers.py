@@ -6,7 +6,7 @@ import subprocess
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,14 @@ from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
 from tests.support.go_tools import Unbuildable, go_tool, npm_tool
-from tests.support.kafka_jars import BrokerUnavailable, maven_jars
+from tests.support.kafka_jars import BrokerJars, BrokerUnavailable, maven_jars
 from tests.support.s3_server import Bucket, free_port, running, wait_for
 
 HADOOP = "3.5.0"
 FAKE_GCS = "v1.56.1"
 AZURITE = "3.37.0"
+HDFS_ADMIN = "hdfs/localhost@EXAMPLE.COM"
+HDFS_USER = "compactor@EXAMPLE.COM"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # in Azurite's documentation
 
@@ -50,7 +52,8 @@ class CloudBucket:
     def behind(self, endpoint: str) -> CloudBucket:
         """The same bucket, reached through a proxy."""
         before = getattr(self.settings, self.section)
-        there = before.model_validate({name: value.replace(self.endpoint, endpoint) for name, value in before.model_dump().items()})
+        address = "webhdfs_url" if self.section == "hdfs" else "endpoint_url"
+        there = before.model_validate({**before.model_dump(), address: getattr(before, address).replace(self.endpoint, endpoint)})
         return replace(self, endpoint=endpoint, settings=self.settings.model_copy(update={self.section: there}))
 
 
@@ -106,14 +109,11 @@ def new_azure_container(endpoint: str, folder: Path) -> CloudBucket:
 
 
 @contextmanager
-def running_hdfs(folder: Path, *properties: str) -> Iterator[str]:
+def running_hdfs(folder: Path, *properties: str, jvm_flags: Sequence[str] = ()) -> Iterator[str]:
     """The WebHDFS of a namenode with one datanode, in one JVM. folder: for their data; properties: NAME=VALUE. Raises Unbuildable."""
-    try:
-        jars = maven_jars(f"hdfs-{HADOOP}", Path(__file__).with_name("hdfs.xml"))
-    except BrokerUnavailable as why:
-        raise Unbuildable(str(why)) from why
+    jars = _hadoop_jars()
     port, details = free_port(), folder / "details.json"
-    command = jars.command("org.apache.hadoop.test.MiniDFSClusterManager", f"-Dtest.build.data={folder}", heap_mb=384)
+    command = jars.command("org.apache.hadoop.test.MiniDFSClusterManager", f"-Dtest.build.data={folder}", *jvm_flags, heap_mb=384)
     command += ["-format", "-datanodes", "1", "-httpport", str(port), "-writeDetails", str(details)]
     for name in properties:
         command += ["-D", name]
@@ -124,6 +124,52 @@ def running_hdfs(folder: Path, *properties: str) -> Iterator[str]:
                 break
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def running_kerberos_hdfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The WebHDFS of a cluster that wants Kerberos, and the environment in which tickets can be had. Raises Unbuildable.
+
+    Apache Kerby is the KDC. The keytab has the principals HDFS_ADMIN and HDFS_USER.
+    """
+    jars, port, keytab = _hadoop_jars(), free_port(), folder / "keytab"
+    (folder / "kdc").mkdir()
+    (folder / "kdc.properties").write_text(
+        f"org.name=EXAMPLE\norg.domain=COM\nkdc.bind.address=localhost\nkdc.port={port}\ninstance=Kdc\ntransport=TCP\n"
+        "max.ticket.lifetime=86400000\nmax.renewable.lifetime=604800000\ndebug=false\n"
+    )
+    names = [name.partition("@")[0] for name in (HDFS_ADMIN, HDFS_USER, "HTTP/localhost")]
+    command = jars.command("org.apache.hadoop.minikdc.MiniKdc")
+    with running([*command, str(folder / "kdc"), str(folder / "kdc.properties"), str(keytab), *names], stdout=subprocess.DEVNULL) as kdc:
+        wait_for(f"localhost:{port}", kdc, 60)
+        for _ in range(100):
+            if keytab.exists() and keytab.stat().st_size:
+                break
+            time.sleep(0.1)
+        configuration = folder / "kdc" / "krb5.conf"
+        server = {"kerberos.principal": HDFS_ADMIN, "keytab.file": keytab}
+        web = {"type": "kerberos", "kerberos.principal": "HTTP/localhost@EXAMPLE.COM", "kerberos.keytab": keytab}
+        properties = {
+            "hadoop.security.authentication": "kerberos",
+            "hadoop.http.filter.initializers": "org.apache.hadoop.hdfs.web.AuthFilterInitializer",
+            **{f"hadoop.http.authentication.{name}": value for name, value in web.items()},
+            **{f"dfs.web.authentication.{name}": value for name, value in web.items()},
+            **{f"dfs.{node}.{name}": value for node in ("namenode", "datanode") for name, value in server.items()},
+            "dfs.block.access.token.enable": "true",
+            "dfs.data.transfer.protection": "authentication",
+            "ignore.secure.ports.for.testing": "true",
+        }
+        pairs = [f"{name}={value}" for name, value in properties.items()]
+        with running_hdfs(folder / "hdfs", *pairs, jvm_flags=[f"-Djava.security.krb5.conf={configuration}"]) as endpoint:
+            tickets = {"KRB5_CONFIG": str(configuration), "KRB5_CLIENT_KTNAME": str(keytab), "KRB5CCNAME": f"DIR:{folder / 'tickets'}"}
+            yield endpoint.replace("127.0.0.1", "localhost"), tickets
+
+
+def _hadoop_jars() -> BrokerJars:
+    try:
+        return maven_jars(f"hdfs-{HADOOP}", Path(__file__).with_name("hdfs.xml"))
+    except BrokerUnavailable as why:
+        raise Unbuildable(str(why)) from why
 
 
 def new_hdfs_directory(endpoint: str) -> CloudBucket:

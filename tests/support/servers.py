@@ -5,6 +5,7 @@ Per test a bucket on one of these servers, or a proxy before it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from tests.support.cloud_servers import (
     running_azurite,
     running_fake_gcs,
     running_hdfs,
+    running_kerberos_hdfs,
 )
 from tests.support.fault_proxy import FaultProxy
 from tests.support.go_tools import Unbuildable
@@ -143,6 +145,16 @@ def hdfs() -> Iterator[str]:
     """The address of a namenode's WebHDFS."""
     with _must_start(), tempfile.TemporaryDirectory(prefix="hdfs-") as directory, running_hdfs(Path(directory)) as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="session")
+def kerberos_hdfs() -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a WebHDFS that wants Kerberos, and the environment in which tickets can be had."""
+    with _must_start():
+        if importlib.util.find_spec("gssapi") is None:
+            raise Unbuildable("the extra kerberos is not installed: Debian: apt install gcc libkrb5-dev; then sh .ci/setup")
+        with tempfile.TemporaryDirectory(prefix="kerberos-") as directory, running_kerberos_hdfs(Path(directory)) as running:
+            yield running
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
         "gcs.endpoint_url": "http://[::1]:4443",
         "azure.endpoint_url": "http://[::1]:10000/account",
         "hdfs.webhdfs_url": "http://[::1]:9870",
+        "hdfs.kerberos": "true",
         "kafka.topics": '["orders"]',
         "kafka.properties": '{"security.protocol" = "SSL"}',
         "cleaner.min_cleanable_dirty_ratio": "0.25",

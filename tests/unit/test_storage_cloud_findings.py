@@ -40,7 +40,7 @@ def gcs_store(url: str) -> CloudStore:
 def test_a_bucket_of_google_that_keeps_deleted_objects_is_found(bucket: dict[str, Any], kinds: list[str], says: str) -> None:
     answer = Answer(200, json.dumps({"name": "bucket", **bucket}).encode(), {"Content-Type": "application/json"})
     with answering([answer]) as canned:
-        found = gcs_store(canned.url).inspect("", 0)
+        found = gcs_store(canned.url).inspect(0)
         assert [finding.kind for finding in found] == kinds
         assert {finding.severity for finding in found} <= {"warning"}
         assert says in "".join(finding.detail for finding in found)
@@ -50,7 +50,7 @@ def test_a_bucket_of_google_that_keeps_deleted_objects_is_found(bucket: dict[str
 def test_a_bucket_of_google_that_may_not_be_asked_promises_nothing() -> None:
     with answering([Answer(403, b'{"error": {"code": 403, "message": "no"}}', {"Content-Type": "application/json"})]) as canned:
         store = gcs_store(canned.url)
-        [finding] = store.inspect("", 0)
+        [finding] = store.inspect(0)
         assert (finding.severity, finding.kind, "storage.buckets.get" in finding.hint) == ("note", "versioning-unknown", True)
         assert store.deletes_free_space() is None
 
@@ -103,6 +103,6 @@ def test_a_container_of_azure_that_keeps_deleted_objects_is_found(
             store = open_store(f"az://{ACCOUNT}/container/tier", settings=Settings(azure=settings))
             assert isinstance(store, CloudStore)
             if ask == "inspect":
-                assert [finding.kind for finding in store.inspect("", 0)] == kinds
+                assert [finding.kind for finding in store.inspect(0)] == kinds
             else:
                 assert store.deletes_free_space() is frees_space

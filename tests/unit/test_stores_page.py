@@ -15,10 +15,10 @@ A tier lies in one of these stores. The table is made from `compactor/storage/sc
 tries each entry on the servers named in its last row. **Emulators, servers with the same interface and mini clusters only: neither S3
 nor Google Cloud Storage nor Azure Blob Storage was ever tried on the provider's own service, and HDFS never on more than one machine.**
 
-Every store must create an object only if its key is free. `config check` tries that, and so does the first process that leads in
-a tier; a store that ignores the condition is refused before anything is written. Only `config check` also tries whether an S3 server
-honours it when a multipart upload is completed, so run it once on a new server. A store that cannot copy ranges (an empty cell)
-receives partially rewritten segments whole.
+Every store must create an object only if its key is free, also where an object is sent in parts. The first process on each machine
+that writes in a tier tries both on a key of its own (once, with eight requests on S3), and so does each `config check`; a store that
+ignores the condition is refused before anything else is written. `config check` also lets 32 writers create one key at once. A store
+that cannot copy ranges (an empty cell) receives partially rewritten segments whole.
 
 Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file`, or the default credentials of the machine;
 install the extra `gcs`. Azure: `[azure] credentials_file` (a connection string, an account key or a shared access signature), else
@@ -83,7 +83,7 @@ On fake-gcs-server and Azurite, tiers that plug-in 1.0.0 writes are read, checke
 `hdfs://namenode/path` speaks WebHDFS to the namenode and to the datanodes, which must be reachable under the names that the namenode
 gives. Install the extra `hdfs` (it brings `requests`: the packages `hdfs` and `fsspec` know neither options of a rename nor extended
 attributes). `[hdfs] webhdfs_url` is `http://NAMENODE:9870` if it is empty; `[hdfs] user` is who this program works as. HttpFS is refused,
-because its renames have no options. Clusters with Kerberos are not supported.
+because its renames have no options.
 
 ```toml
 [tier]
@@ -91,6 +91,11 @@ url = "hdfs://namenode.example.com/kafka-tier/production"
 [hdfs]
 user = "kafka-compactor"
 ```
+
+Kerberos: `kerberos = true`, and the extra `kerberos`, which pip builds (Debian: `apt install gcc libkrb5-dev`; the image does not have it).
+Tickets come from the cache, or from a keytab that `KRB5_CLIENT_KTNAME` names; they are renewed from the keytab. `[hdfs] user` is the
+principal, if it is not the default one. The namenode is `HTTP/HOST`, with the host of `webhdfs_url`, and is asked for a ticket once for
+each of its cookies. Datanodes get the namenode's delegation tokens. Tried with Apache Kerby, not with MIT's KDC or Active Directory.
 
 These rules held on a mini cluster of Hadoop 3.5.0, and the adapter rests on them:
 
