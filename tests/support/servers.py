@@ -152,9 +152,8 @@ def kerberos_hdfs() -> Iterator[tuple[str, dict[str, str]]]:
     """The address of a WebHDFS that wants Kerberos, and the environment in which tickets can be had."""
     if importlib.util.find_spec("gssapi") is None:
         pytest.skip("the extra kerberos is not installed: Debian: apt install gcc libkrb5-dev python3-dev; then make setup")
-    with _must_start():
-        with tempfile.TemporaryDirectory(prefix="kerberos-") as directory, running_kerberos_hdfs(Path(directory)) as running:
-            yield running
+    with _must_start(), tempfile.TemporaryDirectory(prefix="kerberos-") as directory, running_kerberos_hdfs(Path(directory)) as running:
+        yield running
 
 
 @pytest.fixture
