@@ -98,12 +98,7 @@ class Scene:
         assert records == self.before[1]
         assert topics[0]["bytes"] < self.before[0][0]["bytes"]
         self.cli.set(publish={"orphan_age_ms": 0})
-        wait_for(self.tidy)
-
-    def tidy(self) -> bool:
-        """Whether nothing is left behind that is due by now."""
-        self.cli.do("retire")
-        return bool(self.cli.do("verify") == {"ok": True, "problems": []})
+        self.cli.retire_everything()
 
 
 @pytest.fixture
@@ -230,7 +225,7 @@ def test_bytes_that_arrive_damaged_are_never_published(scene: Scene, brisk: None
     assert scene.proxy.seen.faults["flip_sent"] > 3
     scene.calm()
     assert scene.view()[1] == scene.before[1]
-    wait_for(scene.tidy)
+    scene.cli.retire_everything()
 
 
 @pytest.mark.parametrize("when", ["always", "publishing"])

@@ -20,7 +20,6 @@ from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import Bucket
 from tests.support.servers import ON_ALL_SERVERS, ON_SERVERS
 from tests.support.tier_cli import TierCli, contents, latest, visible
-from tests.support.waiting import wait_for
 
 NOW = "1700000100000"
 NETWORK = [
@@ -73,18 +72,9 @@ def whole_job(cli: TierCli, log_dirs: list[Path]) -> list[dict[tuple[int, str], 
         assert row["status"] == "cleaned"
         seen.append(live_objects(cli))
     assert cli.do("verify")["ok"]
-    assert cli.do("retire")["deleted"]
-    wait_for(lambda: retired(cli))
+    assert cli.retire_everything()
     seen.append(live_objects(cli))
     return seen
-
-
-def retired(cli: TierCli) -> bool:
-    """Whether nothing waits any more: a server's clock tells whole seconds, and what was replaced in this one is due in the next."""
-    if cli.do("verify") == {"ok": True, "problems": []}:
-        return True
-    cli.do("retire")
-    return False
 
 
 @ON_ALL_SERVERS

@@ -18,6 +18,7 @@ from compactor.storage.schemes import STORE_KINDS
 from tests.builders import LogBuilder
 from tests.plain_format import Batch, read_batches, segment_paths
 from tests.plain_log import control_type, transaction_index
+from tests.support.waiting import wait_for
 
 
 class Answer(NamedTuple):
@@ -115,6 +116,21 @@ class TierCli:
         """The row of a `run --force` over one partition that must succeed."""
         (row,) = self.do("run", "--force", *arguments)["partitions"]
         return row
+
+    def retire_everything(self) -> list[str]:
+        """Retire until ``verify`` has nothing to report, and return the keys of the deleted objects. For tiers without grace.
+
+        One ``retire`` may not be enough: the date in a server's answers has whole seconds and can be a second older than the times that the
+        server gives to objects, so that a round of just now is not due yet.
+        """
+        deleted: list[str] = []
+
+        def is_nothing_left() -> bool:
+            deleted.extend(self.do("retire")["deleted"])
+            return bool(self.do("verify") == {"ok": True, "problems": []})
+
+        wait_for(is_nothing_left)
+        return deleted
 
     def export(self, target: Path) -> Path:
         self.do("export", self.named, target)
