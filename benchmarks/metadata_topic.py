@@ -31,7 +31,7 @@ from compactor.brokers.metadata_topic.codec import (
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.metadata_topic.ports import PollResult, TopicBounds, TopicIdentity, TopicRecord
-from compactor.local.rocks import Rocks
+from compactor.local.rocks import RocksDatabase
 from compactor.model.segment import SegmentState
 
 METADATA_PARTITIONS = 50
@@ -119,7 +119,7 @@ def start(records: int, partitions: int, folder: Path) -> dict[str, object]:
     """One process from its start to the answer for one partition."""
     topic = GeneratedTopic(records, partitions)
     began, used = time.perf_counter(), time.process_time()
-    store = Rocks(folder)
+    store = RocksDatabase(folder)
     followed = FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0)
     progress = followed.catch_up(3600)
     caught_up = time.perf_counter() - began

@@ -35,7 +35,7 @@ from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundReport, SegmentOutcome
 from compactor.round.pass_two import executor_fingerprint
-from compactor.round.plan import RoundFacts, plan_round
+from compactor.round.plan import PlanInputs, plan_round
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome
 from compactor.spark.cluster.round_jobs import RoundJobs
@@ -129,7 +129,7 @@ def one_large(args: argparse.Namespace) -> None:
     begin = time.process_time()
     state = state_of(args.segments, args.segment_bytes, args.records)
     print(f"metadata: {peak_bytes() / 1e6:.0f} MB")
-    facts = RoundFacts(
+    facts = PlanInputs(
         state, assess_whole_log(state, cleaner, 1_900_000_000_000), cleaner, 1_900_000_000_000, (), executor_fingerprint(), "spark"
     )
     numbers = iter(range(10**9))

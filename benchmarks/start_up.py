@@ -42,7 +42,7 @@ NOTHING_DUE = {"TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO": "1"}
 
 def make(opened: Tier, partitions: int, per_partition: int) -> None:
     """One import of each partition, and a hint about it."""
-    opened.identity.create_catalog()
+    opened.identity.ensure_catalog()
 
     def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)

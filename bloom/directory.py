@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import SidecarUnusable, UnusableReason, hash_key_fingerprint, mac_of_segment_object
+from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, mac_of_segment_object
 from compactor.kernels.common import Bytes, Flags, Hashes
 from compactor.kernels.jit import kernel
 
@@ -86,7 +86,7 @@ class KeyDirectory:
             _flag_batches_with_prefixes(self.pieces, self.keys, wanted_prefixes, np.zeros(1 << (bits - 3), np.uint8), bits, found)
         return found
 
-    def directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
+    def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
         """Return the key directory of the batches from ``first_batch`` up to ``end_batch`` (exclusive) alone."""
         some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
@@ -132,22 +132,22 @@ def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDi
     whole segment is read.
     """
     if data[: len(DIRECTORY_MAGIC)] != DIRECTORY_MAGIC:
-        raise SidecarUnusable(UnusableReason.NOT_A_SIDECAR)
+        raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
-        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     _, version, found_key, size, found_mac = _FIXED.unpack_from(data)
     if version != DIRECTORY_VERSION:
-        raise SidecarUnusable(UnusableReason.FUTURE_VERSION, f"version {version}, this program writes {DIRECTORY_VERSION}")
+        raise SidecarUnusable(SidecarUnusableReason.FUTURE_VERSION, f"version {version}, this program writes {DIRECTORY_VERSION}")
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
-        raise SidecarUnusable(UnusableReason.OTHER_KEY)
+        raise SidecarUnusable(SidecarUnusableReason.OTHER_KEY)
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
-        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     if not hmac.compare_digest(found_mac, mac_of_segment_object(hash_key, _PURPOSE, data[:_COVERED], body)):
-        raise SidecarUnusable(UnusableReason.DAMAGED)
-    directory = _parse_body(body)
+        raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
+    directory = _parse_key_directory_body(body)
     if directory.segment_id != segment_id:
-        raise SidecarUnusable(UnusableReason.OTHER_SEGMENT, directory.segment_id)
+        raise SidecarUnusable(SidecarUnusableReason.OTHER_SEGMENT, directory.segment_id)
     return directory
 
 
@@ -156,7 +156,7 @@ def estimate_key_directory_bytes(batch_count: int, record_count: int) -> int:
     return 25 * batch_count + 4 * record_count
 
 
-def _parse_body(body: memoryview) -> KeyDirectory:
+def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
     """Parse the decompressed body of a key directory, whose MAC was checked before."""
     (packed,) = _COUNT.unpack_from(body)
     plain = memoryview(zlib.decompressobj().decompress(body[_COUNT.size : _COUNT.size + packed], _MOST_BYTES))

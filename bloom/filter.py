@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pybloom_live import BloomFilter
 
-from bloom.siphash import key_tag
+from bloom.siphash import key_hash_tag
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_word_of_product
@@ -31,7 +31,7 @@ MASK = 2**64 - 1
 Bits = npt.NDArray[np.uint8]
 
 
-def position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
+def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
     """Return the position of a key's bit within a slice of a Bloom filter: the finalizer of splitmix64 over a step that differs for every
     key.
     """
@@ -54,7 +54,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         if len(key) != 16:
             raise ValueError("a key hash has 16 bytes")
         h0, h1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
-        return (position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
+        return (bit_position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
     def add_hashes(self, hashes: Hashes) -> None:
         """Add key hashes of shape (n, 2) and count them. Raises IndexError if they exceed the capacity, before any bit is set."""
@@ -91,7 +91,7 @@ def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slic
     """Return the position of a key's bit, counted from the first slice. It is unsigned, because indexes that may be negative cost an extra
     test in kernels.
     """
-    x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
+    x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_hash_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
     x ^= x >> np.uint64(31)

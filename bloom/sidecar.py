@@ -151,7 +151,7 @@ MARKERS = np.dtype(
 """Columns of the table of transaction markers: every control batch of a producer, ascending by offset."""
 
 
-class UnusableReason(StrEnum):
+class SidecarUnusableReason(StrEnum):
     """Reasons why a sidecar cannot be used, so that its segment is read instead."""
 
     NOT_A_SIDECAR = "it is not a sidecar"
@@ -165,7 +165,7 @@ class UnusableReason(StrEnum):
 class SidecarUnusable(Exception):
     """Raised for a sidecar that must be ignored. It can be rebuilt from the segment."""
 
-    def __init__(self, reason: UnusableReason, detail: str = "") -> None:
+    def __init__(self, reason: SidecarUnusableReason, detail: str = "") -> None:
         super().__init__(f"{reason} ({detail})" if detail else str(reason))
         self.reason = reason
 
@@ -323,7 +323,7 @@ def sidecar_head_length(data: bytes) -> int:
     """Return how many bytes of a serialized sidecar ``decode_sidecar_head`` needs, given its first 64 bytes or more. Raises
     SidecarUnusable.
     """
-    _, head, _, _, _ = _parse_fixed_part(data)
+    _, head, _, _, _ = _parse_sidecar_frame(data)
     return _FIXED.size + head
 
 
@@ -331,44 +331,44 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
     """Parse the head of a serialized sidecar, given at least ``sidecar_head_length`` bytes. The result has no filter. Raises
     SidecarUnusable.
     """
-    found_key, head_size, _, head_mac, _ = _parse_fixed_part(data)
+    found_key, head_size, _, head_mac, _ = _parse_sidecar_frame(data)
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
-        raise SidecarUnusable(UnusableReason.OTHER_KEY)
+        raise SidecarUnusable(SidecarUnusableReason.OTHER_KEY)
     if len(data) < _FIXED.size + head_size:
-        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
     if not hmac.compare_digest(head_mac, mac_of_segment_object(hash_key, b"tc-side-head", data[:_COVERED], head)):
-        raise SidecarUnusable(UnusableReason.DAMAGED)
-    sidecar = _parse_head(head)
+        raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
+    sidecar = _parse_sidecar_head(head)
     if sidecar.segment_id != segment_id:
-        raise SidecarUnusable(UnusableReason.OTHER_SEGMENT, sidecar.segment_id)
+        raise SidecarUnusable(SidecarUnusableReason.OTHER_SEGMENT, sidecar.segment_id)
     return sidecar
 
 
 def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     """Parse a serialized sidecar. Raises SidecarUnusable if it cannot be used; the caller then reads the segment instead."""
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
-    _, head_size, filter_size, head_mac, filter_mac = _parse_fixed_part(data)
+    _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_frame(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
-        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     if not hmac.compare_digest(filter_mac, mac_of_segment_object(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
-        raise SidecarUnusable(UnusableReason.DAMAGED)
+        raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 
 
-def _parse_fixed_part(data: bytes) -> tuple[bytes, int, int, bytes, bytes]:
+def _parse_sidecar_frame(data: bytes) -> tuple[bytes, int, int, bytes, bytes]:
     if data[: len(SIDECAR_MAGIC)] != SIDECAR_MAGIC[: len(data)]:
-        raise SidecarUnusable(UnusableReason.NOT_A_SIDECAR)
+        raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
-        raise SidecarUnusable(UnusableReason.CUT_OFF, f"{len(data)} bytes")
+        raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     _, version, key, head_size, filter_size, head_mac, filter_mac = _FIXED.unpack_from(data)
     if version != SIDECAR_VERSION:
-        raise SidecarUnusable(UnusableReason.FUTURE_VERSION, f"version {version}, this program writes {SIDECAR_VERSION}")
+        raise SidecarUnusable(SidecarUnusableReason.FUTURE_VERSION, f"version {version}, this program writes {SIDECAR_VERSION}")
     return key, head_size, filter_size, head_mac, filter_mac
 
 
-def _parse_head(head: memoryview) -> Sidecar:
+def _parse_sidecar_head(head: memoryview) -> Sidecar:
     """Parse the head of a sidecar, whose MAC was checked before."""
     (size,) = _COUNT.unpack_from(head)
     about = json.loads(bytes(head[_COUNT.size : _COUNT.size + size]))

@@ -86,7 +86,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
 
 
 @inline_kernel
-def key_tag(h0: np.uint64) -> np.uint32:
+def key_hash_tag(h0: np.uint64) -> np.uint32:
     """Return the 32 bits of a key hash that come from its first half. 0 becomes 1, because 0 marks empty cells of hash tables."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)

@@ -88,7 +88,7 @@ def design_filter_if_worthwhile(
     return FilterDesign(keys, max(1, probes), rate, size) if fits and pays else None
 
 
-def should_keep_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
+def should_continue_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
     """Return whether a partition should continue to use filters: after TRIAL filters, they must have saved more bytes than were read to use
     them.
     """

@@ -27,7 +27,7 @@ class CleanerOffset:
 Vector = tuple[CleanerOffset, ...]
 
 
-def vector_problem(vector: Sequence[CleanerOffset]) -> str:
+def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
     """Return why a cleaner-offset vector is invalid, or an empty string. Epochs must ascend strictly, offsets must not descend, and nothing
     may be negative.
     """
@@ -40,12 +40,12 @@ def vector_problem(vector: Sequence[CleanerOffset]) -> str:
     return ""
 
 
-def clean_end_offset(vector: Sequence[CleanerOffset]) -> int:
+def first_dirty_offset_of_vector(vector: Sequence[CleanerOffset]) -> int:
     """Return the first dirty offset of a cleaner-offset vector: the offset of its last entry, or 0 if it is empty."""
     return vector[-1].offset if vector else 0
 
 
-def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> Vector:
+def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> Vector:
     """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). Raises ValueError
     for a lower offset or an older epoch.
     """
@@ -55,7 +55,7 @@ def advance_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEp
     return (*kept, CleanerOffset(compactor_epoch, Offset(offset)))
 
 
-def is_claim_valid(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
+def has_epoch_cleaned_below(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
     """Return whether a compactor epoch has cleaned everything below ``offset``, as the vector records it. An epoch without an entry
     has no valid claim.
     """
@@ -71,6 +71,6 @@ def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs:
     return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
-def clamp_vector(vector: Sequence[CleanerOffset], offset: int) -> Vector:
+def clamp_cleaner_vector(vector: Sequence[CleanerOffset], offset: int) -> Vector:
     """Return the vector with all offsets limited to ``offset``, because the broker's log was truncated or diverges there."""
     return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, offset))) for entry in vector)

@@ -21,7 +21,7 @@ from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
 from compactor.control.ports import Ports
 from compactor.local.cache import LocalState
-from compactor.local.rocks import Rocks
+from compactor.local.rocks import RocksDatabase
 from compactor.model.ids import TopicPartition
 from compactor.storage.condition_check import ConditionCheck
 from compactor.storage.counting import RequestCounters
@@ -177,7 +177,7 @@ def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMeta
     connection = kafka_connection(settings)
     place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
     topic = ConfluentMetadataTopic(connection)
-    kept = PersistedStates(Rocks(Path(settings.tier.state_dir) / "metadata" / place))
+    kept = PersistedStates(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
     followed = FoldedMetadataTopic(topic, kept, clock_ms=_clock_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     return LiveBrokerMetadata(followed, AdminClusterQueries(KafkaAdmin(connection)), kafka.topics, where)

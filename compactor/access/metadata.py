@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
-StateView = Callable[[PartitionState], PartitionState]
+StateFunction = Callable[[PartitionState], PartitionState]
 """Takes the state that a control log folds to, and returns the state that readers see."""
 
 
@@ -36,11 +36,11 @@ class TierMetadata:
 
     exists_elsewhere = False
 
-    def recorded_catalog(self) -> CatalogState | None:
+    def catalog_from_other_source(self) -> CatalogState | None:
         """Return the catalog if it comes from another source than a control log, else None."""
         return None
 
-    def partition_names(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
+    def list_topic_partitions(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         """Return the tier's partitions, ascending. catalog: reads the catalog; called only if the partitions are recorded there."""
         return catalog().names
 
@@ -64,7 +64,7 @@ class TierMetadata:
         """Return after how many milliseconds brokers expire segments of the topic (-1: never), or None if no broker expires any."""
         return None
 
-    def state_view(self, partition: TopicPartition) -> StateView | None:
+    def state_function_for_readers(self, partition: TopicPartition) -> StateFunction | None:
         """Return a function that turns the state of a control log into the state that readers see, or None if the two are equal."""
         return None
 
@@ -86,8 +86,8 @@ class BrokerManagedMetadata(TierMetadata):
         self.brokers = brokers
 
     @override
-    def partition_names(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
-        return self.brokers.partition_names()
+    def list_topic_partitions(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
+        return self.brokers.list_topic_partitions()
 
     @override
     def cluster_id(self) -> str:
@@ -121,7 +121,7 @@ class BrokerManagedMetadata(TierMetadata):
         return broker_view(self.brokers.folded_partition(partition).cache, partition)
 
     @override
-    def state_view(self, partition: TopicPartition) -> StateView:
+    def state_function_for_readers(self, partition: TopicPartition) -> StateFunction:
         """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
         the same for a reader until the log has new records.
         """
@@ -164,11 +164,11 @@ class ListedMetadata(TierMetadata):
         self._layout = layout
 
     @override
-    def recorded_catalog(self) -> CatalogState:
-        return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.partition_names()), 0))
+    def catalog_from_other_source(self) -> CatalogState:
+        return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
 
     @override
-    def state_view(self, partition: TopicPartition) -> StateView:
+    def state_function_for_readers(self, partition: TopicPartition) -> StateFunction:
         """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
         reader.
         """

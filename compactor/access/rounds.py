@@ -20,12 +20,12 @@ from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, closing_reader, live_segment_reader, segment_reader
 
 
-def read_partition(tier: Tier, state: PartitionState, budget: Budget, purpose: str) -> StagedSegmentReader:
+def open_partition_reader(tier: Tier, state: PartitionState, budget: Budget, purpose: str) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder of this process. The caller closes its ``staging``."""
     return live_segment_reader(tier.ports, tier.cleaner_for(state.topic), tier.state_dir, state, budget, purpose)
 
 
-def read_segments(
+def open_segment_reader(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
@@ -34,7 +34,7 @@ def read_segments(
     return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
 
 
-def new_round(
+def create_round(
     tier: Tier,
     partition: TopicPartition,
     now_ms: int,
@@ -92,7 +92,7 @@ def execute_round(
             log.refresh()
             return remote
         why = remote
-    report = new_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk).execute_round(log)
+    report = create_round(tier, partition, now_ms, force=force, on_stage=on_stage, disk=disk).execute_round(log)
     return replace(report, reason=report.reason or why)
 
 
@@ -100,7 +100,7 @@ def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
 ) -> RoundReport:
     """Run a round over one partition, publish a change hint for other processes, and return the report. Raises the errors of Round.run."""
-    log, hint = tier.open(partition, leads=True), tier.changes.change_hint(partition)
+    log, hint = tier.open(partition, leads=True), tier.changes.latest_change_hint(partition)
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
     tier.changes.cache_log_state(log, hint)
     if tier.local:

@@ -64,7 +64,7 @@ class TierIdentity:
         """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at the configured URL, or
         if its identity differs from the configuration.
         """
-        if (recorded := self.metadata.recorded_catalog()) is not None:
+        if (recorded := self.metadata.catalog_from_other_source()) is not None:
             return recorded
         local = self.local
         kept = local.cached_catalog() if local and not local.is_bound_to_tier else None
@@ -88,7 +88,7 @@ class TierIdentity:
             local.cache_catalog(state, self.catalog.state_identity())
         return state
 
-    def create_catalog(self, hash_key: bytes = b"") -> CatalogState:
+    def ensure_catalog(self, hash_key: bytes = b"") -> CatalogState:
         """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
 
         :param hash_key: the secret of the new tier; a random one if empty.
@@ -116,7 +116,7 @@ class TierIdentity:
 
     def _check_location_is_free(self) -> None:
         if not self.catalog.refresh().tier_id:
-            self.ownership.require_unowned_root(self.ports, self.catalog.refresh_and_check_gaps())
+            self.ownership.require_data_root_is_unowned(self.ports, self.catalog.refresh_and_check_gaps())
 
     def check_location(self) -> None:
         """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
@@ -124,9 +124,9 @@ class TierIdentity:
         """
         self._check_location_is_free()
         if self.catalog.state.tier_id:
-            self.check_owner()
+            self.check_data_root_owner()
 
-    def check_owner(self) -> None:
+    def check_data_root_owner(self) -> None:
         """Raise UsageError if the data root is another tier's. Changes nothing."""
         self.ownership.require_no_other_owner(self.ports, self.read())
 
@@ -154,15 +154,17 @@ class TierIdentity:
             )
         return bytes.fromhex(found.hash_key)
 
-    def has_hash_key(self) -> bool:
+    def may_have_keyed_hashes(self) -> bool:
         """Return whether the tier may have hashes that were made with a key of its own. Makes a request only if other programs made the
         tier.
         """
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read().hash_key))
 
-    def reading_key(self) -> bytes:
+    def hash_key_for_reading(self) -> bytes:
         """Return a key for hashes that are not stored: the tier's own key, or one that all readers of the tier derive in the same way."""
-        return self.hash_key() if self.has_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
+        return (
+            self.hash_key() if self.may_have_keyed_hashes() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
+        )
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ class ChangeNotifier:
     local: LocalState | None
     hints: bool
 
-    def change_hint(self, partition: TopicPartition) -> int:
+    def latest_change_hint(self, partition: TopicPartition) -> int:
         """Return the latest hint about a partition, as of the last read of the catalog. Call it before reading the partition's log."""
         return self.catalog.state.partitions.get(str(partition), 0)
 
@@ -196,16 +198,16 @@ class ChangeNotifier:
         if self.hints:
             publish_hints(self.catalog, {log.state.name: log.confirmed_slot() for log in logs})
         else:
-            self.publish_slots(logs)
+            self.record_reached_slots(logs)
 
-    def publish_slots(self, logs: Sequence[PartitionLog]) -> None:
+    def record_reached_slots(self, logs: Sequence[PartitionLog]) -> None:
         """Record, in one record, the positions that these logs have reached, so that a log which loses records is noticed. Store errors are
         ignored: the next command records them.
         """
         with suppress(StoreError):
             record_min_slots(self.catalog, logs)
 
-    def publish_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
+    def record_retire_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
         """Record for which partitions there is nothing to delete, and until when. The note is lost if the store fails."""
         with suppress(StoreError):
             record_inspections(self.catalog, inspections)
@@ -329,7 +331,7 @@ class Tier:
         """Return all partitions of the tier in all incarnations, or the named ones, each once. ``orders-0`` names the latest incarnation,
         ``orders-0~1`` the first one. Raises UsageError for a partition that the tier does not hold.
         """
-        known = self.metadata.partition_names(self.identity.read)
+        known = self.metadata.list_topic_partitions(self.identity.read)
         if not names:
             return known
 
@@ -353,7 +355,7 @@ class Tier:
 
     def current(self, partition: TopicPartition) -> TopicPartition:
         """Return the latest incarnation of a partition, as of the last read of the catalog."""
-        return current_incarnation(partition, self.catalog.state.incarnations_of(partition))
+        return current_incarnation(partition, self.catalog.state.incarnations_of_partition(partition))
 
     def partition_of_topic(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
         """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
@@ -375,7 +377,7 @@ class Tier:
         :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
-        view = None if leads else self.metadata.state_view(partition)
+        view = None if leads else self.metadata.state_function_for_readers(partition)
         log = open_partition_log(
             self.ports, partition, self.min_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
         )
@@ -397,7 +399,7 @@ class Tier:
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.state_view(state.name)
+        view = self.metadata.state_function_for_readers(state.name)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
@@ -406,11 +408,11 @@ class Tier:
 
     def sidecars(self, partition: TopicPartition) -> SidecarStore:
         """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
-        hash_key = self.identity.hash_key() if self.identity.has_hash_key() else bytes(HASH_KEY_BYTES)
+        hash_key = self.identity.hash_key() if self.identity.may_have_keyed_hashes() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
         return SidecarStore(self.ports.control, self.open(partition).prefix, hash_key, kept)
 
-    def read_logs(
+    def read_logs_or_errors(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
         """Read the control logs of several partitions. Return each log, or the error with which reading it failed, in the given order."""

@@ -265,7 +265,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if self._tier_ready:
             return True
         try:
-            self._opened.identity.create_catalog()
+            self._opened.identity.ensure_catalog()
             self._opened.identity.read()
         except Stopped:
             return False

@@ -105,7 +105,7 @@ class Uploader:
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
         opened, name = self._opened, upload_state.name
-        hint = opened.changes.change_hint(opened.current(name))
+        hint = opened.changes.latest_change_hint(opened.current(name))
 
         def publish_change(log: PartitionLog) -> None:
             with self._one_at_a_time:

@@ -78,7 +78,7 @@ class MetadataSnapshot(Value):
 
 def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, now_ms: int) -> MetadataSnapshot:
     """Return a snapshot of all tiered partitions as they are now."""
-    names = brokers.partition_names()
+    names = brokers.list_topic_partitions()
     topics = []
     for topic in sorted({name.topic for name in names}):
         now = brokers.topic_status(topic)
@@ -163,7 +163,7 @@ class SnapshotBrokerMetadata:
             for name, (topic, _) in self._partitions.items()
         }
 
-    def partition_names(self) -> list[TopicPartition]:
+    def list_topic_partitions(self) -> list[TopicPartition]:
         return sorted(self._partitions)
 
     def topic_ids(self) -> Mapping[str, TopicId]:

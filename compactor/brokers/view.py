@@ -94,7 +94,7 @@ class BrokerMetadata(Protocol):
     def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         """Return the version of every tiered partition as last read. Makes no request."""
 
-    def partition_names(self) -> list[TopicPartition]:
+    def list_topic_partitions(self) -> list[TopicPartition]:
         """Return the tiered partitions of the configured topics, ascending."""
 
     def topic_ids(self) -> Mapping[str, TopicId]:
@@ -203,7 +203,7 @@ class LiveBrokerMetadata:
         self._versions = {one.partition.name: PartitionMetadataVersion(one.partition.topic_id, one.applied) for one in here}
         self._deleted_topic_partitions = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
 
-    def partition_names(self) -> list[TopicPartition]:
+    def list_topic_partitions(self) -> list[TopicPartition]:
         return sorted(self.partition_versions())
 
     def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:

@@ -42,7 +42,7 @@ class RunnableService(Protocol):
 def prepare_process() -> None:
     """Configure signals and memory before the first thread starts: signals reach only ``run_service``, and threads share a few heaps."""
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
-    allocator.limit_heaps()
+    allocator.limit_malloc_heaps()
 
 
 def run_service(

@@ -49,7 +49,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
         _check_command_writes(writing_command, settings)
     opened = open_tier(settings, local_state=local_state)
     if shared and writing_command:
-        opened.identity.create_catalog()
+        opened.identity.ensure_catalog()
     elif shared:
         opened = read_only_tier(opened)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
@@ -83,7 +83,7 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
     if not control_url(settings):
         raise UsageError("no control store is configured", hint="Set control_url under [tier], outside of the location that brokers write")
     found = open_tier(settings)
-    found.identity.create_catalog()
+    found.identity.ensure_catalog()
     return found.with_stores(data=ReadOnlyStore(found.ports.data))
 
 
@@ -138,7 +138,7 @@ def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output
     """
     found = []
     with out.progress("reading", len(names), "partitions") as progress:
-        for name, log in zip(names, tier.read_logs(names, progress.advance), strict=True):
+        for name, log in zip(names, tier.read_logs_or_errors(names, progress.advance), strict=True):
             if isinstance(log, CompactorError):
                 outcomes.record_failure(str(name), log)
             else:

@@ -135,7 +135,7 @@ class TierFeed:
         """
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
-            self._hash_key = self._tier.identity.reading_key()
+            self._hash_key = self._tier.identity.hash_key_for_reading()
         turn = FeedPartition(
             partition,
             incarnation,

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from bloom.siphash import key_tag, siphash128, siphash_key_halves
+from bloom.siphash import key_hash_tag, siphash128, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeySet
@@ -394,7 +394,7 @@ class RangeReader:
         """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one; the hashes
         of the keys that were found are held in memory.
         """
-        keys, halves = KeySet(request.map_budget_bytes), siphash_key_halves(request.hash_key or self._tier.identity.reading_key())
+        keys, halves = KeySet(request.map_budget_bytes), siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading())
         for selection, last in self._read_all_backwards():
             picked = _rows_of_new_keys(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
@@ -404,7 +404,7 @@ class RangeReader:
         """Yield the last record of each key in two passes: find the offsets of the last records, with key hashes on disk, then read these
         records.
         """
-        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.reading_key())
+        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading())
         space = _SpillBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes
@@ -575,7 +575,7 @@ def _hash_keys_backwards(
     for row in range(offsets.size - 1, -1, -1):
         if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if range_count == 1 or hash_range_of_word(np.uint64(key_tag(h0)), range_count) == wanted_range:
+            if range_count == 1 or hash_range_of_word(np.uint64(key_hash_tag(h0)), range_count) == wanted_range:
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1
     return count

@@ -111,7 +111,7 @@ class _SampleReader:
         self._state = state
         self._live = tuple(live)
         self._wanted = ReadOptions(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
-        self._halves = siphash_key_halves(opened.identity.reading_key())
+        self._halves = siphash_key_halves(opened.identity.hash_key_for_reading())
 
     def read_key_hashes(self, first_offset: int, last_offset: int) -> tuple[Hashes64, Sizes]:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""

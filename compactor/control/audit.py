@@ -64,7 +64,7 @@ def record_action(control: ObjectStore, action: ManualAction, action_id: str) ->
     :param action_id: a random id.
     """
     key = f"{AUDIT_PREFIX}{action.at_ms:013d}-{action_id}"
-    _create(control, f"{key}.json", action)
+    _create_audit_object(control, f"{key}.json", action)
     return key
 
 
@@ -73,7 +73,7 @@ def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> No
 
     :param key: as ``record_action`` returned it.
     """
-    _create(control, key + _OUTCOME, outcome)
+    _create_audit_object(control, key + _OUTCOME, outcome)
 
 
 def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[RecordedAction]:
@@ -93,7 +93,7 @@ def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[
         yield RecordedAction(id=name.removeprefix(AUDIT_PREFIX), action=action, outcome=outcome)
 
 
-def _create(control: ObjectStore, key: str, value: Value) -> None:
+def _create_audit_object(control: ObjectStore, key: str, value: Value) -> None:
     """Create an object that holds ``value``. An existing object under the key is accepted: the key holds a random id, so that only an
     earlier attempt of this process can have created it.
     """

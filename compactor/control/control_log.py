@@ -95,14 +95,15 @@ class LogFormat(Generic[S]):
 
     record, snapshot: types of the stored objects.
     apply: pure function (state, record) -> state that folds one record into the state.
-    with_modification_times: fills in the store's modification times of slots that the state still refers to. Called before those slots may
+    state_with_modification_times: fills in the store's modification times of slots that the state still refers to. Called before those
+    slots may
         be deleted, with a function slot -> milliseconds.
     """
 
     record: type[Record[Any]]
     snapshot: type[Snapshot[S]]
     apply: Callable[[S, Record[Any]], S]
-    with_modification_times: Callable[[S, Callable[[int], int]], S]
+    state_with_modification_times: Callable[[S, Callable[[int], int]], S]
 
 
 class ControlLog(Generic[S]):
@@ -217,7 +218,7 @@ class ControlLog(Generic[S]):
         take the gap for the end. Called before irreversible decisions, and when no position of the log is known at all. Raises
         BadControlRecord if an object is missing.
         """
-        beyond = self._last_listed_keys()
+        beyond = self._last_listed_key_by_kind()
         if beyond:
             self.refresh()
         for kind, key in beyond.items():
@@ -227,7 +228,7 @@ class ControlLog(Generic[S]):
                 raise BadControlRecord(cause, segment=f"{self.store.url}/{key}", hint=hint)
         return self.state
 
-    def _last_listed_keys(self) -> dict[str, str]:
+    def _last_listed_key_by_kind(self) -> dict[str, str]:
         """Return the last listed key after the present state, for each kind of object (record, snapshot, boundary) that has one. Takes one
         LIST request, or more if other objects fill its page.
         """
@@ -354,7 +355,7 @@ class ControlLog(Generic[S]):
         if state.slot - known.slot < max(min_new_records, 1):
             return False
         try:
-            timed = self._form.with_modification_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
+            timed = self._form.state_with_modification_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
         except NotFound:
             return False  # somebody else has cut meanwhile
         if self._read_boundary() != known or not self._create_snapshot(timed):

@@ -106,7 +106,7 @@ def _merge_slots_by_maximum(slots: dict[str, int], newer_slots: Mapping[str, int
     return slots | {name: slot for name, slot in newer_slots.items() if slot > slots.get(name, 0)}
 
 
-def with_modification_times(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
+def state_with_modification_times(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
     """Return the state with the store's modification times of the records from which grace periods, leases and the age of imports are
     measured, before those records are deleted.
     """
@@ -130,7 +130,7 @@ def _changes_by_record_without_effect(state: PartitionState, record: Record[Any]
         slot=record.slot,
         type=body.type,
         leader_epoch=getattr(body, "leader_epoch", NO_COMPACTOR_EPOCH),
-        offset=offsets.clean_end_offset(body.vector) if isinstance(body, r.RoundPublished) else -1,
+        offset=offsets.first_dirty_offset_of_vector(body.vector) if isinstance(body, r.RoundPublished) else -1,
         by=getattr(body, "holder", "") or _writer_name(state, record),
         reason=reason,
         at_ms=record.at_ms,
@@ -366,7 +366,7 @@ def _changes_by_broker_lineage(state: PartitionState, newer: tuple[EpochEntry, .
     moved: Changes = {"lineage": newer, "lineage_end": end_offset}
     return (
         moved
-        if parted is None or parted >= offsets.clean_end_offset(state.vector)
+        if parted is None or parted >= offsets.first_dirty_offset_of_vector(state.vector)
         else moved | _changes_by_lowered_cleaner_offsets(state, parted)
     )
 
@@ -377,11 +377,11 @@ def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset
     """
 
     def with_lower_offset(entry: Any) -> Any:
-        both = {name: offsets.clamp_vector(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
+        both = {name: offsets.clamp_cleaner_vector(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
     return {
-        "vector": offsets.clamp_vector(state.vector, divergence_offset),
+        "vector": offsets.clamp_cleaner_vector(state.vector, divergence_offset),
         "waiting": tuple(with_lower_offset(group) for group in state.waiting),
     }
 
@@ -454,7 +454,7 @@ def _apply_round_published(state: PartitionState, record: Record[Any], body: r.R
         leader_epoch=body.leader_epoch,
         ended_ms=record.at_ms,
         published_slot=record.slot,
-        next_dirty_offset=offsets.clean_end_offset(vector),
+        next_dirty_offset=offsets.first_dirty_offset_of_vector(vector),
         vector=vector,
         balance=body.balance,
         content=body.content,

@@ -83,7 +83,7 @@ class DataRootOwnership:
         self.ours = is_exclusive
         self._asked = False
 
-    def require_owned_root(self, ports: Ports, *, is_recheck: bool = False) -> None:
+    def require_data_root_is_own(self, ports: Ports, *, is_recheck: bool = False) -> None:
         """Raise UsageError unless the data root certainly belongs to this tier. Called before writing and sweeping.
 
         A root without an id gets this tier's id if the catalog names every segment in it.
@@ -99,7 +99,7 @@ class DataRootOwnership:
         found = read_data_root_id(ports)
         if found is None:
             found = self._write_tier_id(ports)
-        self._require_same_id(ports, found)
+        self._require_same_tier_id(ports, found)
         self._asked = True
 
     def require_no_other_owner(self, ports: Ports, catalog: CatalogState) -> None:
@@ -109,9 +109,9 @@ class DataRootOwnership:
         found = read_data_root_id(ports) if self.ours else None
         self.tier_id = catalog.tier_id
         if found is not None:
-            self._require_same_id(ports, found)
+            self._require_same_tier_id(ports, found)
 
-    def require_unowned_root(self, ports: Ports, catalog: CatalogState) -> None:
+    def require_data_root_is_unowned(self, ports: Ports, catalog: CatalogState) -> None:
         """Raise UsageError if no tier may be created over this data root, because it has an id or segments that the catalog does not
         name.
         """
@@ -119,7 +119,7 @@ class DataRootOwnership:
             return
         found = read_data_root_id(ports)
         if found is not None:
-            self._require_same_id(ports, found)
+            self._require_same_tier_id(ports, found)
         self.require_no_broker_objects(ports)
         stranger = _find_object_unknown_to_catalog(ports, catalog)
         if stranger:
@@ -134,7 +134,7 @@ class DataRootOwnership:
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
-    def _require_same_id(self, ports: Ports, root_id: DataRootId) -> None:
+    def _require_same_tier_id(self, ports: Ports, root_id: DataRootId) -> None:
         """Raise UsageError if the id in the data root is not this tier's."""
         if root_id.tier_id != self.tier_id:
             other = f"that of tier {self.tier_id}" if self.tier_id else "has no tier yet"

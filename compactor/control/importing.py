@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.leadership import append_problem
+from compactor.control.leadership import reason_to_refuse_append
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Ports
 from compactor.control.records import (
@@ -180,7 +180,7 @@ def _require_record_accepted(log: PartitionLog, state: PartitionState, body: Bod
     """Return the body of a record after checking that it would take effect in this state. Raises BadData, with the hint, if a rule refuses
     it.
     """
-    problem = append_problem(log, state, body)
+    problem = reason_to_refuse_append(log, state, body)
     if problem:
         raise BadData(problem, segment=str(state.name), hint=hint)
     return body

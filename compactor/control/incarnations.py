@@ -1,7 +1,7 @@
 """The rule about topics that are deleted and created again under the same name. Pure; everything that asks which topic a name is asks here.
 
 A topic name has one control log and one data prefix per incarnation and partition. Each log holds the records of one topic id
-(``check_same_topic``), so that two topics cannot mix. What remains to be decided is which incarnation a name means:
+(``check_topic_id_unchanged``), so that two topics cannot mix. What remains to be decided is which incarnation a name means:
 
 * an id that was superseded never becomes current again, for no partition of the topic;
 * a new id supersedes the current one only if the cluster that is recorded for the current id has said that the name has the new id now, or
@@ -104,7 +104,7 @@ def is_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
-def check_same_topic(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_topic_id_unchanged(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
     without an id gets one by adoption only.
     """

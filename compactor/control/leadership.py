@@ -137,14 +137,14 @@ class Leadership:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
 
-def append_problem(log: PartitionLog, state: PartitionState, body: Any) -> str:
+def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
     """Return why a record would have no effect if it were appended now, or an empty string. Saves the log a record without effect."""
     return ordering.find_rule_violation(state, log.candidate_record(body))
 
 
 def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
     """Raise RecordRefused if a record would have no effect when appended now."""
-    problem = append_problem(log, state, body)
+    problem = reason_to_refuse_append(log, state, body)
     if problem:
         raise RecordRefused(problem)
 
@@ -188,7 +188,7 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
             epoch = state.next_compactor_epoch
             max_delivery_ms = ports.publisher.max_delivery_ms
             body = LeadershipAcquired(leader_epoch=epoch, holder=ports.holder, ttl_ms=lease.ttl_ms, delivery_timeout_ms=max_delivery_ms)
-            state = log.append_until_done(partial(_acquisition_unless_changed, log, before, body))
+            state = log.append_until_done(partial(_acquisition_record_unless_leader_changed, log, before, body))
             leader = state.leader
             if leader is not None and leader.incarnation == log.incarnation and leader.epoch == epoch:
                 _delete_heartbeat(ports, log, before)
@@ -218,14 +218,14 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
     """Call ``send_heartbeat`` every ``interval_s`` seconds in a background thread while the block runs. Implements KeepAlive."""
     over = threading.Event()
 
-    def beat_until_stopped() -> None:
+    def send_heartbeats_until_stopped() -> None:
         while not over.wait(interval_s):
             try:
                 send_heartbeat()
             except (StoreError, OutOfBudget):
                 pass  # the next one may pass; a leader that nobody replaces needs no heartbeat
 
-    thread = threading.Thread(target=beat_until_stopped, name="heartbeat", daemon=True)
+    thread = threading.Thread(target=send_heartbeats_until_stopped, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -234,7 +234,7 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
         thread.join()
 
 
-def _acquisition_unless_changed(
+def _acquisition_record_unless_leader_changed(
     log: PartitionLog, previous_leader: Leader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
     """Return the acquisition, or None if the leadership has changed since its liveness was checked."""

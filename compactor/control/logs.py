@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, LogFormat, SlotContention, Snapshot
-from compactor.control.fold import apply_catalog_record, apply_partition_record, with_modification_times
+from compactor.control.fold import apply_catalog_record, apply_partition_record, state_with_modification_times
 from compactor.control.ports import Ports
 from compactor.control.records import (
     BadControlRecord,
@@ -60,10 +60,13 @@ def fold_partition_record(state: PartitionState, record: Record[Any]) -> Partiti
 
 
 PARTITION = LogFormat(
-    record=PartitionRecord, snapshot=Snapshot[PartitionState], apply=fold_partition_record, with_modification_times=with_modification_times
+    record=PartitionRecord,
+    snapshot=Snapshot[PartitionState],
+    apply=fold_partition_record,
+    state_with_modification_times=state_with_modification_times,
 )
 CATALOG = LogFormat(
-    record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=apply_catalog_record, with_modification_times=lambda state, _: state
+    record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=apply_catalog_record, state_with_modification_times=lambda state, _: state
 )
 
 

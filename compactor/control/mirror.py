@@ -93,11 +93,12 @@ def changes_by_mirrored_segments(state: PartitionState, body: SegmentsMirrored) 
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
     begins = [begin for begin in (parted, _first_offset_tiered_again(state, body)) if begin is not None]
     parted = min(begins, default=None)
-    if parted is not None and parted < offsets.clean_end_offset(state.vector):
-        changes["vector"] = offsets.clamp_vector(state.vector, parted)
+    if parted is not None and parted < offsets.first_dirty_offset_of_vector(state.vector):
+        changes["vector"] = offsets.clamp_cleaner_vector(state.vector, parted)
         both = ("vector_before", "vector")
         changes["waiting"] = tuple(
-            group.model_copy(update={name: offsets.clamp_vector(getattr(group, name), parted) for name in both}) for group in state.waiting
+            group.model_copy(update={name: offsets.clamp_cleaner_vector(getattr(group, name), parted) for name in both})
+            for group in state.waiting
         )
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}
 

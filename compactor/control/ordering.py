@@ -142,8 +142,8 @@ def compaction_begun_problem(state: PartitionState) -> str:
     if state.intent:
         return f"run {state.intent.plan.run_id} is compacting the partition"
     rewritten = any(segment.id in state.published_by for segment in state.live)
-    if rewritten or offsets.clean_end_offset(state.vector) > 0:
-        return f"the partition was compacted up to offset {offsets.clean_end_offset(state.vector)}"
+    if rewritten or offsets.first_dirty_offset_of_vector(state.vector) > 0:
+        return f"the partition was compacted up to offset {offsets.first_dirty_offset_of_vector(state.vector)}"
     return ""
 
 
@@ -182,7 +182,7 @@ def check_data_loss_accepted(state: PartitionState, record: Record[Any]) -> Rule
     offset, or a loss that a person has accepted (checked for records from version 5 on).
     """
     body: r.TailTruncated = record.body
-    clean = offsets.clean_end_offset(state.vector)
+    clean = offsets.first_dirty_offset_of_vector(state.vector)
     if record.version < 5 or body.accept_loss or clean <= body.offset:
         return ""
     return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
@@ -242,7 +242,7 @@ def check_plan_valid(state: PartitionState, record: Record[Any]) -> RuleViolatio
         return "the plan is another partition's or another epoch's"
     if state.find_run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
-    back = plan.next_dirty_offset < offsets.clean_end_offset(plan.vector) and not plan.restores
+    back = plan.next_dirty_offset < offsets.first_dirty_offset_of_vector(plan.vector) and not plan.restores
     if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:
         return "two tasks are one group, or the cleaner offset goes back"
     return _segment_id_in_use_problem(state, [task.new_segment_id for task in plan.tasks])
@@ -389,7 +389,9 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Record[
     valid.
     """
     for group in _waiting_groups_within(state, set(record.body.ids)):
-        if not group.undone and not offsets.is_claim_valid(state.vector, group.leader_epoch, offsets.clean_end_offset(group.vector)):
+        if not group.undone and not offsets.has_epoch_cleaned_below(
+            state.vector, group.leader_epoch, offsets.first_dirty_offset_of_vector(group.vector)
+        ):
             return f"the current cleaner offsets do not grant what run {group.run_id} published"
     return ""
 
@@ -430,21 +432,21 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.SegmentIdsRegistered: (incarnations.check_incarnation_was_opened, check_import_ids_unused),
     r.SegmentsTiered: (
         check_segment_ids_registered,
-        incarnations.check_same_topic,
+        incarnations.check_topic_id_unchanged,
         check_segments_continue_log,
         check_lineage_agrees_with_tier,
         log_start.check_imported_log_start,
     ),
     r.SegmentsPrepended: (
         check_segment_ids_registered,
-        incarnations.check_same_topic,
+        incarnations.check_topic_id_unchanged,
         check_all_registered_segments_added,
         check_segments_precede_log,
         check_never_compacted,
         log_start.check_log_start_never_raised,
     ),
     r.TailTruncated: (
-        incarnations.check_same_topic,
+        incarnations.check_topic_id_unchanged,
         check_truncated_segments,
         check_segments_after_truncation,
         check_data_loss_accepted,
@@ -519,9 +521,9 @@ def cleaner_vector_after_round(
     because brokers deleted their sources.
     """
     if plan.restores:
-        return offsets.clamp_vector(state.vector, plan.next_dirty_offset)
-    return offsets.advance_vector(
-        state.vector, leader_epoch, offsets.clean_end_offset(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
+        return offsets.clamp_cleaner_vector(state.vector, plan.next_dirty_offset)
+    return offsets.advance_cleaner_vector(
+        state.vector, leader_epoch, offsets.first_dirty_offset_of_vector(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
     )
 
 

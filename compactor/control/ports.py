@@ -36,7 +36,7 @@ class Retention:
 class OwnershipCheck(Protocol):
     """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnership."""
 
-    def require_owned_root(self, ports: Ports, *, is_recheck: bool = False) -> None: ...
+    def require_data_root_is_own(self, ports: Ports, *, is_recheck: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Ports:
         :param is_recheck: check again even if the check has passed before.
         """
         if self.ownership is not None:
-            self.ownership.require_owned_root(self, is_recheck=is_recheck)
+            self.ownership.require_data_root_is_own(self, is_recheck=is_recheck)
 
     @property
     def grace_ms(self) -> int | None:

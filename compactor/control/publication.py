@@ -136,7 +136,7 @@ def publish_round(
     def append_round_published(unpublished: Collection[str]) -> None:
         """Append *round published* without the replacements whose sources brokers had deleted or have expired."""
         body = _build_round_published_record(leadership, intent, replacements, unpublished, expired, outcome)
-        leadership.append_record(body, lambda state: was_published(state, run_id))
+        leadership.append_record(body, lambda state: was_round_published(state, run_id))
 
     if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
         leadership.require_record_appendable(_build_round_published_record(leadership, intent, replacements, (), expired, outcome))
@@ -226,7 +226,7 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
     run_id = intent.plan.run_id
     state = leadership.append_record(
         IntentUndone(leader_epoch=leadership.epoch, run_id=run_id, reason=reason),
-        lambda state: not _is_open_run(state, run_id) and not was_published(state, run_id),
+        lambda state: not _is_open_run(state, run_id) and not was_round_published(state, run_id),
     )
     announced = [
         AnnouncedSegment(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks
@@ -271,7 +271,7 @@ def stored_segments_problem(ports: Ports, state: PartitionState, segments: Seque
     return next((problem for problem in problems if problem), "")
 
 
-def was_published(state: PartitionState, run_id: str) -> bool:
+def was_round_published(state: PartitionState, run_id: str) -> bool:
     """Return whether the control log shows that the round was published, judged by the replayed state alone."""
     run = state.find_run(run_id)
     return run is not None and run.published_slot > 0

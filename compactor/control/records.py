@@ -456,7 +456,7 @@ def verify_and_strip_checksum(data: bytes, where: str) -> bytes:
     return document
 
 
-class _VersionField(Value):
+class _FormatVersion(Value):
     """The version field of a record; the only type here that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -467,7 +467,7 @@ class _VersionField(Value):
 def check_format_version(document: bytes, where: str) -> None:
     """Raise BadControlRecord if a document has a later version than this program knows. Called before its other fields are read."""
     try:
-        version = _VersionField.model_validate_json(document).version
+        version = _FormatVersion.model_validate_json(document).version
     except ValidationError as error:
         raise _corrupt_record_error(where, "it has no version") from error
     if version > VERSION:

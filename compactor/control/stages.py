@@ -48,7 +48,7 @@ UPLOADED means that all groups have receipts: each was rewritten, passed the gat
 """
 
 
-def recorded_stage(intent: Intent) -> Stage:
+def stage_of_intent(intent: Intent) -> Stage:
     """Return the stage that an open intent has reached according to the control log. A resumed round continues from there."""
     if intent.begun_slot:
         return Stage.PUBLISH_BEGUN

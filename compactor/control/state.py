@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from checkpoint.offsets import CleanerOffset, clean_end_offset
+from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpoch, TopicId
 from compactor.control.records import RetireInspection, ScratchObject, TailBatch
 from compactor.model.balance import Balance, DigestSum, add_sums
@@ -279,7 +279,7 @@ class PartitionState(LogState):
     @property
     def first_dirty_offset(self) -> int:
         """First offset that is not clean, from the cleaner offsets, but never below the log start (Kafka's LogCleanerManager)."""
-        return max(clean_end_offset(self.vector), self.log_start)
+        return max(first_dirty_offset_of_vector(self.vector), self.log_start)
 
     @property
     def saved_per_dirty_byte(self) -> float | None:
@@ -402,7 +402,7 @@ class CatalogState(LogState):
         """Return all partitions, sorted by topic, number and incarnation."""
         return sorted(map(TopicPartition.parse_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
-    def incarnations_of(self, partition: TopicPartition) -> list[TopicPartition]:
+    def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:
         """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""
         found = [partition.first_incarnation] if str(partition.first_incarnation) in self.partitions else []
         number = 2

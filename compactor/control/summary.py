@@ -46,7 +46,7 @@ SegmentFacts = RemoteLogSegmentMetadata | SegmentSummary
 S_co = TypeVar("S_co", bound=SegmentFacts, covariant=True)
 
 
-class PartitionFacts(Protocol[S_co]):
+class PartitionStateOrSummary(Protocol[S_co]):
     """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
 
     @property
@@ -204,7 +204,7 @@ class PartitionSummary(Value):
     @cached_property
     def live(self) -> tuple[SegmentSummary, ...]:
         """Live segments, unpacked on first use."""
-        return _unpack_segments(self.columns, self.segments)
+        return _decode_segment_columns(self.columns, self.segments)
 
 
 def summarize_state(state: PartitionState) -> PartitionSummary:
@@ -235,7 +235,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         log_start_offset=state.log_start_offset,
         last_round=_summarize_last_round(state.runs),
         negative_timestamps=sum(segment.negative_timestamps for segment in state.live),
-        columns=_pack_segments(state.live),
+        columns=_encode_segment_columns(state.live),
     )
 
 
@@ -262,14 +262,14 @@ def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found.items())[-HOURS:])
 
 
-def pack_summary(summary: PartitionSummary) -> bytes:
-    """Encode a summary for ``unpack_summary`` on a machine with the same byte order."""
+def encode_summary(summary: PartitionSummary) -> bytes:
+    """Encode a summary for ``decode_summary`` on a machine with the same byte order."""
     head = summary.model_dump_json().encode()
     return _HEAD.pack(len(head)) + head + summary.columns
 
 
-def unpack_summary(data: bytes) -> PartitionSummary:
-    """Return the summary that ``pack_summary`` encoded. Raises ValueError (pydantic's included) or struct.error for other bytes."""
+def decode_summary(data: bytes) -> PartitionSummary:
+    """Return the summary that ``encode_summary`` encoded. Raises ValueError (pydantic's included) or struct.error for other bytes."""
     (length,) = _HEAD.unpack_from(data)
     start = _HEAD.size
     summary = PartitionSummary.model_validate_json(data[start : start + length])
@@ -290,13 +290,13 @@ def _summarize_waiting_group(group: WaitingGroup) -> WaitingSummary:
     )
 
 
-def _pack_segments(live: Sequence[RemoteLogSegmentMetadata]) -> bytes:
+def _encode_segment_columns(live: Sequence[RemoteLogSegmentMetadata]) -> bytes:
     """Pack segments column by column as 64-bit numbers, followed by their ids."""
     numbers = array("q", [getattr(segment, name) for name in _NUMBERS for segment in live])
     return numbers.tobytes() + "\n".join(segment.id for segment in live).encode()
 
 
-def _unpack_segments(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:
+def _decode_segment_columns(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:
     """Unpack ``count`` segments from their columns."""
     if not count:
         return ()

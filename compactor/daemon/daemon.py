@@ -60,7 +60,7 @@ from compactor.service.loop import ServiceLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import RetireReport
-from compactor.upkeep.uploads import LEAST_AGE_MS, sweep_uploads
+from compactor.upkeep.uploads import LEAST_AGE_MS, abort_unfinished_uploads
 from compactor.views.words import count_noun, format_size
 
 ASK_TOPICS_MS = 1_200_000
@@ -169,7 +169,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             return
         self._swept_ms = now_ms
         try:
-            swept = sweep_uploads(self._opened, now_ms)
+            swept = abort_unfinished_uploads(self._opened, now_ms)
         except CompactorError as error:
             self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
             return

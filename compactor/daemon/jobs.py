@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from compactor.access.rounds import execute_round, new_round
+from compactor.access.rounds import create_round, execute_round
 from compactor.access.tier import Tier
 from compactor.config.settings import Cleaner, Settings
 from compactor.control.leadership import current_lease
@@ -101,11 +101,11 @@ def perform_job(
                 opened.changes.publish([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
-            work = new_round(opened, job.name, now_ms, on_stage=on_stage, disk=resources.disk)
+            work = create_round(opened, job.name, now_ms, on_stage=on_stage, disk=resources.disk)
             result = JobResult(
                 job, RoundStatus.RETIRED, "", log, retire_partition(opened.ports, log, opened.lease, opened.retention, work=work)
             )
-            opened.changes.publish_slots([log])
+            opened.changes.record_reached_slots([log])
         log.refresh()
     except CompactorError as error:
         known = {

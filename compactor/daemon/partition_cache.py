@@ -140,7 +140,7 @@ class PartitionCache:
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._opened.local and confirmed:
-            self._opened.local.record_up_to_date(confirmed)
+            self._opened.local.record_logs_up_to_date(confirmed)
 
     def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.

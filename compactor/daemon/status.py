@@ -172,7 +172,7 @@ def read_tier_status(opened: Tier, on_partition: Callable[[], None] = lambda: No
     """
     names = opened.current_partitions()
     cache, schedules = PartitionCache(opened), []
-    for name, log in zip(names, opened.read_logs(names, on_partition), strict=True):
+    for name, log in zip(names, opened.read_logs_or_errors(names, on_partition), strict=True):
         now_ms = opened.ports.clock_ms()
         schedule = with_pause_and_request(new_schedule(name, 0, now_ms), pause_reason(opened.catalog.state, name), 0, now_ms)
         if isinstance(log, CompactorError):

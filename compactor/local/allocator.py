@@ -23,7 +23,7 @@ def _load_c_library() -> Any:
         return None
 
 
-def limit_heaps() -> bool:
+def limit_malloc_heaps() -> bool:
     """Limit the number of malloc heaps of this process. Return whether the C library supports it (glibc). Must be called before the first
     thread starts.
     """

@@ -33,7 +33,7 @@ PATIENCE_S: Final = 60.0
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Overrun(OutOfBudget):
+class ReservationExceeded(OutOfBudget):
     """Raised if more is written than was reserved and the budget has no spare bytes. The work must be repeated without other work at the
     same time.
     """
@@ -226,13 +226,13 @@ class SpaceReservation:
         self.taken = 0
 
     def reserve_bytes(self, size: int) -> None:
-        """Add ``size`` bytes to the used part of the reservation; called before they are written. Raises Overrun if neither the reservation
-        nor the budget has them.
+        """Add ``size`` bytes to the used part of the reservation; called before they are written. Raises ReservationExceeded if neither the
+        reservation nor the budget has them.
         """
         missing = self.taken + size - self.size
         if missing > 0:
             if not self._budget.extend_reservation(self.usage, missing):
-                raise Overrun(
+                raise ReservationExceeded(
                     f"{self.taken + size} bytes of local disk were needed where {self.size} were foreseen",
                     hint=f"Set disk_budget_bytes to at least {self.taken + size}",
                 )
@@ -274,7 +274,7 @@ def is_disk_full_error(error: BaseException) -> bool:
     return True
 
 
-def retry_until_space(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None]) -> T:
+def retry_until_disk_has_space(work: Callable[[], T], budget: Budget, sleep: Callable[[float], None]) -> T:
     """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
 
     ``work`` must remove what it has written before it raises.

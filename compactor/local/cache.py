@@ -22,8 +22,8 @@ from typing import TypeVar
 from compactor import __version__
 from compactor.control.control_log import StateIdentity
 from compactor.control.state import CatalogState, PartitionState
-from compactor.control.summary import PartitionSummary, pack_summary, summarize_state, unpack_summary
-from compactor.local.rocks import Rocks
+from compactor.control.summary import PartitionSummary, decode_summary, encode_summary, summarize_state
+from compactor.local.rocks import RocksDatabase
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 
@@ -71,7 +71,7 @@ class LocalState:
     """Cache of one tier's control data in a database in ``folder`` on the local disk. The database is opened on first use. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        self._rocks = Rocks(folder)
+        self._rocks = RocksDatabase(folder)
         self._tier_id = ""
         self._catalog_slot = -1
 
@@ -105,7 +105,7 @@ class LocalState:
         """
         meta = self._read_description()
         if meta is not None and (diverged or meta.tier_id != tier_id):
-            self._discard_content("it is about another tier, or about a later copy of this one")
+            self._discard_cached_content("it is about another tier, or about a later copy of this one")
             meta = None
         self._tier_id = tier_id
         if meta is None:
@@ -124,11 +124,11 @@ class LocalState:
         found: dict[str, tuple[LogReadProgress, PartitionSummary]] = {}
         try:
             for key, data in known.items():
-                summary, about = unpack_summary(data), LogReadProgress.model_validate_json(seen.get(key, b""))
+                summary, about = decode_summary(data), LogReadProgress.model_validate_json(seen.get(key, b""))
                 if about.slot == summary.slot:
                     found[key.decode()] = about, summary
         except (ValueError, struct.error):
-            self._discard_content(_UNREADABLE)
+            self._discard_cached_content(_UNREADABLE)
             return {}
         return found
 
@@ -153,12 +153,12 @@ class LocalState:
         self._rocks.write(
             {
                 _partition_key(_SEEN, state.name): seen.model_dump_json().encode(),
-                _partition_key(_SUMMARY, state.name): pack_summary(summarize_state(state)),
+                _partition_key(_SUMMARY, state.name): encode_summary(summarize_state(state)),
                 _partition_key(_STATE, state.name): state.model_dump_json().encode(),
             }
         )
 
-    def record_up_to_date(self, progress_by_partition: Mapping[TopicPartition, LogReadProgress]) -> None:
+    def record_logs_up_to_date(self, progress_by_partition: Mapping[TopicPartition, LogReadProgress]) -> None:
         """Write new times of the last check to the cache, for partitions whose control log has no newer records than the cached state."""
         self._rocks.write({_partition_key(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()})
 
@@ -179,7 +179,7 @@ class LocalState:
         """Return the description of the cache, or None if it is empty or of another version."""
         meta = self._read_cached_value(CacheDescription, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
-            self._discard_content(f"it is of version {meta.program}, format {meta.format}")
+            self._discard_cached_content(f"it is of version {meta.program}, format {meta.format}")
             return None
         return meta
 
@@ -189,10 +189,10 @@ class LocalState:
         try:
             return None if data is None else kind.model_validate_json(data)
         except ValueError:
-            self._discard_content(_UNREADABLE)
+            self._discard_cached_content(_UNREADABLE)
             return None
 
-    def _discard_content(self, reason: str) -> None:
+    def _discard_cached_content(self, reason: str) -> None:
         """Delete everything in the cache, log the reason, and bind the empty cache to its tier."""
         self._rocks.delete_all(reason)
         self._catalog_slot = -1

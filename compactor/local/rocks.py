@@ -26,7 +26,7 @@ _LOCKED = ("While lock file", "lock hold by current process")
 _log = logging.getLogger(__name__)
 
 
-class Rocks:
+class RocksDatabase:
     """RocksDB database in ``folder``, used as a cache: its content may be lost at any time. Opened on first use and closed with the process
     at the latest.
     Thread-safe.

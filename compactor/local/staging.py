@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor.errors import BadData, OutOfBudget
-from compactor.local.budget import BLOCK, Budget as Budget, CachedFile, DiskUsage, SpaceReservation, retry_until_space, round_up_to_blocks
+from compactor.local.budget import (
+    BLOCK,
+    Budget as Budget,
+    CachedFile,
+    DiskUsage,
+    SpaceReservation,
+    retry_until_disk_has_space,
+    round_up_to_blocks,
+)
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import WorkStage, measure_stage
@@ -71,7 +79,7 @@ class FileToStage:
         return round_up_to_blocks(self.bytes_to_fetch)
 
 
-class Staging:
+class StagingFolder:
     """Folder with local copies of the files that one round reads; ``close`` removes it with its content. Thread-safe, but each object must
     be used by one thread at a
     time.
@@ -113,7 +121,7 @@ class Staging:
 
         :param reservation: the reservation of disk space to use. Without one the call waits for its own; the calling thread must not hold
             another one then.
-        :raises OutOfBudget: if the file exceeds the whole budget; Overrun, if ``reservation`` is too small.
+        :raises OutOfBudget: if the file exceeds the whole budget; ReservationExceeded, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
         """
@@ -195,11 +203,11 @@ class Staging:
         finally:
             self.budget.shorten_reservation(self.usage, size)
 
-    def retry_until_space(self, work: Callable[[], T]) -> T:
+    def retry_until_disk_has_space(self, work: Callable[[], T]) -> T:
         """Call ``work`` and return its result. While files of other programs fill the disk, wait and call ``work`` again. ``work`` must
         remove what it has written before it raises.
         """
-        return retry_until_space(work, self.budget, self._sleep)
+        return retry_until_disk_has_space(work, self.budget, self._sleep)
 
     @property
     def peak_bytes(self) -> int:
@@ -251,7 +259,7 @@ class Staging:
 
     def _fetch_file_when_disk_has_space(self, wanted: FileToStage, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
-        self.retry_until_space(lambda: self._fetch_file_once(wanted, path))
+        self.retry_until_disk_has_space(lambda: self._fetch_file_once(wanted, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_once(self, wanted: FileToStage, path: Path) -> None:
@@ -328,7 +336,7 @@ def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: S
     return digests.size_and_digest()
 
 
-def group_disk_bytes(
+def disk_bytes_to_rewrite_group(
     sources: Sequence[RemoteLogSegmentMetadata],
     index_interval_bytes: int,
     to_fetch: Sequence[FileToStage] | None = None,

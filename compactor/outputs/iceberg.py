@@ -285,7 +285,7 @@ class _UniqueKeys:
         self._name = name
         self.ranges = max(1, -(-records * BYTES_PER_KEY // budget_bytes))
         self._options = LastRecordsRequest(turn % self.ranges, self.ranges, budget_bytes)
-        self._halves = siphash_key_halves(opened.identity.reading_key())
+        self._halves = siphash_key_halves(opened.identity.hash_key_for_reading())
         self._keys = KeySet(max(budget_bytes, 1 << 16)) if records else None
         self._added = self._skipped = 0
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 from pydantic import ValidationError
 from typing_extensions import override
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.base import Value
@@ -118,19 +118,19 @@ def end_of_unfinished_round(state: PartitionState) -> int:
         ),
         default=-1,
     )
-    return needed if needed > clean_end_offset(state.vector) else -1
+    return needed if needed > first_dirty_offset_of_vector(state.vector) else -1
 
 
 def view_slices(state: PartitionState, log_start: int) -> tuple[Slice, ...]:
     """Return the slices of the compacted view, ascending. ``log_start``: first offset that readers may see."""
-    end = clean_end_offset(state.vector)
+    end = first_dirty_offset_of_vector(state.vector)
     slices = (Slice(segment.id, max(segment.start_offset, log_start), min(segment.end_offset, end - 1)) for segment in state.live)
     return tuple(each for each in slices if each.first <= each.last)
 
 
 def view_entry(state: PartitionState, log_start: int) -> PartitionEntry:
     """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
-    end = max(clean_end_offset(state.vector), log_start)
+    end = max(first_dirty_offset_of_vector(state.vector), log_start)
     shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
     return PartitionEntry(
         topic_id=state.topic_id,

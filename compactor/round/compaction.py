@@ -18,10 +18,10 @@ from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
-from compactor.control.summary import PartitionFacts, PartitionSummary
+from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import Budget
-from compactor.local.staging import group_disk_bytes
+from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -31,9 +31,9 @@ from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.expiry import find_expired_segments
-from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, bound_remaining_bytes, run_pass_one
+from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, remaining_size_bounds, run_pass_one
 from compactor.round.pass_two import LocalWorker, executor_fingerprint, round_rules_of_plan
-from compactor.round.plan import RoundAssessment, RoundFacts, assess_round, draft_plan, expected_metadata_record_count, plan_round
+from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
 from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
@@ -135,7 +135,7 @@ class RoundContext:
 
 
 @dataclass(frozen=True)
-class LocalPassOne:
+class LocalKeyScan:
     """Result of pass 1 that this process computed, with the open staging folder and worker threads that pass 2 reuses."""
 
     found: PassOneResult
@@ -151,8 +151,8 @@ class RoundInputs:
     disk_bytes: disk budget in bytes that each group of segments must fit; None if a remote engine does the work.
     """
 
-    facts: RoundFacts
-    indexed: LocalPassOne | None = None
+    facts: PlanInputs
+    indexed: LocalKeyScan | None = None
     disk_bytes: int | None = None
 
 
@@ -233,7 +233,7 @@ class Round:
         return f"it was open for more than a day, with {done} of {tasks} groups done, and brokers expire nothing after its new segments"
 
     @contextmanager
-    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[RoundInputs | None]:
+    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[RoundInputs | None]:
         now_ms = (
             self._remote.choose_plan_time_ms(state, self._now_ms, partial(self._draft_plan_at_time, state))
             if self._remote is not None
@@ -249,7 +249,7 @@ class Round:
         layout = self._context.ports.layout
         snapshot = read_producer_snapshot_at_end(layout, state)
         producers = unexpired_producers(parse_producer_snapshot_at_end(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
-        facts = RoundFacts(state, assessment, cleaner, now_ms, producers, executor_fingerprint(), self._map_engine, snapshot=snapshot)
+        facts = PlanInputs(state, assessment, cleaner, now_ms, producers, executor_fingerprint(), self._map_engine, snapshot=snapshot)
         if self._remote is not None:
             try:
                 yield RoundInputs(replace(facts, clean=self._remote.check_clean_segments(facts, check)))
@@ -257,21 +257,21 @@ class Round:
                 self._remote.delete_unused_results()
             return
         disk = self._open_disk_budget()
-        if max(group_disk_bytes([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
+        if max(disk_bytes_to_rewrite_group([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
             check_plan_fits_disk(draft_plan(facts), state, disk.total)
         with self._open_workers_and_reader(state, disk) as (workers, reading):
             found = self._run_pass_one(facts, workers, reading, check)
             known = replace(
-                facts, map_engine=found.engine, clean=found.clean, left=bound_remaining_bytes(found, state) if state.mirrored else {}
+                facts, map_engine=found.engine, clean=found.clean, left=remaining_size_bounds(found, state) if state.mirrored else {}
             )
-            yield RoundInputs(known, LocalPassOne(found, workers, reading), disk.total)
+            yield RoundInputs(known, LocalKeyScan(found, workers, reading), disk.total)
 
     def _draft_plan_at_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
         """Return the plan, without ids, that would be made at a time in milliseconds; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
-        return draft_plan(RoundFacts(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
+        return draft_plan(PlanInputs(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
 
     def make_plan(self, facts: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(facts.facts, leader_epoch, new_id)
@@ -358,7 +358,7 @@ class Round:
             reading.staging.close()
 
     def _run_pass_one(
-        self, facts: RoundFacts, workers: WorkerThreads, reading: StagedSegmentReader, check: LeadershipCheck
+        self, facts: PlanInputs, workers: WorkerThreads, reading: StagedSegmentReader, check: LeadershipCheck
     ) -> PassOneResult:
         """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, facts.assessment
@@ -418,7 +418,7 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
     live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
-        (group_disk_bytes([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
+        (disk_bytes_to_rewrite_group([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
         for task in plan.tasks
     )
     if need > disk_bytes:
@@ -514,12 +514,12 @@ def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms:
     return _report_without_round(summary, RoundStatus.NOTHING_TO_DO)
 
 
-def paused_round_report(facts: PartitionFacts[Any], reason: str) -> RoundReport:
+def paused_round_report(facts: PartitionStateOrSummary[Any], reason: str) -> RoundReport:
     """Return the report of a partition whose rounds are paused. ``reason``: why they are paused."""
     return replace(_report_without_round(facts, RoundStatus.PAUSED), reason=reason)
 
 
-def _report_without_round(facts: PartitionFacts[Any], status: RoundStatus) -> RoundReport:
+def _report_without_round(facts: PartitionStateOrSummary[Any], status: RoundStatus) -> RoundReport:
     """Return the report of a partition that was left as it is, with this status."""
     name, first_dirty = facts.name, facts.first_dirty_offset
     return RoundReport(

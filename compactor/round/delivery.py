@@ -23,7 +23,7 @@ from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
 @dataclass(frozen=True)
-class FinishedSegment:
+class RewrittenSegment:
     """New segment that is ready for upload.
 
     table: its batches.
@@ -40,7 +40,7 @@ class FinishedSegment:
     pieces: Sequence[ComposeSource] = ()
 
     @staticmethod
-    def from_local_files(output: SourceSegment, contents: Mapping[str, Path | bytes], limit: int, *, digests: bool) -> FinishedSegment:
+    def from_local_files(output: SourceSegment, contents: Mapping[str, Path | bytes], limit: int, *, digests: bool) -> RewrittenSegment:
         """Return a new segment whose files are all on this machine.
 
         :param output: its log, opened.
@@ -49,26 +49,26 @@ class FinishedSegment:
         :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.records_batch_digests``).
         """
         log = describe_log_file(output) if digests else describe_segment_file(contents["log"])
-        return FinishedSegment(output.table, log, contents, read_earliest_delete_horizon_ms(output, limit))
+        return RewrittenSegment(output.table, log, contents, read_earliest_delete_horizon_ms(output, limit))
 
     @staticmethod
     def from_composed_pieces(
         composed: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
-    ) -> FinishedSegment:
+    ) -> RewrittenSegment:
         """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
         :param contents: file or bytes of each kind except the log.
         """
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
         log = SegmentFile(size=size, batches=digest_of_headers(composed.directory.headers))
-        return FinishedSegment(composed.table, log, contents, due, pieces)
+        return RewrittenSegment(composed.table, log, contents, due, pieces)
 
 
 def upload_segment(
     destination: tuple[SegmentLayout, SegmentPublisher],
     partition: TopicPartition,
     task: CompactionTask,
-    segment: FinishedSegment,
+    segment: RewrittenSegment,
     *,
     open_txn_offset: int,
     content: DigestSum,

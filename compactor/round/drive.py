@@ -19,7 +19,7 @@ from compactor.control.leadership import Leadership, RecordRefused, hold_leaders
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
-from compactor.control.stages import Stage, StageTracker, recorded_stage
+from compactor.control.stages import Stage, StageTracker, stage_of_intent
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
@@ -147,7 +147,7 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_
                 mirroring.mirror_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
-                facts = gathering.enter_context(work.gather_facts(leadership.state, leadership.check_still_leading))
+                facts = gathering.enter_context(work.gather_round_inputs(leadership.state, leadership.check_still_leading))
                 plan = None if facts is None else work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
                     work.admit_plan(plan)
@@ -191,7 +191,7 @@ def finish_or_undo_open_intent(leadership: Leadership, work: RoundWork[FactsT] |
     intent = leadership.state.intent
     if intent is None:
         return None
-    steps = StageTracker(recorded_stage(intent))
+    steps = StageTracker(stage_of_intent(intent))
     if intent.begun_slot:
         return _publish_intent(leadership, work, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
@@ -209,7 +209,7 @@ def finish_or_undo_open_intent(leadership: Leadership, work: RoundWork[FactsT] |
         reason = f"it could not be resumed: {error.message}"
         return RoundResult(
             RoundStatus.NOTHING_TO_DO,
-            _undo_intent(leadership, StageTracker(recorded_stage(still)), still, reason),
+            _undo_intent(leadership, StageTracker(stage_of_intent(still)), still, reason),
             intent.plan,
             undone=reason,
         )

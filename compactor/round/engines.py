@@ -8,7 +8,7 @@ from typing import Protocol
 
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
-from compactor.round.plan import RoundFacts
+from compactor.round.plan import PlanInputs
 from compactor.round.ports import LeadershipCheck, Worker, WorkStats
 from compactor.round.skip import CleanSegmentVerdicts
 
@@ -23,7 +23,7 @@ class RemoteWorker(Worker, Protocol):
         """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
         return now_ms
 
-    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def check_clean_segments(self, facts: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return which clean segments the plan can skip. ``check`` raises Fenced if leadership is lost. Raises BadData, StoreError,
         OutOfBudget.
         """

@@ -14,7 +14,7 @@ from typing import TypeVar
 from compactor.config.settings import Cleaner
 from compactor.constants import NEVER_MS
 from compactor.control.log_start import segments_removable_below
-from compactor.control.summary import PartitionFacts, SegmentFacts
+from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
 
 S = TypeVar("S", bound=SegmentFacts)
 
@@ -40,7 +40,7 @@ def is_retention_enabled(cleaner: Cleaner) -> bool:
     return cleaner.cleanup_policy != "compact"
 
 
-def find_expired_segments(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int) -> ExpiredSegments | None:
+def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: int) -> ExpiredSegments | None:
     """Return what retention deletes at this time, or None if nothing expires.
 
     Segments below the log start that could not leave so far are included, whatever the cleanup policy is.
@@ -64,7 +64,7 @@ def find_expired_segments(state: PartitionFacts[S], cleaner: Cleaner, now_ms: in
     )
 
 
-def next_expiry_ms(state: PartitionFacts[S], cleaner: Cleaner) -> int:
+def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: Cleaner) -> int:
     """Return the first time, in milliseconds, at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never
     happens.
     """

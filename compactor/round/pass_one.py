@@ -35,13 +35,13 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes
-from compactor.local.budget import Overrun, SpaceReservation, round_up_to_blocks
+from compactor.local.budget import ReservationExceeded, SpaceReservation, round_up_to_blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import reason_to_read_for_markers
 from compactor.round.partial.plan import reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
-from compactor.round.plan import RemainingBound
+from compactor.round.plan import RemainingSizeBound
 from compactor.round.roles import RoundRange, RoundSources, SegmentRoles
 from compactor.round.skip import (
     CleanSegmentVerdicts,
@@ -49,7 +49,7 @@ from compactor.round.skip import (
     SidecarDecision,
     build_clean_verdicts,
     choose_engine,
-    decide_by_sidecar,
+    decide_read_by_sidecar,
     horizon_passed_reason,
 )
 from compactor.round.sources import StagedSegmentReader
@@ -214,13 +214,13 @@ def run_pass_one(reader: StagedSegmentReader, extent: RoundRange, settings: Pass
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
             return _scan_with_keys_in_memory(job, expected, rows)
-        except Overrun:
+        except ReservationExceeded:
             pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
     parts = _count_hash_ranges(job, rows)
     while True:
         try:
             return _scan_with_keys_on_disk(job, rows, parts)
-        except Overrun as overrun:
+        except ReservationExceeded as overrun:
             if parts >= MOST_PASSES:
                 raise OutOfBudget(overrun.message, hint=overrun.hint) from overrun
             parts = min(2 * parts, MOST_PASSES)
@@ -230,8 +230,8 @@ def run_pass_one(reader: StagedSegmentReader, extent: RoundRange, settings: Pass
 
 
 def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expected_row_count: int) -> PassOneResult:
-    """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises Overrun if the disk has no space
-    then.
+    """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises ReservationExceeded if the disk has
+    no space then.
     """
     settings, staging, space = job.settings, job.reading.staging, _DiskSpace()
     spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
@@ -368,7 +368,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
     outcomes: dict[int, int] = {}
     for ordinal in reversed(job.roles.behind):
         if job.roles.sidecar_head(ordinal).sidecar is None:
-            opened.read_headers(ordinal, scan.space.reservation)
+            opened.read_batch_headers(ordinal, scan.space.reservation)
         txn_outcomes_by_batch(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.second_reader is not None and scan.gate is not None:
             scan.gate.read_markers_after_dirty_range(opened.sources[ordinal])
@@ -396,7 +396,7 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
     if not job.opened.folded:
         for ordinal in job.roles.clean:
             if job.roles.sidecar_head(ordinal).sidecar is None:
-                job.opened.read_headers(ordinal, scan.space.reservation)
+                job.opened.read_batch_headers(ordinal, scan.space.reservation)
                 job.settings.check()
         job.opened.fold_transactions()
     if scan.gate is not None:
@@ -415,7 +415,9 @@ def _decide_segments_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict
     found = {}
     for ordinal in job.roles.clean:
         due = _reason_due_by_fold(job, ordinal) or horizon_passed_reason(live[ordinal], now_ms)
-        found[ordinal] = decide_by_sidecar(job.roles.sidecar_head(ordinal), due, keys=dirty_key_count, record=inquiry.record, now_ms=now_ms)
+        found[ordinal] = decide_read_by_sidecar(
+            job.roles.sidecar_head(ordinal), due, keys=dirty_key_count, record=inquiry.record, now_ms=now_ms
+        )
     return found
 
 
@@ -489,7 +491,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
             decisions[ordinal] = replace(decision, must="", may=MEETS_NONE, for_keys=False)
             met.pop(ordinal, None)
         elif found.part is not None:
-            opened.restrict_to_part(ordinal, found.part)
+            opened.restrict_segment_to_part(ordinal, found.part)
     return replace(answers, met=met)
 
 
@@ -533,7 +535,7 @@ def _build_pass_one_result(
     )
 
 
-def bound_remaining_bytes(found: PassOneResult, state: PartitionState) -> dict[str, RemainingBound]:
+def remaining_size_bounds(found: PassOneResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
     """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
     read.
 
@@ -547,5 +549,5 @@ def bound_remaining_bytes(found: PassOneResult, state: PartitionState) -> dict[s
             continue
         data = source.table.control == NOT_CONTROL
         size = int(source.table.size[~data | (counts.kept != 0)].sum()) + BATCH_HEADER_BYTES * len(np.unique(source.table.producer_id))
-        left[segment.id] = RemainingBound(size, records=int(np.abs(counts.kept[data]).sum()))
+        left[segment.id] = RemainingSizeBound(size, records=int(np.abs(counts.kept[data]).sum()))
     return left

@@ -33,8 +33,8 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
-from compactor.local.budget import BLOCK, Overrun, SpaceReservation
-from compactor.local.staging import Staging, group_disk_bytes
+from compactor.local.budget import BLOCK, ReservationExceeded, SpaceReservation
+from compactor.local.staging import StagingFolder, disk_bytes_to_rewrite_group
 from compactor.model.balance import Balance
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata
@@ -43,7 +43,7 @@ from compactor.records import codecs
 from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot
-from compactor.round.delivery import FinishedSegment, describe_segment_file, upload_segment
+from compactor.round.delivery import RewrittenSegment, describe_segment_file, upload_segment
 from compactor.round.partial.plan import derive_sidecar_of_composed_segment, is_key_directory_worthwhile, pieces_of_new_log
 from compactor.round.partial.rewrite import (
     ComposedSegment,
@@ -84,7 +84,7 @@ class LocalWorker:
 
     layout: SegmentLayout
     publisher: SegmentPublisher
-    staging: Staging
+    staging: StagingFolder
     hash_key: bytes
     map_budget_bytes: int
     threads: int
@@ -217,7 +217,7 @@ class RewrittenGroup:
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
 
-class PassOneAnswers(Protocol):
+class KeyScanAnswers(Protocol):
     """Results of pass 1 that pass 2 needs. gate: checks each rewritten group; None if it is switched off. second_reader: receives the
     records that pass 2 decompresses; None if no check needs them.
     """
@@ -260,7 +260,7 @@ class PlanExecution:
     """Execution of one plan, which rewrites, uploads and reports each of its groups of segments."""
 
     def __init__(
-        self, worker: LocalWorker, plan: CompactionPlan, reader: StagedSegmentReader, workers: WorkerThreads, answers: PassOneAnswers
+        self, worker: LocalWorker, plan: CompactionPlan, reader: StagedSegmentReader, workers: WorkerThreads, answers: KeyScanAnswers
     ) -> None:
         self._worker = worker
         self._plan = plan
@@ -306,14 +306,14 @@ class PlanExecution:
             sources = [self._live[ordinal] for ordinal in members]
             part = self._part_to_read_of_group(members)
             most = int(part.source.table.size.sum()) if part else task.most_bytes
-            need = group_disk_bytes(sources, interval, staging.files_not_on_disk(inputs), max_output_bytes=most)
+            need = disk_bytes_to_rewrite_group(sources, interval, staging.files_not_on_disk(inputs), max_output_bytes=most)
             try:
                 return rewrite_within(min(need, staging.budget.total))
-            except Overrun:
+            except ReservationExceeded:
                 return rewrite_within(staging.budget.total)
 
         try:
-            return staging.retry_until_space(rewrite_with_reservation)
+            return staging.retry_until_disk_has_space(rewrite_with_reservation)
         finally:
             staging.delete_cached_copies(inputs)
             self._update_round_stats()
@@ -363,7 +363,7 @@ class PlanExecution:
         Raises StoreError, NeedsWholeSegmentError.
         """
         try:
-            return self._worker.staging.retry_until_space(lambda: self._upload_with_sidecar(group))
+            return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_with_sidecar(group))
         finally:
             self.release_group(group)
 
@@ -382,7 +382,7 @@ class PlanExecution:
         joined = None
         if group.part is None:
             contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_snapshot_and_checkpoint(group)}
-            made = FinishedSegment.from_local_files(output, contents, self._limit, digests=layout.records_batch_digests)
+            made = RewrittenSegment.from_local_files(output, contents, self._limit, digests=layout.records_batch_digests)
         else:
             joined = describe_composed_segment(group.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
             made = self._compose_segment(group, group.part, output, joined)
@@ -419,13 +419,13 @@ class PlanExecution:
 
     def _compose_segment(
         self, group: RewrittenGroup, part: SegmentPart, output: SourceSegment, composed: ComposedSegment
-    ) -> FinishedSegment:
+    ) -> RewrittenSegment:
         task, table, source = group.task, composed.table, self._live[group.members[0]]
         index, timeindex = encode_offset_and_time_index(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
         log_key = self._worker.layout.object_name(self._partition, source, "log")
-        return FinishedSegment.from_composed_pieces(
+        return RewrittenSegment.from_composed_pieces(
             composed,
             pieces_of_new_log(part.splice, log_key, group.cleaned.paths["log"], output.table),
             {"index": index, "timeindex": timeindex, **self._build_snapshot_and_checkpoint(group)},

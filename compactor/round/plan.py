@@ -15,7 +15,7 @@ from compactor.cleaner.passes.grouping import group_segments
 from compactor.config.settings import Cleaner
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
-from compactor.control.summary import PartitionFacts, SegmentFacts
+from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SegmentToRead, SkippedSegment
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -65,7 +65,7 @@ class RoundAssessment(Generic[S]):
         return self.clean + self.dirty
 
 
-def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
+def assess_round(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
     """Return whether a round is due by Kafka's eligibility rules, or because of delete horizons alone.
 
     :param state: the folded state, or its summary.
@@ -91,7 +91,7 @@ def assess_round(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, *, for
     return replace(found, due=due, reason=reason)
 
 
-def _end_of_round_range(state: PartitionFacts[S], cleaner: Cleaner, now_ms: int, first_dirty_offset: int) -> tuple[int, str]:
+def _end_of_round_range(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: int, first_dirty_offset: int) -> tuple[int, str]:
     """Return the end of a round's range (exclusive), and the reason if it is not the log's end; else an empty string. The end is a segment
     boundary and never below ``first_dirty_offset``.
     """
@@ -134,7 +134,7 @@ def _is_round_due(
     return False, range_limit_reason or "nothing is dirty"
 
 
-class RemainingBound(NamedTuple):
+class RemainingSizeBound(NamedTuple):
     """Upper bound on the records and bytes of a segment that remain after the round, as pass 1 knows it."""
 
     bytes: int
@@ -142,7 +142,7 @@ class RemainingBound(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RoundFacts:
+class PlanInputs:
     """Values from which a plan is made, gathered once.
 
     producers: producers that are live at the log's end.
@@ -160,7 +160,7 @@ class RoundFacts:
     fingerprint: str
     map_engine: str
     clean: CleanSegmentVerdicts = field(default_factory=CleanSegmentVerdicts)
-    left: Mapping[str, RemainingBound] = field(default_factory=dict)
+    left: Mapping[str, RemainingSizeBound] = field(default_factory=dict)
     snapshot: bytes = b""
 
 
@@ -171,7 +171,7 @@ class GroupCandidate:
     """
 
     metadata: RemoteLogSegmentMetadata
-    left: RemainingBound | None = None
+    left: RemainingSizeBound | None = None
     base: int = field(init=False)
     size: int = field(init=False)
     index_bytes: int = field(init=False)
@@ -194,12 +194,12 @@ class GroupCandidate:
 _Assessed = RoundAssessment[RemoteLogSegmentMetadata]
 
 
-def draft_plan(facts: RoundFacts) -> CompactionPlan:
+def draft_plan(facts: PlanInputs) -> CompactionPlan:
     """Return the plan without ids and epoch, for callers that need its rules before the complete plan exists."""
     return plan_round(facts, NO_COMPACTOR_EPOCH, lambda: "")
 
 
-def plan_round(facts: RoundFacts, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+def plan_round(facts: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
     """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7).
 
     :param leader_epoch: the compactor epoch.
@@ -260,17 +260,19 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
-def _segments_after_expiring_ones(facts: RoundFacts) -> frozenset[int]:
+def _segments_after_expiring_ones(facts: PlanInputs) -> frozenset[int]:
     """Return the positions of the segments that must begin a group, because brokers expire the segment before soon."""
-    return frozenset(range(1, count_expiring_soon(facts.state, facts.assessment.covered_segments, facts.cleaner, facts.now_ms) + 1))
+    return frozenset(
+        range(1, count_segments_expiring_soon(facts.state, facts.assessment.covered_segments, facts.cleaner, facts.now_ms) + 1)
+    )
 
 
-def expiry_margin_ms(state: PartitionFacts[S]) -> int:
+def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
     """Return the margin in milliseconds: segments that expire within it are rewritten one to one."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
-def count_expiring_soon(state: PartitionFacts[S], segments: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
+def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
     """Return how many of the first segments of a round brokers expire soon, so that they are rewritten one to one.
 
     A larger group would keep them until its last source expires, and a part of its sources would be gone before the group is published.
@@ -293,7 +295,7 @@ class GroupingRules:
     """
 
     cleaner: Cleaner
-    left: Mapping[str, RemainingBound] = field(default_factory=dict)
+    left: Mapping[str, RemainingSizeBound] = field(default_factory=dict)
     apart: frozenset[int] = frozenset()
     large: bool = False
 
@@ -366,7 +368,7 @@ def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
 
 
 def _rewrite_task_of_group(
-    number: int, members: Sequence[RemoteLogSegmentMetadata], facts: RoundFacts, new_segment_id: str
+    number: int, members: Sequence[RemoteLogSegmentMetadata], facts: PlanInputs, new_segment_id: str
 ) -> CompactionTask:
     """Return the task that rewrites one group."""
     whole = sum(member.size_bytes for member in members)

@@ -122,7 +122,7 @@ class RoundWork(Protocol[FactsT]):
     def log_start_to_record(self, state: PartitionState) -> int | None:
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
-    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
+    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
         """Return a context manager that provides the facts from which the plan is made, including the result of pass 1; None if no round is
         due. It runs under leadership, on a fresh state, and may take long. At its end resources of the facts are released.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import Cleaner
@@ -25,7 +25,7 @@ from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState, WaitingGroup
 from compactor.errors import UsageError
 from compactor.local.budget import Budget, SpaceReservation
-from compactor.local.staging import group_disk_bytes
+from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -34,7 +34,7 @@ from compactor.records.batches import verify_crcs_of_batches
 from compactor.records.encode import encode_filler_batch
 from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
-from compactor.round.delivery import FinishedSegment, upload_segment
+from compactor.round.delivery import RewrittenSegment, upload_segment
 from compactor.round.pass_two import executor_fingerprint
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
 from compactor.round.sources import StagedSegmentReader, segment_reader
@@ -98,7 +98,7 @@ class RestoreRound:
         return "" if plan.fingerprint == own else f"it was planned by {plan.fingerprint}, this process is {own}"
 
     @contextmanager
-    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
+    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
         """Yield the state if the run can be undone. Raises UsageError otherwise."""
         problem = restore_round_problem(state, self.run_id, state.last_compactor_epoch) or restore_problem(
             groups_to_restore(state, self.run_id)
@@ -119,7 +119,10 @@ class RestoreRound:
             first_dirty_offset=Offset(state.first_dirty_offset),
             end_offset=Offset(groups[-1].made.end_offset + 1),
             next_dirty_offset=Offset(
-                min(clean_end_offset(self._waiting_group_of_run(state).vector_before), clean_end_offset(state.vector))
+                min(
+                    first_dirty_offset_of_vector(self._waiting_group_of_run(state).vector_before),
+                    first_dirty_offset_of_vector(state.vector),
+                )
             ),
             high_watermark=state.end_offset + 1,
             legacy_horizon_ms=0,
@@ -173,7 +176,7 @@ class RestoreRound:
         staging = reader.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reader.live) if segment in group.sources]
         inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
-        need = group_disk_bytes(group.sources, plan.policy.index_interval_bytes)
+        need = disk_bytes_to_rewrite_group(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
         with staging.reserve_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
@@ -203,7 +206,7 @@ class RestoreRound:
             (self.ports.layout, self.ports.publisher),
             name,
             task,
-            FinishedSegment.from_local_files(output, contents, limit, digests=self.ports.layout.records_batch_digests),
+            RewrittenSegment.from_local_files(output, contents, limit, digests=self.ports.layout.records_batch_digests),
             open_txn_offset=made.open_txn_offset,
             content=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
             negative_timestamps=count_negative_timestamps(output, limit),

@@ -127,7 +127,7 @@ class RoundSources:
             self._opened.add(ordinal)
             yield source
 
-    def restrict_to_part(self, ordinal: int, part: SegmentPart) -> None:
+    def restrict_segment_to_part(self, ordinal: int, part: SegmentPart) -> None:
         """Restrict a segment to a part of its batches, so that only these are read from now on. The verdicts must have been computed
         before.
 
@@ -142,7 +142,7 @@ class RoundSources:
         """Return whether the segment's batch headers are known."""
         return ordinal in self._opened
 
-    def read_headers(self, ordinal: int, reservation: SpaceReservation | None) -> None:
+    def read_batch_headers(self, ordinal: int, reservation: SpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.map_segment(ordinal, reservation):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bloom import sizing
 from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
-from bloom.sizing import TRIAL, FilterDesign, should_keep_filters
+from bloom.sizing import TRIAL, FilterDesign, should_continue_filters
 from compactor.config.settings import Cleaner
 from compactor.control.state import PartitionState, Run
 from compactor.control.summary import SegmentFacts
@@ -49,7 +49,7 @@ class FilterStatistics:
     @property
     def are_filters_worthwhile(self) -> bool:
         """Return whether filters have saved more bytes on this partition than they cost."""
-        return should_keep_filters(self.asked, self.bytes_read, self.bytes_saved)
+        return should_continue_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
     def skip_rate(self) -> float:
@@ -161,7 +161,7 @@ def horizon_passed_reason(segment: SegmentFacts, now_ms: int) -> str:
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: FilterStatistics, now_ms: int) -> SidecarDecision:
+def decide_read_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: FilterStatistics, now_ms: int) -> SidecarDecision:
     """Return the decision about a clean segment that the header of its sidecar allows.
 
     :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.

@@ -18,7 +18,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.local.budget import Budget, SpaceReservation
 from compactor.local.spool import process_spool_folder
-from compactor.local.staging import FileToStage, Staging
+from compactor.local.staging import FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file
@@ -59,7 +59,7 @@ def segment_reader(
     """Return a reader of these segments of a partition, which may be live or replaced, staged in a new folder. The caller must close its
     ``staging``. ``purpose``: prefix of the folder's name.
     """
-    staging = Staging(
+    staging = StagingFolder(
         Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_spool_folder(state_dir))),
         ports.layout,
         budget,
@@ -114,7 +114,7 @@ class StagedSegmentReader:
 
     def __init__(
         self,
-        staging: Staging,
+        staging: StagingFolder,
         partition: TopicPartition,
         live: Sequence[RemoteLogSegmentMetadata],
         inflate_limit: int,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Cleaner, load_settings
@@ -228,7 +228,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     settings = load_settings(config)
     tier = open_tier(settings)
     if tier.kind.is_broker_managed:
-        tier.identity.create_catalog()
+        tier.identity.ensure_catalog()
     names = [name for name in sorted(tier.partitions()) if re.fullmatch(topics, name.topic)]
     if not names:
         raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic that matches {topics}")
@@ -332,7 +332,7 @@ class _Recompaction:
         log = candidate.log
         while True:
             log = log or self._tier.open(candidate.name, leads=True)
-            report = new_round(
+            report = create_round(
                 self._tier, candidate.name, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk
             ).execute_round(log)
             if report.status in CHANGING:

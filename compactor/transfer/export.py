@@ -14,7 +14,7 @@ import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint, format_offsets_as_checkpoint, parse_cleaner_offset_checkpoint
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage_at
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import lineage_from_tables
 from compactor.constants import Offset, TopicId
@@ -127,7 +127,7 @@ def _write_log_directory(
     if state.log_start > state.start_offset:
         _set_checkpoint_offset(root / LOG_STARTS, partition, state.log_start, "it shows deleted records again")
     if (root / CLEANED).exists():
-        clean_end = min(clean_end_offset(state.vector), report.end_offset + 1)
+        clean_end = min(first_dirty_offset_of_vector(state.vector), report.end_offset + 1)
         _set_checkpoint_offset(root / CLEANED, partition, clean_end, "its cleaner begins elsewhere than after what is clean")
     return report
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
@@ -114,7 +114,7 @@ class _PartitionTransfer:
         end = ends[-1] + 1 if ends else 0
         # Segments of brokers may overlap: each is read from the end of the one before it.
         self._firsts = {s.id: max(s.start_offset, end + 1) for s, end in zip(theirs.live, [-1, *ends], strict=False)}
-        clean = clean_end_offset(theirs.vector)
+        clean = first_dirty_offset_of_vector(theirs.vector)
         start = self._source.first_readable_offset(theirs)
         options = replace(self._options, lineage=theirs.lineage, rewritten=clean, topic_id=theirs.topic_id, log_start=start)
         segments, checked = list(theirs.live), False

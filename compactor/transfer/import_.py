@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.lineage import Lineage, extend_lineage, restore_removed_epochs, truncate_lineage_at
-from compactor.access.rounds import read_segments
+from compactor.access.rounds import open_segment_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
@@ -450,7 +450,7 @@ class _DirectoryImport:
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
         """Open a segment of the tier for reading as long as the ``with`` block runs."""
-        with read_segments(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
+        with open_segment_reader(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
             yield source
 
     def _file_parts_without_gap(self, state: PartitionState, end: int, pieces: list[SegmentFilePart]) -> list[SegmentFilePart]:
@@ -560,7 +560,7 @@ class _DirectoryImport:
         tier, interval = self.tier, self.policy.index_interval_bytes
         require_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in found))
         if not tier.catalog.state.tier_id:
-            tier.identity.create_catalog(self.key_to_be)
+            tier.identity.ensure_catalog(self.key_to_be)
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in found))
         sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None

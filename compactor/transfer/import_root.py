@@ -161,7 +161,7 @@ def import_partitions(
 
     company = ImportResources(1, lambda log: changes.record_change(log.state.name, log.confirmed_slot()), threading.Lock())
     if sources:
-        tier.identity.create_catalog()
+        tier.identity.ensure_catalog()
         tier.identity.read()
     with ThreadPoolExecutor(parallel, "import") as pool:
         return list(pool.map(import_source, sources))

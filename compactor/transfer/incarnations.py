@@ -75,7 +75,7 @@ def find_or_open_incarnation(
         return state.name
     catalog = open_catalog(tier.ports)  # not the shared log, because several imports run in this process
     known = catalog.refresh()
-    latest = current_incarnation(state.name, known.incarnations_of(state.name))
+    latest = current_incarnation(state.name, known.incarnations_of_partition(state.name))
     if latest.incarnation > state.incarnation:
         return latest
     former = known.superseded.get(state.topic, {})

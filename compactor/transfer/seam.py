@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, truncate_lineage_at
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.cleaner.offline import list_base_offsets, open_segments_of_directory
 from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
 from compactor.constants import Offset
@@ -357,7 +357,7 @@ def first_stored_offset(state: PartitionState, offset: int, stored_segments: Sto
     :raises StoreError: if the store fails.
     :raises BadData: if a segment is corrupt.
     """
-    if offset < clean_end_offset(state.vector):
+    if offset < first_dirty_offset_of_vector(state.vector):
         return offset
     for segment in state.live:
         if segment.end_offset < offset:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
@@ -44,24 +44,24 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
     problem = _reason_rounds_cannot_be_undone(log, offset)
     if problem and not accept_loss:
         raise BadData(
-            f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and is to be cut at {offset}: {problem}. A key "
-            f"whose last value before offset {offset} was superseded by a discarded record would have no value",
+            f"{state.name} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and is to be cut at {offset}: "
+            f"{problem}. A key whose last value before offset {offset} was superseded by a discarded record would have no value",
             segment=source_name,
             hint="`topics delete` the partition and import the whole log, if the broker still has it; else `import --accept-truncation "
             "--accept-loss`. A round that is open is finished or undone by `run` first",
         )
-    while clean_end_offset(state.vector) > offset and state.published:
+    while first_dirty_offset_of_vector(state.vector) > offset and state.published:
         try:
             state = undo_round(tier.ports, log, tier.lease, state.published[-1])
         except UsageError:
             if not accept_loss:
                 raise
             break
-    if clean_end_offset(state.vector) <= offset:
+    if first_dirty_offset_of_vector(state.vector) <= offset:
         return []
     lost = (
-        f"{state.name} was compacted up to offset {clean_end_offset(state.vector)}, and the round cannot be undone any more: a key whose "
-        f"last value before offset {offset} was superseded by a discarded record has no value now."
+        f"{state.name} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and the round cannot be undone any more: "
+        f"a key whose last value before offset {offset} was superseded by a discarded record has no value now."
         " `topics delete` and a whole import brings "
         "it back, if the broker still has it"
     )
@@ -73,7 +73,7 @@ def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
     an empty string. Writes nothing.
     """
     state = log.state
-    while clean_end_offset(state.vector) > offset:
+    while first_dirty_offset_of_vector(state.vector) > offset:
         run_id = state.published[-1] if state.published else ""
         if state.intent is not None:
             return f"run {state.intent.plan.run_id} is open"

@@ -46,15 +46,15 @@ def delete_removed_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[
     # the earlier one, so that a wrong clock does not make two answers of one.
     earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
     answers = ask_about_topics(topic_ids)
-    _record_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
-    state = _record_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
+    _record_topic_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
+    state = _record_topic_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
     write_snapshot_if_due(catalog)
     asked = topic_ids_of_cluster(state, answers.missing, answers.cluster_id)
     due = {topic_id for topic_id in asked if _is_deletion_due(tier, state, topic_id, earlier_ms)}
     return _delete_topics(tier, due) if due else []
 
 
-def _record_answers(
+def _record_topic_answers(
     catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
     """Record the cluster's answers in the catalog if they contradict or add to those recorded before. Return the resulting catalog."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bloom.sidecar import Sidecar
-from compactor.access.rounds import read_partition
+from compactor.access.rounds import open_partition_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -123,7 +123,7 @@ def rebuild_sidecars(
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
     written, size = [], 0
-    reading = read_partition(opened, state, budget, "bloom")
+    reading = open_partition_reader(opened, state, budget, "bloom")
     try:
         with WorkerThreads(opened.settings.daemon.threads) as workers:
             for ordinal in wanted:

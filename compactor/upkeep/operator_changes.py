@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.control import publication
 from compactor.control.deletion import raise_log_start
@@ -32,7 +32,7 @@ def delete_records(opened: Tier, partition: TopicPartition, offset: int) -> tupl
     with hold_leadership(opened.ports, log, opened.lease) as leadership:
         before = leadership.state
         if leadership.state.intent is not None:
-            finish_or_undo_open_intent(leadership, new_round(opened, partition, opened.ports.clock_ms()))
+            finish_or_undo_open_intent(leadership, create_round(opened, partition, opened.ports.clock_ms()))
         if not before.has_segments or offset > before.end_offset + 1:
             end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
             raise UsageError(

@@ -99,7 +99,7 @@ def purge_orphans(opened: Tier, orphan_list: OrphanList, store: ObjectStore, *, 
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
     now = opened.ports.clock_ms()
-    known = {str(name): name for name in opened.brokers.partition_names()}
+    known = {str(name): name for name in opened.brokers.list_topic_partitions()}
     for partition in dict.fromkeys(one.partition for one in orphan_list.orphans):
         mine = [one for one in orphan_list.orphans if one.partition == partition]
         if partition not in known:

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
@@ -114,10 +114,10 @@ class TierSource:
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
         if kind == "log" and overlapping:
             with suppress(NotFound, BadData):
-                _join_batches(self._download_each(overlapping, path.with_name("piece")), segment, path)
+                _join_batches(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
                 yield
 
-    def _download_each(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
+    def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
         for one in segments:
             path.unlink(missing_ok=True)
             self.tier.ports.layout.download_file(self.name, one, "log", path)
@@ -150,7 +150,7 @@ class DamagedSegment:
 
 
 @dataclass(frozen=True)
-class Repair:
+class RepairDecision:
     """Decision about one damaged segment.
 
     action: ``create`` the missing objects again, ``replace`` the segment, ``undo`` the run that wrote it, or ``none``.
@@ -230,7 +230,7 @@ def repair_partition(
     """
     log = opened.open(partition, leads=True)
     state = log.refresh_and_check_gaps()
-    finder = _FileFinder(opened, state, sources)
+    finder = _IntactFileFinder(opened, state, sources)
     decisions = _plan_repairs(opened, state, find_damage(opened, state, state.live, on_bytes), finder)
     if dry_run or all(one.action == "none" for one in decisions):
         return _repair_report(opened, state, decisions, {})
@@ -247,36 +247,38 @@ def repair_partition(
     return _repair_report(opened, state, decisions, new_ids)
 
 
-def _plan_repairs(opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> list[Repair]:
+def _plan_repairs(
+    opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder
+) -> list[RepairDecision]:
     """Return what to do about each damaged segment. Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
         unfound = [kind for kind in damage.problems if not finder.has_file(damage.segment, kind)]
         if "log" in unfound:
-            decisions.append(_undo_or_nothing(opened, state, damage, finder))
+            decisions.append(_decide_undo_or_no_repair(opened, state, damage, finder))
         else:
             # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
             can_create = not unfound and damage.missing == damage.problems.keys()
-            decisions.append(Repair(damage, "create" if can_create else "replace"))
+            decisions.append(RepairDecision(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
     return [one if one.action == "undo" else _undo_if_run_is_undone(state, one, undone) for one in decisions]
 
 
-def _undo_if_run_is_undone(state: PartitionState, decision: Repair, undone: set[str]) -> Repair:
+def _undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undone: set[str]) -> RepairDecision:
     """Return the decision, or ``undo`` in its place if the run that wrote the segment is among those to be undone."""
-    run_id = _run_that_wrote(state, decision.damage.segment)
-    return Repair(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
+    run_id = _run_that_wrote_segment(state, decision.damage.segment)
+    return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
 
 
-def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment, finder: _FileFinder) -> Repair:
+def _decide_undo_or_no_repair(opened: Tier, state: PartitionState, damage: DamagedSegment, finder: _IntactFileFinder) -> RepairDecision:
     """Return the decision about a segment whose bytes no source has: undo the run that wrote it if that is possible, else ``none``."""
     nowhere = f"no source has its bytes: {finder.searched}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
     if damage.segment.id not in state.published_by:
-        return Repair(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
-    run_id = _run_that_wrote(state, damage.segment)
+        return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
+    run_id = _run_that_wrote_segment(state, damage.segment)
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
     if not run_id:
-        return Repair(damage, "none", f"{nowhere}; what it replaced is deleted")
+        return RepairDecision(damage, "none", f"{nowhere}; what it replaced is deleted")
     problem = (
         f"run {state.intent.plan.run_id} is open" if state.intent else restore_round_problem(state, run_id, state.next_compactor_epoch)
     )
@@ -285,18 +287,18 @@ def _undo_or_nothing(opened: Tier, state: PartitionState, damage: DamagedSegment
         bad = find_damage(opened, state, sources, lambda size: None)
         problem = f"segment {bad[0].segment.id}, which it replaced, is damaged as well" if bad else ""
     if problem:
-        return Repair(damage, "none", f"{nowhere}; run {run_id}, which wrote it, cannot be undone: {problem}")
-    return Repair(damage, "undo", run_id=run_id)
+        return RepairDecision(damage, "none", f"{nowhere}; run {run_id}, which wrote it, cannot be undone: {problem}")
+    return RepairDecision(damage, "undo", run_id=run_id)
 
 
-def _run_that_wrote(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
+def _run_that_wrote_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
     """Return the id of the run that wrote a live segment, if the segments that it replaced still wait for deletion; else an empty
     string.
     """
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
-def _repair_report(opened: Tier, state: PartitionState, decisions: Sequence[Repair], new_ids: Mapping[str, str]) -> RepairReport:
+def _repair_report(opened: Tier, state: PartitionState, decisions: Sequence[RepairDecision], new_ids: Mapping[str, str]) -> RepairReport:
     layout = opened.ports.layout
     repaired: list[RepairedObject] = []
     unrepaired: list[UnrepairedObject] = []
@@ -321,7 +323,7 @@ def _scratch_folder(opened: Tier) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _FileFinder:
+class _IntactFileFinder:
     """Search for files of a partition's segments with their recorded digests."""
 
     opened: Tier
@@ -361,7 +363,7 @@ class _FileFinder:
         intact, _ = download_intact_files(self.opened, self.state.name, only_log, path.parent)
         return "log" in intact or self.fetch_file(segment, "log", path)
 
-    def fetch_all(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
+    def fetch_all_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
         """Write all files of a segment into a folder and return them by kind: intact ones of the tier, else those of sources, else new ones
         built from the log. Raises BadData if no source has the log.
         """
@@ -393,7 +395,7 @@ class _FileFinder:
         if kind == "leader-epoch-checkpoint":
             lineage = self.state.lineage or segment.leader_epochs
             return format_leader_epoch_checkpoint(tuple(one for one in lineage if one.start_offset <= segment.end_offset)).encode()
-        before = self._producers_before(segment)
+        before = self._producer_states_before_segment(segment)
         if kind == "snapshot":
             return format_producer_snapshot(before.states_after_batches(table))
         opened = before.entries[before.entries["txn_first_offset"] >= 0]
@@ -405,7 +407,7 @@ class _FileFinder:
         limit = self.opened.cleaner_for(self.state.topic).max_decompressed_batch_bytes
         return open_source_segment(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
-    def _producers_before(self, segment: RemoteLogSegmentMetadata) -> ProducerStates:
+    def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates:
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
         if before is not None and "snapshot" in before.files:
             with suppress(NotFound, BadData):
@@ -415,7 +417,7 @@ class _FileFinder:
         return ProducerStates.without_producers()
 
 
-def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder) -> None:
+def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> None:
     """Create missing objects again under their keys. Nothing is deleted meanwhile, because only the leader retires segments."""
     layout = opened.ports.layout
     for damage in damaged:
@@ -435,7 +437,7 @@ def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Seque
 
 
 def _replace_damaged_segments(
-    opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _FileFinder
+    opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
     """Replace segments one to one in a round, and return the new ids by the old ones.
 
@@ -458,7 +460,7 @@ class RepairRound:
     """
 
     opened: Tier
-    finder: _FileFinder
+    finder: _IntactFileFinder
     damaged: tuple[DamagedSegment, ...]
 
     def is_round_due(self, state: PartitionState) -> bool:
@@ -471,13 +473,13 @@ class RepairRound:
         return None
 
     @contextmanager
-    def gather_facts(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
+    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
         """Yield the state, or None if none of the damaged segments is live any more."""
         yield state if self._live_damaged_segments(state) else None
 
     def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         targets = self._live_damaged_segments(facts)
-        clean = clean_end_offset(facts.vector)
+        clean = first_dirty_offset_of_vector(facts.vector)
         return CompactionPlan(
             run_id=new_id(),
             topic=facts.topic,
@@ -535,7 +537,7 @@ class RepairRound:
         """Upload a segment with the recorded bytes under the announced id. Raises BadData, StoreError."""
         layout = self.opened.ports.layout
         with _scratch_folder(self.opened) as scratch:
-            paths = self.finder.fetch_all(segment, scratch)
+            paths = self.finder.fetch_all_files(segment, scratch)
             source = self.finder.open_log(segment, paths["log"])
             source.verify_crcs_once(0, len(source.table))
             held = digest_sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))

@@ -99,7 +99,7 @@ def check_companion_files(
         "index": lambda data: reason_offset_index_is_invalid(data, source.base, source.table),
         "timeindex": lambda data: reason_time_index_is_invalid(data, source.base, source.table),
         "txnindex": lambda data: reason_txn_index_is_invalid(parse_txn_index(data, ""), source),
-        "snapshot": _snapshot_problem,
+        "snapshot": _producer_snapshot_problem,
         "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage, log_start),
     }
     for kind, check in checks.items():
@@ -112,7 +112,7 @@ def check_companion_files(
                 yield kind, detail
 
 
-def _snapshot_problem(data: bytes) -> str:
+def _producer_snapshot_problem(data: bytes) -> str:
     parse_producer_snapshot(data, "snapshot")
     return ""
 

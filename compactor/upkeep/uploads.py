@@ -44,7 +44,7 @@ def find_unfinished_uploads(opened: Tier, now_ms: int) -> list[UnfinishedUploadO
     """
     age_ms = max(opened.retention.orphan_age_ms, LEAST_AGE_MS)
     found: dict[str, UnfinishedUploadOfTier] = {}
-    for store in _written_stores(opened):
+    for store in _stores_written_by_tier(opened):
         for upload in store.unfinished_uploads(""):
             one = UnfinishedUploadOfTier(store, upload, now_ms - upload.begun_ms >= age_ms)
             if _is_key_of_tier(opened, one):
@@ -52,7 +52,7 @@ def find_unfinished_uploads(opened: Tier, now_ms: int) -> list[UnfinishedUploadO
     return list(found.values())
 
 
-def sweep_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
+def abort_unfinished_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
     """Abort the unfinished uploads that are due, and return their keys with the store's URL; none if the credentials forbid it.
 
     Raises StoreError.
@@ -75,7 +75,7 @@ def _is_key_of_tier(opened: Tier, upload: UnfinishedUploadOfTier) -> bool:
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
 
 
-def _written_stores(opened: Tier) -> Iterator[ObjectStore]:
+def _stores_written_by_tier(opened: Tier) -> Iterator[ObjectStore]:
     yield opened.ports.control
     if opened.ownership.ours:
         yield opened.ports.data

@@ -53,13 +53,13 @@ def verify_checkpoints(opened: Tier, partition: TopicPartition) -> list[SegmentP
     except BadControlRecord as error:
         add_finding("control-log", error.cause, error.segment)
         return found
-    for detail in vector_problems(log.state):
+    for detail in cleaner_offset_problems(log.state):
         add_finding("cleaner-offsets", detail)
     for detail in live_segment_problems(log.state):
         add_finding("segments", detail)
-    for detail in segments_beyond_cleaner_offset(log.state):
+    for detail in segment_beyond_cleaner_offset_problems(log.state):
         add_finding("not-granted", detail, severity="note")
-    for detail in unresumable_intent(log.state):
+    for detail in open_intent_problems(log.state):
         add_finding("intent", detail, severity="note")
     for entry in log.state.fenced:
         add_finding(
@@ -77,25 +77,25 @@ def verify_checkpoints(opened: Tier, partition: TopicPartition) -> list[SegmentP
     return found
 
 
-def vector_problems(state: PartitionState) -> Iterator[str]:
+def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
     """Yield what is invalid in the cleaner offsets of a state: by their own rules, the log's end and the acquired epochs."""
-    problem = offsets.vector_problem(state.vector)
+    problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
         yield problem
-    clean = offsets.clean_end_offset(state.vector)
+    clean = offsets.first_dirty_offset_of_vector(state.vector)
     if state.has_segments and clean > state.end_offset + 1:
         yield f"they state clean data up to {clean}, the log ends at {state.end_offset}"
     if state.vector and state.vector[-1].leader_epoch > state.last_compactor_epoch:
         yield f"they name epoch {state.vector[-1].leader_epoch}, the last that was acquired is {state.last_compactor_epoch}"
 
 
-def segments_beyond_cleaner_offset(state: PartitionState) -> Iterator[str]:
+def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
     """Yield a message for each live segment that the cleaner offset of its publishing compactor epoch no longer covers, because the
     broker's log was truncated since.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
-        if epoch is not None and not offsets.is_claim_valid(state.vector, epoch, segment.end_offset + 1):
+        if epoch is not None and not offsets.has_epoch_cleaned_below(state.vector, epoch, segment.end_offset + 1):
             yield f"segment {segment.id} up to {segment.end_offset} was published by epoch {epoch}, whose cleaner offset is lower by now"
 
 
@@ -112,7 +112,7 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
         yield f"segment {min(both)} is live, and its deletion has begun"
 
 
-def unresumable_intent(state: PartitionState) -> Iterator[str]:
+def open_intent_problems(state: PartitionState) -> Iterator[str]:
     """Yield the reason why the open round cannot be resumed, such as a truncation of its sources. The next `run` then abandons it."""
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
@@ -138,7 +138,7 @@ def _compare_snapshots_with_log(
             continue
         if stored is None:
             continue  # deleted since the LIST
-        problem = next(iter((*vector_problems(stored), *live_segment_problems(stored))), "")
+        problem = next(iter((*cleaner_offset_problems(stored), *live_segment_problems(stored))), "")
         if problem:
             yield "snapshot", problem, key
         elif slot < base_state.slot:
@@ -153,11 +153,11 @@ def first_differing_field(stored: PartitionState, folded: PartitionState) -> str
     """Return the name of the first field in which two states differ, or an empty string. Store times, which only a snapshot has, are not
     compared.
     """
-    one, two = (_without_times(state) for state in (stored, folded))
+    one, two = (_state_without_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
 
 
-def _without_times(state: PartitionState) -> PartitionState:
+def _state_without_times(state: PartitionState) -> PartitionState:
     def without_time(entry: Any) -> Any:
         return entry.model_copy(update={"since_ms": None})
 

@@ -25,7 +25,7 @@ from compactor.upkeep.uploads import find_unfinished_uploads
 def verify_catalog(opened: Tier) -> list[SegmentProblem]:
     """Return a problem if the tier-wide log cannot be read to its end, as partitions that it does not name are not verified."""
     try:
-        opened.identity.check_owner()
+        opened.identity.check_data_root_owner()
         opened.catalog.refresh_and_check_gaps()
     except BadData as error:
         return [SegmentProblem("error", "control-log", "", -1, error.segment, error.cause)]
@@ -61,7 +61,7 @@ def verify_partition(
         state = log.refresh_and_check_gaps()
     except BadData as error:
         return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
-    found = list(_check_coverage(state))
+    found = list(_offset_gap_problems(state))
     found += _check_balances(state) if deep else []
     key = BalanceKey(opened.identity.hash_key()) if deep and state.has_segments else None
     cleaner = opened.cleaner_for(partition.topic)
@@ -79,7 +79,7 @@ def verify_partition(
     return found + list(_retire_notes(opened, partition, log))
 
 
-def _check_coverage(state: PartitionState) -> Iterator[SegmentProblem]:
+def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
     for before, after in zip(state.live, state.live[1:], strict=False):
         if after.start_offset != before.end_offset + 1:
             kind = "gap" if after.start_offset > before.end_offset else "overlap"

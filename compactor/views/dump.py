@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compactor.access.rounds import read_segments
+from compactor.access.rounds import open_segment_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.control.mirror import segment_from_broker_record
@@ -92,7 +92,7 @@ def dump_segment(
     if len(matching) != 1:
         raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
     (segment,) = matching
-    with read_segments(opened, name, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
+    with open_segment_reader(opened, name, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
         batches = [
             batch
             for first, last in source.uniform_batch_ranges()

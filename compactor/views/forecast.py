@@ -16,7 +16,7 @@ from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
     FilterStatistics,
     choose_engine,
-    decide_by_sidecar,
+    decide_read_by_sidecar,
     estimate_distinct_keys,
     estimate_records,
     horizon_passed_reason,
@@ -284,7 +284,7 @@ def _segment_forecasts(
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if sidecar_evidence is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        decision = decide_by_sidecar(
+        decision = decide_read_by_sidecar(
             sidecar_evidence.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=sidecar_evidence.record, now_ms=now_ms
         )
         if decision.must:

@@ -66,7 +66,7 @@ def find_run(
     :raises UsageError: if no partition has such a run, or several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
-    logs = opened.read_logs(names, on_partition)
+    logs = opened.read_logs_or_errors(names, on_partition)
     states = [log.state for log in logs if not isinstance(log, CompactorError)]
     found = [(state, run.run_id) for state in states for run in state.runs if run.run_id.startswith(run_id)]
     exactly = [one for one in found if one[1] == run_id]

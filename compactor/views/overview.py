@@ -85,7 +85,7 @@ def read_summaries(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_one, unread), strict=True)
     if opened.local and confirmed:
-        opened.local.record_up_to_date(confirmed)
+        opened.local.record_logs_up_to_date(confirmed)
     return [found[name] for name in names]
 
 

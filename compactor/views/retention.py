@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from compactor.config.settings import Cleaner
 from compactor.constants import NEVER_MS
-from compactor.control.summary import PartitionFacts
+from compactor.control.summary import PartitionStateOrSummary
 from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_expiry_ms
-from compactor.round.plan import RoundAssessment, count_expiring_soon, expiry_margin_ms
+from compactor.round.plan import RoundAssessment, count_segments_expiring_soon, expiry_margin_ms
 from compactor.views.words import count_noun, format_duration, format_iso_time, format_size
 
 
@@ -33,7 +33,7 @@ class RetentionOutlook:
     text: str = ""
 
 
-def retention_outlook(state: PartitionFacts[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
+def retention_outlook(state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
     """Return which segments of a partition expire now and next.
 
     :param assessment: the segments that a round would cover now.
@@ -61,12 +61,14 @@ def retention_outlook(state: PartitionFacts[S], assessment: RoundAssessment[S], 
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
 
 
-def _outlook_under_brokers(state: PartitionFacts[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
+def _outlook_under_brokers(
+    state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int
+) -> RetentionOutlook:
     """Return what brokers expire of a partition, and which segments are therefore rewritten one to one."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return RetentionOutlook(0, 0, state.log_start)
     next_ms = min(NEVER_MS, state.live[0].max_timestamp_ms + cleaner.retention_ms)
-    soon = count_expiring_soon(state, assessment.covered_segments, cleaner, now_ms)
+    soon = count_segments_expiring_soon(state, assessment.covered_segments, cleaner, now_ms)
     after = format_duration(cleaner.retention_ms)
     text = f"brokers expire segments by retention.ms of the topic ({after}), the first at {format_iso_time(next_ms)}"
     if soon:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.access.rounds import read_segments
+from compactor.access.rounds import open_segment_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
 from compactor.cleaner.passes.source import SourceSegment
@@ -76,7 +76,7 @@ class RecordSearch:
         :raises OutOfBudget: if an object is too large.
         """
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
-        with read_segments(self._opened, self._name, segments, self._purpose) as reading:
+        with open_segment_reader(self._opened, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, txn_index=False) as source:
                     found = list(self._search_segment(source, segment, self._batch_outcomes(source), wanted, offset))

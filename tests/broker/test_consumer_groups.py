@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -90,7 +90,7 @@ class TieredTopic:
     def removed(self, name: TopicPartition) -> set[int]:
         """Return the offsets that a round or retention may have removed."""
         state = self.tier.open(name).refresh()
-        start, clean, last = self.tier.first_readable_offset(state), clean_end_offset(state.vector), {}
+        start, clean, last = self.tier.first_readable_offset(state), first_dirty_offset_of_vector(state.vector), {}
         every = self.models[name.partition].uncommitted()
         for record in every:
             if record.offset < clean:

@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import Offset
 from compactor.model.segment import SegmentState
 from compactor.upkeep.brokers.doctor import SLACK_MS
-from compactor.upkeep.brokers.known_harm import MANY_METADATA_RECORDS
+from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS
 from tests.broker.test_compaction import BrokerTierCli, cli
 from tests.broker.test_elections import readable_segments
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until

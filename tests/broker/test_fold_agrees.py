@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.constants import LeaderEpoch, Offset
-from compactor.local.rocks import Rocks
+from compactor.local.rocks import RocksDatabase
 from compactor.model.segment import SegmentState
 from tests.plain_format import Batch, Record, read_batches
 from tests.support.broker_lookups import earliest_offset, latest_tiered, segment_by_timestamp, segment_for
@@ -37,7 +37,7 @@ VERSIONS = ["4.4.0", pytest.param("3.9.2", marks=pytest.mark.slow_broker)]
 
 @contextmanager
 def followed(cluster: KafkaCluster, state: Path) -> Iterator[FoldedMetadataTopic]:
-    topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(state)
+    topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), RocksDatabase(state)
     try:
         yield FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0)
     finally:

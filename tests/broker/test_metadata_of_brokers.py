@@ -16,7 +16,7 @@ from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused, Unavailable
-from compactor.local.rocks import Rocks
+from compactor.local.rocks import RocksDatabase
 from tests.support.broker_lookups import latest_tiered, segment_by_timestamp
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin
 from tests.support.kafka_broker import KafkaCluster
@@ -31,13 +31,13 @@ Follower = Callable[[], FoldedMetadataTopic]
 @pytest.fixture
 def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
     """A new process's view, each time; what the one before it kept lies in the same folder."""
-    opened: list[tuple[ConfluentMetadataTopic, Rocks]] = []
+    opened: list[tuple[ConfluentMetadataTopic, RocksDatabase]] = []
 
     def start() -> FoldedMetadataTopic:
         for topic, store in opened:
             topic.close()
             store.close()
-        opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), Rocks(tmp_path / "state")))
+        opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), RocksDatabase(tmp_path / "state")))
         return FoldedMetadataTopic(opened[-1][0], PersistedStates(opened[-1][1]), clock_ms=lambda: 0)
 
     yield start
@@ -182,7 +182,7 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
         story = TopicStory(cluster, theirs, "older").create()
         story.plain(count=300)
         offsets = story.tiered()[0]
-        topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), Rocks(tmp_path / "state")
+        topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), RocksDatabase(tmp_path / "state")
         found = folded(FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0), admin, story.topic, 0)
         links = chain.segment_read_ranges(found.cache, lineage_in(theirs.tier_files(story.topic)))
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (0, offsets.latest_tiered, [])

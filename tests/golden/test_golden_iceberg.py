@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer.last_values import last_values_of_partition
@@ -45,7 +45,7 @@ def compare_table(case: Round, folder: Path) -> None:
     rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
 
     opened = open_tier(load_settings(str(cli.config), {}))
-    end = clean_end_offset(opened.open(ORDERS).refresh().vector)
+    end = first_dirty_offset_of_vector(opened.open(ORDERS).refresh().vector)
     consumed: dict[bytes, tuple[int, bytes | None]] = {}
     for offset, _, key, value, _ in visible(case.log_dir):
         if key is not None and offset < end:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.erasure.partition import KeyQuestion, find_key_holders
+from compactor.upkeep.erasure.partition import KeySearchRequest, find_key_holders
 from compactor.upkeep.erasure.topic import (
     ReportHeader,
     erasure_report_json,
@@ -20,11 +20,11 @@ from tests.support.memory_brokers import MemoryBrokers
 NAME = TopicPartition("orders", 0)
 
 
-def asked(brokers: MemoryBrokers, *keys: bytes) -> KeyQuestion:
-    return KeyQuestion(keys, brokers.clock_ms())
+def asked(brokers: MemoryBrokers, *keys: bytes) -> KeySearchRequest:
+    return KeySearchRequest(keys, brokers.clock_ms())
 
 
-def held(opened: Tier, question: KeyQuestion) -> list[tuple[str, str]]:
+def held(opened: Tier, question: KeySearchRequest) -> list[tuple[str, str]]:
     return sorted((holder.state.value, holder.what) for holder in find_key_holders(opened, NAME, question).holders)
 
 

@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -96,7 +96,7 @@ class House(GrowingTier):
         state = self.opened().open(ORDERS).refresh()
         last: dict[bytes, Row | None] = {}
         for offset, _, key, value, _ in visible(self.folder / "log"):
-            if key is not None and state.log_start <= offset < clean_end_offset(state.vector):
+            if key is not None and state.log_start <= offset < first_dirty_offset_of_vector(state.vector):
                 last[key] = None if value is None else (key, value, offset)
         return sorted(row for row in last.values() if row is not None)
 

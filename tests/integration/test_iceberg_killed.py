@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.model.ids import TopicPartition
 from tests.integration.test_daemon_process import FAST
 from tests.integration.test_kill_processes import Slow
@@ -81,7 +81,7 @@ class House:
 
     def naive_view(self) -> list[tuple[int, bytes, bytes]]:
         """Last values below the cleaner offset among all committed records that were ever written."""
-        end = clean_end_offset(self.deployment.opened().open(ORDERS).refresh().vector)
+        end = first_dirty_offset_of_vector(self.deployment.opened().open(ORDERS).refresh().vector)
         last = {key: (offset, key, value) for offset, key, value in self.log.committed if offset < end}
         return sorted((offset, key, value) for offset, key, value in last.values() if value is not None)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
@@ -75,7 +75,7 @@ class BrokersTable:
         """Compare the table with the last values below the cleaner offset; return how many there are."""
         opened = self.brokers.opened()
         state = opened.open(NAME).refresh()
-        view = last_values_of_partition(opened, NAME, last_offset=clean_end_offset(state.vector) - 1)
+        view = last_values_of_partition(opened, NAME, last_offset=first_dirty_offset_of_vector(state.vector) - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         rows = self.rows()
         assert rows == sorted(found, key=lambda row: row["offset"])

@@ -105,7 +105,7 @@ def test_another_process_makes_the_tier_while_this_one_reads(cli: TierCli, log_d
 
     def read_and_overtaken(*arguments: Any) -> Any:
         found = read(*arguments)
-        opened(cli).identity.create_catalog()
+        opened(cli).identity.ensure_catalog()
         return found
 
     monkeypatch.setattr(import_, "check_file_parts", read_and_overtaken)

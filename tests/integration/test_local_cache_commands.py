@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.control.summary import pack_summary
+from compactor.control.summary import encode_summary
 from compactor.local.cache import LocalState
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
@@ -36,7 +36,7 @@ def poison(cli: TierCli) -> None:
     local = LocalState(cache(cli))
     _, summary = local.cached_summaries()["orders-0"]
     wrong = summary.model_copy(update={"end_offset": 7, "bytes": 1, "first_dirty_offset": 81})
-    local._rocks.write({b"summary/orders-0": pack_summary(wrong)})
+    local._rocks.write({b"summary/orders-0": encode_summary(wrong)})
     local.close()
 
 

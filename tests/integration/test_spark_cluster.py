@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql.functions import unix_micros
 
 import compactor.spark
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -192,7 +192,7 @@ def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedClus
     assert latest(exported) == latest(log_dir)
     twins = Twins(tmp_path / "twins", "[cleaner]\nsegment_bytes = 5000")
     twins.bring(log_dir)
-    new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
     assert _digests(state_of(open_tier(load_settings(str(cli.config))))) == _digests(state_of(twins.local))
     assert cli.do("verify")["ok"]
 
@@ -213,7 +213,7 @@ def test_a_round_asks_filters_in_s3(started: StartedCluster, s3_bucket: Bucket, 
     before = cli.export(tmp_path / "before")
     tier = open_tier(load_settings(str(cli.config)))
     engine = Engine("spark", partial(spark_worker, started.cluster, tier, TaskCost()))
-    report = new_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open(NAME))
+    report = create_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open(NAME))
     assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
     assert latest(cli.export(tmp_path / "after")) == latest(before)
     assert cli.do("verify")["ok"]
@@ -308,7 +308,7 @@ def test_an_ordinary_round_on_spark(started: StartedCluster, twins: Twins) -> No
     cli.config = twins.folder / "spark" / "settings.toml"
     cli.config.write_text(cli.config.read_text().replace("[cleaner]", '[cleaner]\nmap_engine = "spark"'))
     row = cli.run("--now", NOW_MS)
-    new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
     assert (row["status"], row["map_engine"], row["segments_out"]) == ("cleaned", "spark", len(state_of(twins.local).live))
     assert twins.difference() == ""
     assert scratch_of(twins.remote) == []
@@ -337,7 +337,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
     job_listener = JobListener(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
     cost = TaskCost()
     engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), job_listener=job_listener))
-    report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
         "orders-0: pass 1",
@@ -364,7 +364,7 @@ def test_bad_data_in_one_task_is_one_line(started: StartedCluster, twins: Twins)
     before = state_of(twins.remote)
     damage(twins.remote, object_key(NAME, before.live[2]))
     engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
-    report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
     assert report.status == "quarantined"
     assert before.live[2].id in report.reason
     assert "\n" not in report.reason
@@ -393,7 +393,7 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedClu
     worker = partial(spark_worker, started.cluster, short, TaskCost())
     engine = Engine("spark", lambda stats: replace(worker(stats), job_listener=JobListener(on_step=take_over)))
     with pytest.raises(Fenced):
-        new_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open(NAME))
+        create_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open(NAME))
     state = state_of(twins.remote)
     assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
     # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
@@ -401,9 +401,9 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedClu
     next_log = twins.remote.open(NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compactor.control.leadership._last_heartbeat_ms", lambda *_: 0)
-        report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(next_log)
+        report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(next_log)
     assert report.status == "resumed"
-    new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
+    create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
     assert twins.difference() == ""
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from checkpoint.offsets import CleanerOffset, advance_vector, clean_end_offset, drop_unreferenced_epochs, is_claim_valid, vector_problem
+from checkpoint.offsets import (
+    CleanerOffset,
+    advance_cleaner_vector,
+    cleaner_vector_problem,
+    drop_unreferenced_epochs,
+    first_dirty_offset_of_vector,
+    has_epoch_cleaned_below,
+)
 from compactor.constants import CompactorEpoch
 from compactor.control import records
 from compactor.control.logs import fold_partition_record
@@ -48,7 +55,7 @@ def history(seed: int) -> tuple[PartitionRecord, ...]:
 def sound(state: PartitionState) -> None:
     for earlier, later in pairwise(state.live):
         assert later.start_offset == earlier.end_offset + 1
-    assert vector_problem(state.vector) == ""
+    assert cleaner_vector_problem(state.vector) == ""
     ids = [segment.id for segment in state.live]
     ids += [segment.id for group in state.waiting for segment in group.segments]
     ids += [segment.id for segment in state.retiring]
@@ -109,13 +116,13 @@ def vector_of(pairs: list[tuple[int, int]]) -> tuple[CleanerOffset, ...]:
     vector: tuple[CleanerOffset, ...] = ()
     for epoch, offset in sorted(pairs):
         if not vector or offset >= vector[-1].offset:
-            vector = advance_vector(vector, CompactorEpoch(epoch), offset)
+            vector = advance_cleaner_vector(vector, CompactorEpoch(epoch), offset)
     return vector
 
 
 @given(entries.map(vector_of), st.sets(st.integers(0, 6).map(CompactorEpoch)))
 def test_folding_never_moves_the_clean_end_and_never_grants_more(vector: tuple[CleanerOffset, ...], named: set[CompactorEpoch]) -> None:
     folded = drop_unreferenced_epochs(vector, named)
-    assert clean_end_offset(folded) == clean_end_offset(vector)
-    assert vector_problem(folded) == ""
-    assert all(is_claim_valid(vector, entry.leader_epoch, entry.offset) for entry in folded)
+    assert first_dirty_offset_of_vector(folded) == first_dirty_offset_of_vector(vector)
+    assert cleaner_vector_problem(folded) == ""
+    assert all(has_epoch_cleaned_below(vector, entry.leader_epoch, entry.offset) for entry in folded)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry, first_disowned_offset
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.config.settings import Cleaner
 from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
@@ -193,7 +193,7 @@ class Actors:
             head = describe(ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
             register_import(ports, log, cut_id, [head.id])
             upload(ports, head, data, self.name)
-        lost = clean_end_offset(state.vector) > offset
+        lost = first_dirty_offset_of_vector(state.vector) > offset
         body = TailTruncated(
             cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost
         )
@@ -204,7 +204,7 @@ class Actors:
         mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnership())
         owner, catalog = mine.ownership, open_catalog(mine)
         assert isinstance(owner, DataRootOwnership)
-        owner.require_unowned_root(mine, catalog.refresh())
+        owner.require_data_root_is_unowned(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
         mine.require_ownership(is_recheck=True)
         retire_partition(mine, open_partition_log(mine, self.name), LEASE, RETENTION)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from greenlet import getcurrent
 from typing_extensions import override
 
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.brokers.metadata_topic import rules
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
 from compactor.brokers.metadata_topic.chain import (
@@ -49,7 +49,7 @@ from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionRe
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, SegmentState
 from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
-from compactor.round.plan import RoundFacts, assess_round, plan_round
+from compactor.round.plan import PlanInputs, assess_round, plan_round
 from compactor.round.ports import WorkSession
 from compactor.tier.layouts.native import NativeLayout
 from compactor.upkeep.retire import retire_partition
@@ -247,7 +247,7 @@ class BrokersOracle(Oracle):
         super().check_step(before, record)
         body = getattr(record, "body", None)
         if isinstance(body, RoundPublished) and not body.cut_off:
-            clean = range(self.sim.start, clean_end_offset(self.state.vector))
+            clean = range(self.sim.start, first_dirty_offset_of_vector(self.state.vector))
             below = [row[1] for row in self.sim.rows(self.state.live) if row[0] in clean]
             if len(set(below)) != len(below):
                 self.world.violate("a key occurs twice below the cleaner offset")
@@ -513,8 +513,8 @@ class Simulated:
         if orphans:  # a zombie's upload under an id that is finished is what `orphans` is for
             self.world.violate(f"orphans stay: {sorted(orphans)}")
         newest = self.links()[-1].segment.start_offset
-        if clean_end_offset(log.state.vector) != newest:
-            self.world.violate(f"clean is up to {clean_end_offset(log.state.vector)}, and not up to {newest}")
+        if first_dirty_offset_of_vector(log.state.vector) != newest:
+            self.world.violate(f"clean is up to {first_dirty_offset_of_vector(log.state.vector)}, and not up to {newest}")
 
 
 def planner(cleaner: Cleaner) -> symbolic.Planner:
@@ -524,7 +524,7 @@ def planner(cleaner: Cleaner) -> symbolic.Planner:
         found = assess_round(state, cleaner, now_ms)
         if not found.due:
             return None
-        return plan_round(RoundFacts(state, found, cleaner, now_ms, (), "symbolic", "memory"), CompactorEpoch(leader_epoch), new_id)
+        return plan_round(PlanInputs(state, found, cleaner, now_ms, (), "symbolic", "memory"), CompactorEpoch(leader_epoch), new_id)
 
     return plan
 

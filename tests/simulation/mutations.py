@@ -101,7 +101,7 @@ def vector_advanced_inside_the_round() -> Iterator[None]:
     def early(state: PartitionState, record: Any, body: Any) -> dict[str, Any]:
         changes = effect(state, record, body)
         plan = changes["intent"].plan.model_copy(
-            update={"vector": offsets.advance_vector(state.vector, body.leader_epoch, state.end_offset + 1)}
+            update={"vector": offsets.advance_cleaner_vector(state.vector, body.leader_epoch, state.end_offset + 1)}
         )
         return changes | {"vector": plan.vector, "intent": changes["intent"].model_copy(update={"plan": plan})}
 
@@ -194,7 +194,7 @@ def fold_before_list() -> Iterator[None]:
 def no_check_at_append() -> Iterator[None]:
     """Records are appended without asking the rules; the fold is left to drop them."""
     with (
-        patch.object(leadership, "append_problem", lambda log, state, body: ""),
+        patch.object(leadership, "reason_to_refuse_append", lambda log, state, body: ""),
         patch.object(Leadership, "require_in_state", lambda *_: None),
     ):
         yield
@@ -232,12 +232,12 @@ def slots_deleted_before_the_boundary() -> Iterator[None]:
 @contextmanager
 def times_not_kept() -> Iterator[None]:
     """A snapshot forgets the times of the slots that it stands in for."""
-    kept = logs.PARTITION.with_modification_times
-    object.__setattr__(logs.PARTITION, "with_modification_times", lambda state, modified: state)
+    kept = logs.PARTITION.state_with_modification_times
+    object.__setattr__(logs.PARTITION, "state_with_modification_times", lambda state, modified: state)
     try:
         yield
     finally:
-        object.__setattr__(logs.PARTITION, "with_modification_times", kept)
+        object.__setattr__(logs.PARTITION, "state_with_modification_times", kept)
 
 
 @contextmanager
@@ -273,7 +273,7 @@ def blind_acquisition() -> Iterator[None]:
         leader = state.leader
         return None if leader and (leader.incarnation, leader.epoch) == (log.incarnation, body.leader_epoch) else body
 
-    with patch.object(leadership, "_acquisition_unless_changed", unless):
+    with patch.object(leadership, "_acquisition_record_unless_leader_changed", unless):
         yield
 
 
@@ -343,7 +343,7 @@ def clamp_leaves_waiting_groups() -> Iterator[None]:
     with patch.object(
         fold,
         "_changes_by_lowered_cleaner_offsets",
-        lambda state, parted: {"vector": offsets.clamp_vector(state.vector, parted), "waiting": state.waiting},
+        lambda state, parted: {"vector": offsets.clamp_cleaner_vector(state.vector, parted), "waiting": state.waiting},
     ):
         yield
 
@@ -366,7 +366,7 @@ def changed_sources_are_taken() -> Iterator[None]:
 def whoever_has_the_data() -> Iterator[None]:
     """Nobody asks whose the data root is."""
     with (
-        patch.object(DataRootOwnership, "_require_same_id", lambda *_: None),
+        patch.object(DataRootOwnership, "_require_same_tier_id", lambda *_: None),
         patch.object(identity, "_find_object_unknown_to_catalog", lambda *_: ""),
     ):
         yield

@@ -112,7 +112,7 @@ def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: Ports, ste
     """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
     owner = DataRootOwnership()
     owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
-    owner.require_owned_root(ports)
+    owner.require_data_root_is_own(ports)
 
     def may_vanish(key: str) -> bool:
         intent = oracle.state.intent

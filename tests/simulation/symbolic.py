@@ -221,7 +221,7 @@ class SymbolicRound:
         """There is no budget of records."""
 
     @contextmanager
-    def gather_facts(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
+    def gather_round_inputs(self, state: PartitionState, check: Callable[[], object]) -> Iterator[PartitionState]:
         yield state
 
     def make_plan(self, facts: PartitionState, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:

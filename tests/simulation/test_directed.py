@@ -364,7 +364,7 @@ def test_a_store_that_fails_leaves_the_intent_to_the_next_run_and_no_segment_is_
     assert play.process("b").run().status == "resumed"
     again = [what for what in play.requests if what.startswith(OBJECT)][len(created) :]
     assert again == created[-1:]  # only the one without a receipt, and it is found to be there
-    assert publication.was_published(play.process("c").state(), play.oracle.state.published[-1])
+    assert publication.was_round_published(play.process("c").state(), play.oracle.state.published[-1])
 
 
 def _plan_of(play: Play) -> CompactionPlan:

@@ -12,7 +12,7 @@ from compactor.brokers.metadata_topic.codec import MetadataRecord, decode_record
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
-from compactor.local.rocks import Rocks
+from compactor.local.rocks import RocksDatabase
 from compactor.storage.factory import open_store
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 from tests.support.broker_tiers import BrokerTier
@@ -55,7 +55,7 @@ def brokers_of(
     log = MemoryTopicLog()
     log.write(events)
     known = {record.partition.topic: TopicStatus(record.partition.topic_id) for record in events} if topics is None else topics
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(Rocks(scratch)), clock_ms=lambda: 0)
+    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(RocksDatabase(scratch)), clock_ms=lambda: 0)
     return LiveBrokerMetadata(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
 
 

@@ -31,7 +31,7 @@ class Idle:
         self.folder = folder
         self.names = [TopicPartition("orders", number) for number in range(partitions)]
         tier = self.tier()
-        tier.identity.create_catalog()
+        tier.identity.ensure_catalog()
         for name in self.names:
             self.grow(tier, name)
 

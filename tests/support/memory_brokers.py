@@ -141,7 +141,7 @@ class MemoryBrokers:
         )
         ports = replace(ports, clock_ms=self.clock_ms)
         tier = replace(made, ports=ports, metadata=metadata)
-        tier.identity.create_catalog()
+        tier.identity.ensure_catalog()
         return tier
 
     def clock_ms(self) -> int:

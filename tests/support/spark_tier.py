@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from checkpoint.offsets import clean_end_offset
-from compactor.access.rounds import new_round
+from checkpoint.offsets import first_dirty_offset_of_vector
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Cleaner, Settings, load_settings
@@ -107,15 +107,15 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = new_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open(NAME))
+        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open(NAME))
         engine = Engine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
-        there = new_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(self.remote.open(NAME))
+        there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(self.remote.open(NAME))
         return here, there
 
     def difference(self) -> str:
         """Where the two tiers hold other segments, file by file; empty where only ids and what depends on the key differ."""
         one, other = (state_of(tier) for tier in (self.local, self.remote))
-        if len(one.live) != len(other.live) or clean_end_offset(one.vector) != clean_end_offset(other.vector):
+        if len(one.live) != len(other.live) or first_dirty_offset_of_vector(one.vector) != first_dirty_offset_of_vector(other.vector):
             return f"{len(one.live)} segments, {one.vector} and {len(other.live)} segments, {other.vector}"
         for mine, theirs in zip(one.live, other.live, strict=True):
             counts = [segment.content.count if segment.content else None for segment in (mine, theirs)]

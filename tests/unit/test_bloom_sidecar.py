@@ -19,7 +19,7 @@ from bloom.sidecar import (
     RemovableRecordCounts,
     Sidecar,
     SidecarUnusable,
-    UnusableReason,
+    SidecarUnusableReason,
     estimate_distinct_keys,
     estimate_distinct_keys_of_all,
 )
@@ -47,7 +47,7 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     return portrait.build_sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
 
 
-def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> UnusableReason:
+def refused(data: bytes, segment_id: str = SEGMENT, key: bytes = KEY) -> SidecarUnusableReason:
     with pytest.raises(SidecarUnusable) as caught:
         sidecars.decode_sidecar(data, segment_id, key)
     return caught.value.reason
@@ -113,11 +113,11 @@ def test_repeated_keys_do_not_make_the_filter_larger() -> None:
 def test_cut_off_anywhere(hashes: Hashes) -> None:
     data = sidecars.encode_sidecar(made(hashes), KEY)
     for size in [*range(80), *range(80, len(data), 97), len(data) - 1]:
-        assert refused(data[:size]) is UnusableReason.CUT_OFF
+        assert refused(data[:size]) is SidecarUnusableReason.CUT_OFF
 
 
 def test_longer_than_it_should_be() -> None:
-    assert refused(sidecars.encode_sidecar(made(random_hashes(10)), KEY) + b"\0") is UnusableReason.DAMAGED
+    assert refused(sidecars.encode_sidecar(made(random_hashes(10)), KEY) + b"\0") is SidecarUnusableReason.DAMAGED
 
 
 def test_any_bit_that_is_flipped_is_seen() -> None:
@@ -126,47 +126,47 @@ def test_any_bit_that_is_flipped_is_seen() -> None:
     for position in [*range(70), *(dice.randrange(len(data)) for _ in range(300))]:
         lie = bytearray(data)
         lie[position] ^= 1 << dice.randrange(8)
-        assert refused(bytes(lie)) in set(UnusableReason) - {UnusableReason.OTHER_SEGMENT}
+        assert refused(bytes(lie)) in set(SidecarUnusableReason) - {SidecarUnusableReason.OTHER_SEGMENT}
 
 
 def test_cleared_bits_do_not_lie() -> None:
     data = bytearray(sidecars.encode_sidecar(made(random_hashes(300)), KEY))
     start = sidecars.sidecar_head_length(bytes(data)) + 40
     data[start:] = bytes(len(data) - start)
-    assert refused(bytes(data)) is UnusableReason.DAMAGED
+    assert refused(bytes(data)) is SidecarUnusableReason.DAMAGED
 
 
 def test_who_has_not_the_hash_key_cannot_make_one() -> None:
     data = sidecars.encode_sidecar(made(random_hashes(300)), bytes(16))
-    assert refused(data) is UnusableReason.OTHER_KEY
+    assert refused(data) is SidecarUnusableReason.OTHER_KEY
     forged = data[:12] + sidecars.hash_key_fingerprint(KEY) + data[20:]
-    assert refused(forged) is UnusableReason.DAMAGED
+    assert refused(forged) is SidecarUnusableReason.DAMAGED
 
 
 def test_the_filter_of_another_sidecar_does_not_fit() -> None:
     one, two = (sidecars.encode_sidecar(made(random_hashes(300, seed=seed)), KEY) for seed in (1, 2))
     cut_one, cut_two = sidecars.sidecar_head_length(one), sidecars.sidecar_head_length(two)
-    assert refused(one[:cut_one] + two[cut_two:]) is UnusableReason.DAMAGED
+    assert refused(one[:cut_one] + two[cut_two:]) is SidecarUnusableReason.DAMAGED
 
 
 def test_made_for_another_segment() -> None:
     data = sidecars.encode_sidecar(made(random_hashes(10)), KEY)
-    assert refused(data, segment_id="BBECAwQFBgcICQoLDA0ODw") is UnusableReason.OTHER_SEGMENT
+    assert refused(data, segment_id="BBECAwQFBgcICQoLDA0ODw") is SidecarUnusableReason.OTHER_SEGMENT
 
 
 def test_of_a_future_version() -> None:
     data = sidecars.encode_sidecar(made(random_hashes(10)), KEY)
     future = data[:8] + struct.pack("<I", sidecars.SIDECAR_VERSION + 1) + b"whatever comes then" * 10
-    assert refused(future) is UnusableReason.FUTURE_VERSION
+    assert refused(future) is SidecarUnusableReason.FUTURE_VERSION
 
 
 @pytest.mark.parametrize("data", [b"<?xml version='1.0'?><Error/>" * 9, b"\0" * 500, b"tc-sidf\n" + bytes(200)])
 def test_something_else_altogether(data: bytes) -> None:
-    assert refused(data) is UnusableReason.NOT_A_SIDECAR
+    assert refused(data) is SidecarUnusableReason.NOT_A_SIDECAR
 
 
 def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
-    error = SidecarUnusable(UnusableReason.CUT_OFF, "12 bytes")
+    error = SidecarUnusable(SidecarUnusableReason.CUT_OFF, "12 bytes")
     assert str(error) == "it is cut off (12 bytes)"
     twin = pickle.loads(pickle.dumps(error))
     assert (twin.reason, str(twin)) == (error.reason, str(error))

@@ -68,9 +68,9 @@ def test_a_filter_asked_for_far_more_keys_than_it_was_made_for_does_not_pay() ->
 
 
 def test_a_partitions_own_figures_decide_after_the_trial() -> None:
-    assert sizing.should_keep_filters(sizing.TRIAL - 1, 10**9, 0)
-    assert not sizing.should_keep_filters(sizing.TRIAL, 10**9, 10**9)
-    assert sizing.should_keep_filters(sizing.TRIAL, 10**9, 10**9 + 1)
+    assert sizing.should_continue_filters(sizing.TRIAL - 1, 10**9, 0)
+    assert not sizing.should_continue_filters(sizing.TRIAL, 10**9, 10**9)
+    assert sizing.should_continue_filters(sizing.TRIAL, 10**9, 10**9 + 1)
 
 
 def hashes(rows: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:

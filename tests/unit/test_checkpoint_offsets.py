@@ -7,12 +7,12 @@ import pytest
 from checkpoint.offsets import (
     CleanerOffset,
     Vector,
-    advance_vector,
-    clamp_vector,
-    clean_end_offset,
+    advance_cleaner_vector,
+    clamp_cleaner_vector,
+    cleaner_vector_problem,
     drop_unreferenced_epochs,
-    is_claim_valid,
-    vector_problem,
+    first_dirty_offset_of_vector,
+    has_epoch_cleaned_below,
 )
 from compactor.constants import CompactorEpoch, Offset
 
@@ -23,40 +23,40 @@ def vector(**entries: int) -> Vector:
 
 
 def test_an_empty_vector_has_cleaned_nothing() -> None:
-    assert clean_end_offset(()) == 0
+    assert first_dirty_offset_of_vector(()) == 0
 
 
 def test_granted_only_up_to_the_entry_of_its_own_epoch() -> None:
     decided = vector(e0=100, e1=155)
-    assert is_claim_valid(decided, CompactorEpoch(0), 100)
-    assert not is_claim_valid(decided, CompactorEpoch(0), 101)
-    assert is_claim_valid(decided, CompactorEpoch(1), 155)
-    assert not is_claim_valid(decided, CompactorEpoch(2), 1)
+    assert has_epoch_cleaned_below(decided, CompactorEpoch(0), 100)
+    assert not has_epoch_cleaned_below(decided, CompactorEpoch(0), 101)
+    assert has_epoch_cleaned_below(decided, CompactorEpoch(1), 155)
+    assert not has_epoch_cleaned_below(decided, CompactorEpoch(2), 1)
 
 
 def test_advance_adds_an_entry_or_moves_the_last_one() -> None:
-    assert advance_vector((), CompactorEpoch(3), 10) == vector(e3=10)
-    assert advance_vector(vector(e3=10), CompactorEpoch(3), 20) == vector(e3=20)
-    assert advance_vector(vector(e3=10), CompactorEpoch(5), 20) == vector(e3=10, e5=20)
+    assert advance_cleaner_vector((), CompactorEpoch(3), 10) == vector(e3=10)
+    assert advance_cleaner_vector(vector(e3=10), CompactorEpoch(3), 20) == vector(e3=20)
+    assert advance_cleaner_vector(vector(e3=10), CompactorEpoch(5), 20) == vector(e3=10, e5=20)
 
 
 @pytest.mark.parametrize(("epoch", "offset"), [(2, 20), (3, 9)])
 def test_advance_never_goes_back(epoch: int, offset: int) -> None:
     with pytest.raises(ValueError, match="does not follow"):
-        advance_vector(vector(e3=10), CompactorEpoch(epoch), offset)
+        advance_cleaner_vector(vector(e3=10), CompactorEpoch(epoch), offset)
 
 
 def test_entries_that_nobody_names_are_folded_into_their_successor_but_never_the_last() -> None:
     full = vector(e0=100, e1=155, e4=200)
     assert drop_unreferenced_epochs(full, {CompactorEpoch(1)}) == vector(e1=155, e4=200)
     assert drop_unreferenced_epochs(full, set()) == vector(e4=200)
-    assert clean_end_offset(drop_unreferenced_epochs(full, set())) == clean_end_offset(full)
+    assert first_dirty_offset_of_vector(drop_unreferenced_epochs(full, set())) == first_dirty_offset_of_vector(full)
 
 
 def test_a_truncated_lineage_clamps_every_entry() -> None:
-    assert clamp_vector(vector(e0=100, e1=155), 120) == vector(e0=100, e1=120)
-    assert clamp_vector(vector(e0=100, e1=155), 50) == vector(e0=50, e1=50)
-    assert vector_problem(clamp_vector(vector(e0=100, e1=155), 50)) == ""
+    assert clamp_cleaner_vector(vector(e0=100, e1=155), 120) == vector(e0=100, e1=120)
+    assert clamp_cleaner_vector(vector(e0=100, e1=155), 50) == vector(e0=50, e1=50)
+    assert cleaner_vector_problem(clamp_cleaner_vector(vector(e0=100, e1=155), 50)) == ""
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_a_truncated_lineage_clamps_every_entry() -> None:
     ],
 )
 def test_what_is_no_vector(bad: Vector) -> None:
-    assert vector_problem(bad)
+    assert cleaner_vector_problem(bad)

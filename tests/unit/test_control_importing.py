@@ -7,7 +7,7 @@ import pytest
 from checkpoint.lineage import EpochEntry
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.importing import record_tiered_segments
-from compactor.control.leadership import append_problem
+from compactor.control.leadership import reason_to_refuse_append
 from compactor.control.records import LineageRecorded
 from compactor.errors import BadData
 from tests.simulation.play import Play, uploaded
@@ -85,4 +85,4 @@ def test_a_truncated_lineage_clamps_and_is_recorded_once(play: Play) -> None:
 def test_a_lineage_that_goes_back_is_refused(play: Play) -> None:
     actor = play.process()
     backwards = LineageRecorded(lineage=(EpochEntry(LeaderEpoch(3), Offset(0)), EpochEntry(LeaderEpoch(2), Offset(9))), end_offset=10)
-    assert "ascend" in append_problem(actor.log, actor.state(), backwards)
+    assert "ascend" in reason_to_refuse_append(actor.log, actor.state(), backwards)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from checkpoint.lineage import EpochEntry
-from checkpoint.offsets import CleanerOffset, clean_end_offset
+from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, CompactorEpoch, LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.control import fold, ordering, records
 from compactor.control.coverage import coverage_problem
@@ -331,7 +331,7 @@ class TestTakingBack:
         )
         assert stays == (
             *compacted.state.vector,
-            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=Offset(clean_end_offset(compacted.state.vector))),
+            CleanerOffset(leader_epoch=CompactorEpoch(9), offset=Offset(first_dirty_offset_of_vector(compacted.state.vector))),
         )
 
     def test_no_other_round_and_no_part_of_it(self, compacted: Led) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoint.lineage import EpochEntry, first_disowned_offset, restore_removed_epochs, truncate_lineage_at
-from checkpoint.offsets import clean_end_offset
+from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
 from compactor.control.deletion import delete_partition
@@ -44,7 +44,7 @@ def truncated_at(play: Play, actor: Actor, offset: int) -> TailTruncated:
         head = describe(actor.ports.new_id(), first.start_offset, offset - 1, data, first.leader_epochs)
         register_import(actor.ports, actor.log, cut_id, [head.id])
         upload(actor.ports, head, data)
-    lost = clean_end_offset(actor.state().vector) > offset
+    lost = first_dirty_offset_of_vector(actor.state().vector) > offset
     return TailTruncated(cut_id=cut_id, offset=Offset(offset), voided=tuple(segment.id for segment in voided), head=head, accept_loss=lost)
 
 

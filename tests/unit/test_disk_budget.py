@@ -21,10 +21,10 @@ from compactor.local.budget import (
     BLOCK,
     Budget,
     DiskUsage,
-    Overrun,
+    ReservationExceeded,
     SpaceReservation,
     is_disk_full_error,
-    retry_until_space,
+    retry_until_disk_has_space,
     round_up_to_blocks,
 )
 from compactor.local.spool import process_spool_folder
@@ -81,7 +81,7 @@ class TestGrants:
         with budget.reserve(DiskUsage(), 40, "a") as grant:
             grant.reserve_bytes(70)
             assert budget.used == 70
-            with pytest.raises(Overrun, match="at least 110"):
+            with pytest.raises(ReservationExceeded, match="at least 110"):
                 grant.reserve_bytes(40)
         assert budget.used == 0
 
@@ -117,7 +117,7 @@ class TestKeeping:
         kept = budget.cache_file(DiskUsage(), 60, lambda: gone.append(1))
         assert kept is not None
         assert budget.pin(kept)
-        with budget.reserve(DiskUsage(), 40, "x") as grant, pytest.raises(Overrun):
+        with budget.reserve(DiskUsage(), 40, "x") as grant, pytest.raises(ReservationExceeded):
             grant.reserve_bytes(41)
         threading.Timer(0.2, budget.unpin, (kept,)).start()
         budget.reserve(DiskUsage(), 50, "y")
@@ -161,7 +161,7 @@ class TestKeeping:
                         grant.reserve_bytes(more)
                         change(more)
                         size += more
-                    except Overrun:
+                    except ReservationExceeded:
                         pass
                     change(-size)
                     kept = rng.randrange(1, 10) * BLOCK
@@ -198,7 +198,7 @@ class TestFullDisk:
                 raise problem
             return 7
 
-        assert retry_until_space(work, budget, lambda seconds: events.append("slept")) == 7
+        assert retry_until_disk_has_space(work, budget, lambda seconds: events.append("slept")) == 7
         assert events == ["dropped", "slept", "slept"]
 
     def test_gives_up_after_a_while_with_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "full")
 
         with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*finished work is not repeated"):
-            retry_until_space(work, Budget(100), slept.append)
+            retry_until_disk_has_space(work, Budget(100), slept.append)
         assert sum(slept) == 3
 
     def test_other_errors_are_no_reason_to_wait(self) -> None:
@@ -217,7 +217,7 @@ class TestFullDisk:
             raise OSError(errno.EACCES, "no")
 
         with pytest.raises(PermissionError):
-            retry_until_space(work, Budget(100), lambda _: pytest.fail("slept"))
+            retry_until_disk_has_space(work, Budget(100), lambda _: pytest.fail("slept"))
 
 
 class TestSpool:

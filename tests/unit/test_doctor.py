@@ -19,10 +19,10 @@ from compactor.errors import Refused
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.storage.counting import RequestCounters
-from compactor.upkeep.brokers.check import check_known_harm
+from compactor.upkeep.brokers.check import check_known_kafka_problems
 from compactor.upkeep.brokers.checkup import examine_tier
-from compactor.upkeep.brokers.doctor import SLACK_MS, ExaminedPartition, PendingRecord, partition_findings
-from compactor.upkeep.brokers.known_harm import MANY_METADATA_RECORDS, cluster_harm, metadata_growth_findings
+from compactor.upkeep.brokers.doctor import SLACK_MS, ExaminedPartition, FirstUntieredRecord, partition_findings
+from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
 from compactor.views.prices import NO_PRICES, PriceTable
 from tests.metadata_events import finished, segment
 from tests.support.broker_metadata import brokers_of
@@ -90,7 +90,7 @@ def test_a_deletion_that_never_ends_is_a_warning_with_its_price() -> None:
 def test_a_closed_segment_that_is_not_tiered_in_time_is_an_error(
     closed_ms: int | None, settings: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    assert kinds(replace(facts(FIRST, settings=settings), pending=PendingRecord(10, NOW - 10 * DAY_MS, closed_ms))) == expected
+    assert kinds(replace(facts(FIRST, settings=settings), pending=FirstUntieredRecord(10, NOW - 10 * DAY_MS, closed_ms))) == expected
 
 
 def test_segments_that_retention_should_have_removed_are_told_up_to_the_first_that_stays() -> None:
@@ -119,20 +119,20 @@ def topic(name: str = "orders", **settings: str) -> TopicDescription:
     [("3.9", "1000", 1), ("4", "1000", 1), ("4.3", "1000", 1), ("", "1000", 1), ("4.4", "1000", 0), ("3.9", "-1", 0)],
 )
 def test_size_retention_is_dangerous_under_brokers_without_its_fix(version: str, limit: str, told: int) -> None:
-    found = cluster_harm([BrokerDescription(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
+    found = known_kafka_problem_findings([BrokerDescription(1, "a:9092", version), FIXED], {"orders": topic(retention_bytes=limit)})
     assert [(one.severity, one.kind, one.topic) for one in found] == [("warning", "size-retention", "orders")] * told
 
 
 def test_replicas_from_the_newest_tiered_segment_are_a_warning_if_brokers_differ() -> None:
     both = [replace(FIXED, takes_last_tiered=True), replace(FIXED, id=2, takes_last_tiered=True)]
-    assert [one.severity for one in cluster_harm(both, {})] == ["note"]
-    assert [one.severity for one in cluster_harm([both[0], replace(FIXED, id=2)], {})] == ["warning"]
+    assert [one.severity for one in known_kafka_problem_findings(both, {})] == ["note"]
+    assert [one.severity for one in known_kafka_problem_findings([both[0], replace(FIXED, id=2)], {})] == ["warning"]
 
 
 def test_delayed_uploads_are_noted() -> None:
     late = topic(remote_copy_lag_ms="3600000", remote_copy_lag_bytes="-1")
-    assert [(one.severity, one.kind) for one in cluster_harm([FIXED], {"orders": late})] == [("note", "copy-lag")]
-    assert cluster_harm([FIXED], {"orders": topic(remote_copy_lag_ms="0", remote_copy_lag_bytes="1000")}) == []
+    assert [(one.severity, one.kind) for one in known_kafka_problem_findings([FIXED], {"orders": late})] == [("note", "copy-lag")]
+    assert known_kafka_problem_findings([FIXED], {"orders": topic(remote_copy_lag_ms="0", remote_copy_lag_bytes="1000")}) == []
 
 
 def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() -> None:
@@ -193,7 +193,7 @@ def test_doctor_examines_cluster_metadata_and_objects(
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
     cluster = Cluster(topic(retention_bytes="1000"), pending)
-    found = examine_tier(opened, cluster, brokers.partition_names(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
+    found = examine_tier(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
     assert [one.kind for one in found] == expected
-    assert [one.kind for one in check_known_harm(cluster, ["orders"])] == ["size-retention"]
+    assert [one.kind for one in check_known_kafka_problems(cluster, ["orders"])] == ["size-retention"]

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from compactor.errors import BadData
-from compactor.local.staging import Budget, FileToStage, Staging
+from compactor.local.staging import Budget, FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.headers import HeaderDigestBuilder
@@ -92,8 +92,8 @@ SEGMENT = segment_of({"log": LOG}).model_copy(update={"files": {"log": SegmentFi
 
 
 @pytest.fixture
-def staging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Staging]:
-    made = Staging(tmp_path / "staging", layout_with(*request.param), Budget(1 << 20), local_log_dirs=[tmp_path / "broker"])
+def staging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StagingFolder]:
+    made = StagingFolder(tmp_path / "staging", layout_with(*request.param), Budget(1 << 20), local_log_dirs=[tmp_path / "broker"])
     yield made
     made.close()
 
@@ -143,13 +143,13 @@ class TestFetching:
 
 class TestStaging:
     @pytest.mark.parametrize("staging", [(in_a_payload, 1)], indirect=True)
-    def test_damaged_on_its_way(self, staging: Staging) -> None:
+    def test_damaged_on_its_way(self, staging: StagingFolder) -> None:
         with staging.open_file(FileToStage(NAME, SEGMENT, "log", LOCAL)) as path:
             assert path.read_bytes() == LOG
         assert staging.bytes_fetched == 2 * len(LOG)
 
     @pytest.mark.parametrize("staging", [(in_a_payload, 2)], indirect=True)
-    def test_damaged_where_it_lies(self, staging: Staging) -> None:
+    def test_damaged_where_it_lies(self, staging: StagingFolder) -> None:
         with pytest.raises(BadData, match="its digest is not the one"), staging.open_file(FileToStage(NAME, SEGMENT, "log", LOCAL)):
             pytest.fail("it came")
         assert list(staging.folder.iterdir()) == []
@@ -157,7 +157,7 @@ class TestStaging:
     @pytest.mark.parametrize("staging", [(in_a_payload, 0)], indirect=True)
     @pytest.mark.parametrize("digest", ["sha256", "batches", ""])
     @pytest.mark.parametrize("lies_there", [LOG, OTHER, in_a_payload(LOG), in_an_offset(LOG)])
-    def test_a_broker_s_log_directory_may_have_it(self, staging: Staging, lies_there: bytes, digest: str, tmp_path: Path) -> None:
+    def test_a_broker_s_log_directory_may_have_it(self, staging: StagingFolder, lies_there: bytes, digest: str, tmp_path: Path) -> None:
         (tmp_path / "broker" / "orders-0").mkdir(parents=True)
         (tmp_path / "broker" / LOCAL).write_bytes(lies_there)
         known = {"sha256": hashlib.sha256(LOG).hexdigest(), "batches": batches_of(LOG)}

@@ -19,7 +19,7 @@ from compactor.config.settings import Cleaner
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.control_log import Boundary, StateIdentity
 from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
-from compactor.control.summary import PartitionSummary, SegmentSummary, pack_summary, summarize_state, unpack_summary
+from compactor.control.summary import PartitionSummary, SegmentSummary, decode_summary, encode_summary, summarize_state
 from compactor.local import cache as local_state
 from compactor.local.cache import LocalState
 from compactor.model.ids import TopicPartition
@@ -96,7 +96,7 @@ def lines() -> Iterator[list[str]]:
 def test_a_summary_decides_as_the_state_does(seed: int) -> None:
     dice = random.Random(seed)
     full = state(dice)
-    summary = unpack_summary(pack_summary(summarize_state(full)))
+    summary = decode_summary(encode_summary(summarize_state(full)))
     for field in SegmentSummary._fields:
         assert [getattr(s, field) for s in summary.live] == [getattr(s, field) for s in full.live]
     for field in ("name", "slot", "bytes", "start_offset", "end_offset", "first_dirty_offset", "vector"):
@@ -113,10 +113,10 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
 
 
 def test_damaged_summaries_raise_value_errors() -> None:
-    data = pack_summary(summarize_state(state(random.Random(3))))
+    data = encode_summary(summarize_state(state(random.Random(3))))
     for cut in (0, 3, 20):
         with pytest.raises((ValueError, struct.error)):
-            unpack_summary(data[:cut])
+            decode_summary(data[:cut])
 
 
 # ---- keeping -----------------------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_what_is_kept_comes_back(folder: Path) -> None:
     assert again.cached_state(NAME) == (full, MARK)
     ((key, (seen, summary)),) = again.cached_summaries().items()
     assert (key, seen.slot, seen.hint, seen.checked_ms) == ("orders-0", 7, 5, 99)
-    assert summary == unpack_summary(pack_summary(summarize_state(full)))
+    assert summary == decode_summary(encode_summary(summarize_state(full)))
     kept = again.cached_catalog()
     assert kept is not None
     assert (kept.state, kept.mark) == (CatalogState(slot=4, tier_id="tier"), MARK)
@@ -158,7 +158,7 @@ def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     full = state(random.Random(2))
     local.cache_state(full, MARK, hint=5, now_ms=99)
     seen, summary = local.cached_summaries()["orders-0"]
-    local.record_up_to_date({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
+    local.record_logs_up_to_date({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
     again, same = local.cached_summaries()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary
@@ -288,4 +288,4 @@ def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, lines: list[
 def test_a_summary_is_small() -> None:
     summary = summarize_state(PartitionState(slot=1, topic="t", partition=0, live=tuple(segment(n, random.Random(n)) for n in range(100))))
     assert isinstance(summary, PartitionSummary)
-    assert len(pack_summary(summary)) < 100 * 130 + 1000
+    assert len(encode_summary(summary)) < 100 * 130 + 1000

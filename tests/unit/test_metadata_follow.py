@@ -15,7 +15,7 @@ from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadat
 from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, PersistedStates
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.errors import BadData, Unavailable
-from compactor.local.rocks import Rocks
+from compactor.local.rocks import RocksDatabase
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import SegmentState
 from tests.metadata_events import finished, raw_id, script, segment, update
@@ -33,13 +33,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(folder: Path) -> Iterator[Callable[[], Rocks]]:
-    stores: list[Rocks] = []
+def opened(folder: Path) -> Iterator[Callable[[], RocksDatabase]]:
+    stores: list[RocksDatabase] = []
 
-    def again() -> Rocks:
+    def again() -> RocksDatabase:
         for store in stores:
             store.close()
-        stores.append(Rocks(folder))
+        stores.append(RocksDatabase(folder))
         return stores[-1]
 
     yield again
@@ -93,7 +93,7 @@ def same(followed: FoldedMetadataTopic, log: MemoryTopicLog) -> None:
 
 
 @pytest.mark.parametrize("chunk_records", [1, 7, 100_000])
-def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], Rocks], chunk_records: int) -> None:
+def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], RocksDatabase], chunk_records: int) -> None:
     rng = random.Random(chunk_records)
     log = MemoryTopicLog()
     events = interleaved(rng, history(rng))
@@ -110,7 +110,7 @@ def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], Rocks
     assert written > 300
 
 
-def test_a_running_process_reads_only_what_is_new(opened: Callable[[], Rocks]) -> None:
+def test_a_running_process_reads_only_what_is_new(opened: Callable[[], RocksDatabase]) -> None:
     rng = random.Random(5)
     log = MemoryTopicLog()
     topic = MemoryMetadataTopic(log)
@@ -131,7 +131,9 @@ def test_without_local_state_memory_does(tmp_path: Path) -> None:
     log.write(interleaved(rng, history(rng)))
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(Rocks(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS)
+    followed = FoldedMetadataTopic(
+        MemoryMetadataTopic(log), PersistedStates(RocksDatabase(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS
+    )
     assert followed.catch_up(TIMEOUT_S).unread == {}
     same(followed, log)
 
@@ -141,7 +143,7 @@ def test_a_second_process_folds_for_itself(folder: Path) -> None:
     rng = random.Random(7)
     events = interleaved(rng, history(rng))
     log.write(events[:200])
-    writer, reader = Rocks(folder), Rocks(folder)
+    writer, reader = RocksDatabase(folder), RocksDatabase(folder)
     first = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(writer), clock_ms=lambda: NOW_MS)
     first.catch_up(TIMEOUT_S)
     second = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(reader), clock_ms=lambda: NOW_MS)
@@ -155,7 +157,7 @@ def test_a_second_process_folds_for_itself(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["cluster_id", "topic_id", "truncated", "truncated and grown", "partitions"])
-def test_another_topic_is_folded_anew(opened: Callable[[], Rocks], change: str) -> None:
+def test_another_topic_is_folded_anew(opened: Callable[[], RocksDatabase], change: str) -> None:
     rng = random.Random(8)
     log = MemoryTopicLog()
     log.write(interleaved(rng, history(rng)))
@@ -175,7 +177,7 @@ def test_another_topic_is_folded_anew(opened: Callable[[], Rocks], change: str) 
     same(followed, other)
 
 
-def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], Rocks]) -> None:
+def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], RocksDatabase]) -> None:
     rng = random.Random(9)
     topic = MemoryMetadataTopic(MemoryTopicLog())
     topic.log.write(interleaved(rng, history(rng)))
@@ -191,7 +193,7 @@ def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], 
     same(followed, topic.log)
 
 
-def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], Rocks]) -> None:
+def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], RocksDatabase]) -> None:
     rng = random.Random(10)
     log = MemoryTopicLog()
     events = interleaved(rng, history(rng))
@@ -222,7 +224,7 @@ class Faltering(MemoryMetadataTopic):
         return polled
 
 
-def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], Rocks]) -> None:
+def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], RocksDatabase]) -> None:
     log = MemoryTopicLog()
     rng = random.Random(13)
     events = interleaved(rng, history(rng))
@@ -235,7 +237,7 @@ def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], Rocks]) ->
     same(followed, log)
 
 
-def test_control_records_and_a_lagging_reader(opened: Callable[[], Rocks]) -> None:
+def test_control_records_and_a_lagging_reader(opened: Callable[[], RocksDatabase]) -> None:
     log = MemoryTopicLog()
     rng = random.Random(11)
     for event in interleaved(rng, history(rng, 10)):
@@ -254,7 +256,7 @@ def test_control_records_and_a_lagging_reader(opened: Callable[[], Rocks]) -> No
     same(again, log)
 
 
-def test_a_lost_beginning_is_told(opened: Callable[[], Rocks]) -> None:
+def test_a_lost_beginning_is_told(opened: Callable[[], RocksDatabase]) -> None:
     log = MemoryTopicLog()
     rng = random.Random(12)
     log.write(interleaved(rng, history(rng)))
@@ -267,7 +269,7 @@ def test_a_lost_beginning_is_told(opened: Callable[[], Rocks]) -> None:
     assert again.catch_up(TIMEOUT_S).unread == {}
 
 
-def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Callable[[], Rocks]) -> None:
+def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Callable[[], RocksDatabase]) -> None:
     log = MemoryTopicLog()
     for name in NAMES:
         log.write(of(name, finished(1, 0, 9)))
@@ -285,7 +287,7 @@ def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Call
         assert followed.folded_partition(healthy.topic_id, healthy.partition) is not None
 
 
-def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Callable[[], Rocks]) -> None:
+def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Callable[[], RocksDatabase]) -> None:
     log = MemoryTopicLog()
     for name in NAMES:
         log.write(of(name, finished(1, 0, 9)))
@@ -310,7 +312,7 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
 
 
 @pytest.mark.parametrize("chunk_records", [1, 100_000])
-def test_an_impossible_update_stops_exactly_there(opened: Callable[[], Rocks], chunk_records: int) -> None:
+def test_an_impossible_update_stops_exactly_there(opened: Callable[[], RocksDatabase], chunk_records: int) -> None:
     log = MemoryTopicLog(1)
     one, two = NAMES[:2]
     log.write([*of(one, [segment(1, 0, 9)]), *of(two, finished(5, 0, 9)), *of(one, [update(1, S.COPY_SEGMENT_STARTED)])])
@@ -323,7 +325,7 @@ def test_an_impossible_update_stops_exactly_there(opened: Callable[[], Rocks], c
     assert (reached.position, reached.last, "COPY_SEGMENT_STARTED" in reached.stopped) == (3, 2, True)
 
 
-def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Callable[[], Rocks]) -> None:
+def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Callable[[], RocksDatabase]) -> None:
     value = encode_record(segment(1, 0, 9)._replace(partition=NAMES[0]))
     number = metadata_partition(NAMES[0].topic_id, NAMES[0].partition, 5)
     log = MemoryTopicLog()
@@ -336,7 +338,7 @@ def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Call
     assert f"belongs into partition {number}" in said[(number + 1) % 5]
 
 
-def test_findings_are_kept_and_counted(opened: Callable[[], Rocks]) -> None:
+def test_findings_are_kept_and_counted(opened: Callable[[], RocksDatabase]) -> None:
     log = MemoryTopicLog()
     name = NAMES[3]
     log.write(of(name, finished(1, 0, 9)))
@@ -352,7 +354,7 @@ def test_findings_are_kept_and_counted(opened: Callable[[], Rocks]) -> None:
 
 
 @pytest.mark.parametrize("chunk_records", [1, 100])
-def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[], Rocks], chunk_records: int) -> None:
+def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[], RocksDatabase], chunk_records: int) -> None:
     log = MemoryTopicLog()
     for number, name in enumerate(NAMES):
         ours = segment(number, 0, 9)._replace(partition=name, broker_id=COMPACTOR_BROKER_ID, event_timestamp_ms=number % 2 * 60_000)
@@ -366,7 +368,7 @@ def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[
     assert dict(followed.compactor_records_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
 
 
-def test_nothing_is_answered_before_the_first_look(opened: Callable[[], Rocks]) -> None:
+def test_nothing_is_answered_before_the_first_look(opened: Callable[[], RocksDatabase]) -> None:
     with pytest.raises(Unavailable, match="has not been read yet"):
         FoldedMetadataTopic(MemoryMetadataTopic(MemoryTopicLog()), PersistedStates(opened()), clock_ms=lambda: NOW_MS).folded_partition(
             b"x" * 16, 0

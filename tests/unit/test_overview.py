@@ -36,7 +36,7 @@ class World:
         self.folder = folder
         self.now_ms = int(time.time() * 1000)
         self.writer = self.machine("")
-        self.writer.identity.create_catalog()
+        self.writer.identity.ensure_catalog()
         for name in NAMES:
             self.write(name)
 

@@ -14,7 +14,7 @@ from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.state import PartitionState, Run
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.plan import RemainingBound, RoundFacts, assess_round, expected_metadata_record_count, plan_round
+from compactor.round.plan import PlanInputs, RemainingSizeBound, assess_round, expected_metadata_record_count, plan_round
 
 NOW = 1_000_000
 
@@ -50,9 +50,9 @@ FOUR = (segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39))
 def planned(given: PartitionState, settings: Cleaner, *, force: bool = True, left: dict[str, int] | None = None) -> CompactionPlan:
     numbers = count()
     found = assess_round(given, settings, NOW, force=force)
-    known = {name: RemainingBound(size, records=size) for name, size in (left or {}).items()}
+    known = {name: RemainingSizeBound(size, records=size) for name, size in (left or {}).items()}
     return plan_round(
-        RoundFacts(given, found, settings, NOW, (), "here", "memory", left=known), CompactorEpoch(3), lambda: f"new{next(numbers)}"
+        PlanInputs(given, found, settings, NOW, (), "here", "memory", left=known), CompactorEpoch(3), lambda: f"new{next(numbers)}"
     )
 
 

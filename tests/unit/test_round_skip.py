@@ -15,7 +15,7 @@ from compactor.control.state import Run
 from compactor.round.skip import (
     FilterStatistics,
     choose_engine,
-    decide_by_sidecar,
+    decide_read_by_sidecar,
     design_filter,
     estimate_distinct_keys,
     expected_round_keys,
@@ -34,7 +34,7 @@ def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RemovableRe
 
 
 def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterStatistics | None = None) -> Any:
-    return decide_by_sidecar(head, due, keys=keys, record=record or FilterStatistics(), now_ms=1_000)
+    return decide_read_by_sidecar(head, due, keys=keys, record=record or FilterStatistics(), now_ms=1_000)
 
 
 def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008

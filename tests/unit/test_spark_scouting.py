@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -97,7 +97,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it.tail("s2-k7=new", "s2-k8")
     read, cluster = TaskCost(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -112,7 +112,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
 
 def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
     engine = Engine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
-    return new_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open(NAME))
+    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -165,7 +165,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
@@ -211,7 +211,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
     unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), TaskCost(), TaskCost()
     assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
-    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
     driver.start()
     driver.join()
@@ -239,7 +239,7 @@ def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8=newer")
-    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     cluster = HereCluster()
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert "keys of 2 segments" in cluster.said[0]
@@ -256,7 +256,7 @@ def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8")
     later = NOW_MS + 1_000_000
-    new_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open(NAME))
     assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
@@ -267,7 +267,7 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     store = publication.store_survivors
 
     def unanswered(*args: Any) -> None:
@@ -337,7 +337,7 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    new_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from compactor.access.rounds import compact, new_round
+from compactor.access.rounds import compact, create_round
 from compactor.access.tier import Tier
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
 from compactor.round.engines import Engine
@@ -140,7 +140,7 @@ def test_the_gate_looks_up_every_key(tmp_path: Path) -> None:
         growing(tmp_path / gate / "log", 2)
         twins.bring(tmp_path / gate / "log")
         cost, cluster = TaskCost(), HereCluster()
-        new_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
+        create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
@@ -231,7 +231,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
     engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
-    report = new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
     assert cause in report.reason
@@ -313,7 +313,7 @@ def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: 
 
 def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
     engine = Engine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
-    return new_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
+    return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
 from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_offsets import (
+    cleaner_offset_problems,
     first_differing_field,
     live_segment_problems,
-    segments_beyond_cleaner_offset,
-    unresumable_intent,
-    vector_problems,
+    open_intent_problems,
+    segment_beyond_cleaner_offset_problems,
     verify_checkpoints,
 )
 from compactor.views.checkpoints import read_only_tier
@@ -124,8 +124,8 @@ def state_of(**changes: Any) -> PartitionState:
     ],
 )
 def test_cleaner_offsets_that_break_a_rule(broken: tuple[CleanerOffset, ...]) -> None:
-    assert list(vector_problems(state_of())) == []
-    assert list(vector_problems(state_of(vector=broken)))
+    assert list(cleaner_offset_problems(state_of())) == []
+    assert list(cleaner_offset_problems(state_of(vector=broken)))
 
 
 def test_segments_that_do_not_follow_each_other() -> None:
@@ -143,17 +143,17 @@ def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
     a.lead()
     a.announce("run-a", [only], 100)
     state = crafted.log().state
-    assert list(unresumable_intent(state)) == []
+    assert list(open_intent_problems(state)) == []
     gone = state.model_copy(update={"live": ()})
-    (told,) = unresumable_intent(gone)
+    (told,) = open_intent_problems(gone)
     assert "run-a" in told
     assert only in told
     assert list(live_segment_problems(gone)) == []
 
 
 def test_what_an_epoch_is_not_granted_any_more() -> None:
-    assert list(segments_beyond_cleaner_offset(state_of())) == []
-    (told,) = segments_beyond_cleaner_offset(state_of(vector=vector((0, 50), (1, 155))))
+    assert list(segment_beyond_cleaner_offset_problems(state_of())) == []
+    (told,) = segment_beyond_cleaner_offset_problems(state_of(vector=vector((0, 50), (1, 155))))
     assert "run-a-out" in told
 
 

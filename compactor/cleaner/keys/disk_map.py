@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_tag
+from bloom.siphash import key_hash_tag
 from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_cell, put_key_if_absent
 from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of_word
 from compactor.errors import OutOfBudget
@@ -209,7 +209,7 @@ def second_key_hash_half_of_row(rows: KeyRows, row: int) -> np.uint64:
 @kernel
 def _pack_rows(hashes: Hashes, ordinals: Ordinals, rows: KeyRows) -> None:
     for row in range(len(hashes)):
-        rows[row, 0] = key_tag(hashes[row, 0])
+        rows[row, 0] = key_hash_tag(hashes[row, 0])
         rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
         rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
         rows[row, 3] = ordinals[row]
@@ -218,7 +218,9 @@ def _pack_rows(hashes: Hashes, ordinals: Ordinals, rows: KeyRows) -> None:
 @kernel
 def _flag_rows_in_part(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
     for row in range(len(hashes)):
-        out_flags[row] = first_range <= hash_range_of_word(np.uint64(key_tag(hashes[row, 0])), range_count) < first_range + part_range_count
+        out_flags[row] = (
+            first_range <= hash_range_of_word(np.uint64(key_hash_tag(hashes[row, 0])), range_count) < first_range + part_range_count
+        )
 
 
 @kernel

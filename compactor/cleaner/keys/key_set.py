@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_tag
+from bloom.siphash import key_hash_tag
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import inline_kernel, kernel
@@ -68,7 +68,7 @@ def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) ->
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
     """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
-    tag = key_tag(h0)
+    tag = key_hash_tag(h0)
     cell = find_cell(table, state[CAPACITY], tag, h1)
     if cell >= 0:
         return 0
@@ -85,7 +85,7 @@ def put_key_if_absent(table: HashTable, state: State, h0: np.uint64, h1: np.uint
 @inline_kernel
 def holds_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> bool:
     """Return whether the set holds a key."""
-    return find_cell(table, state[CAPACITY], key_tag(h0), h1) >= 0
+    return find_cell(table, state[CAPACITY], key_hash_tag(h0), h1) >= 0
 
 
 @kernel

@@ -22,7 +22,7 @@ from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.brokers.check import (
     check_cluster,
-    check_known_harm,
+    check_known_kafka_problems,
     check_metadata_record_budget,
     check_metadata_topic_reading,
     check_object_access,
@@ -214,7 +214,7 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     if admin is not None:
         topics = sorted({name.topic for name in names})
         found += check_topics(admin, topics, lambda topic: opened.settings.cleaner_for(topic).cleanup_policy)
-        found += check_known_harm(admin, topics)
+        found += check_known_kafka_problems(admin, topics)
     found += check_object_access(opened, names) if names else []
     found += check_metadata_record_budget(opened, names)
     return [finding._asdict() for finding in found]
@@ -226,7 +226,7 @@ def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
     try:
         state = opened.catalog.refresh()
         opened.ownership.require_no_other_owner(opened.ports, state)
-        opened.ownership.require_unowned_root(opened.ports, state)
+        opened.ownership.require_data_root_is_unowned(opened.ports, state)
     except StoreError:
         return []  # trying the store says it better
     except CompactorError as error:

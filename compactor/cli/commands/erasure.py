@@ -19,7 +19,7 @@ from compactor.errors import UsageError
 from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.erasure.holders import KeyRemoval
-from compactor.upkeep.erasure.partition import KeyQuestion
+from compactor.upkeep.erasure.partition import KeySearchRequest
 from compactor.upkeep.erasure.topic import (
     ReportHeader,
     TopicKeySurvey,
@@ -57,12 +57,12 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
 def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], int]:
     """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
     names = partitions_of_topic(opened, args.topic)
-    secret = opened.identity.reading_key()
+    secret = opened.identity.hash_key_for_reading()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     removals: list[tuple[int, KeyRemoval]] = []
     done: list[str] = []
     with out.progress("searching", tiers.sum_stored_bytes(opened, names, out, with_replaced=True), "bytes") as progress:
-        question = KeyQuestion(tuple(keys), opened.ports.clock_ms(), args.by_filters, progress.advance)
+        question = KeySearchRequest(tuple(keys), opened.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
         def show_partition(name: TopicPartition) -> None:
@@ -85,7 +85,7 @@ def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], o
 def _run_rounds_to_erase(
     opened: Tier,
     found: TopicKeySurvey,
-    question: KeyQuestion,
+    question: KeySearchRequest,
     args: argparse.Namespace,
     outcomes: tiers.PartitionOutcomes,
     done: list[str],

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.topic_ids import query_topic_ids
@@ -21,7 +21,7 @@ from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
-from compactor.upkeep.uploads import sweep_uploads
+from compactor.upkeep.uploads import abort_unfinished_uploads
 from compactor.views.words import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
@@ -54,9 +54,9 @@ class _InspectionRecorder:
     def write(self) -> None:
         """Record the collected results in the catalog."""
         if self.behind:
-            self.opened.changes.publish_slots(self.behind)
+            self.opened.changes.record_reached_slots(self.behind)
         if self.looks:
-            self.opened.changes.publish_inspections(self.looks)
+            self.opened.changes.record_retire_inspections(self.looks)
         self.behind.clear()
         self.looks.clear()
 
@@ -95,7 +95,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
             progress.begin_part(f"retiring {name}")
             try:
                 # An open intent is resumed first, as `run` would.
-                work = new_round(opened, name, opened.ports.clock_ms())
+                work = create_round(opened, name, opened.ports.clock_ms())
                 log = opened.open(name, leads=True)
                 report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
@@ -145,7 +145,7 @@ def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: 
         now = opened.ports.clock_ms()
         if args.now is not None:
             now = args.now if args.force_now else min(now, args.now)
-        return sweep_uploads(opened, now, dry_run=args.dry_run)
+        return abort_unfinished_uploads(opened, now, dry_run=args.dry_run)
     except CompactorError as error:
         outcomes.record_failure("unfinished uploads", error)
         return ()

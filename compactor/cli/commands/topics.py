@@ -110,7 +110,7 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as opened:
-        opened.identity.check_owner()
+        opened.identity.check_data_root_owner()
         names = [name for name in opened.current_partitions() if pattern_matches(args.pattern, name)]
         if not names:
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")

@@ -221,7 +221,9 @@ def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: Batc
     return concatenate_key_directories(
         segment_id,
         [
-            source.directory_of_batches(stretch.first, stretch.last) if stretch.is_copied else written.directory_of_batches(first, last)
+            source.key_directory_of_batches(stretch.first, stretch.last)
+            if stretch.is_copied
+            else written.key_directory_of_batches(first, last)
             for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True)
         ],
     )

@@ -20,7 +20,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.local.staging import Budget, Staging
+from compactor.local.staging import Budget, StagingFolder
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker
@@ -72,7 +72,7 @@ class RoundTaskSettings:
         """Return the partition as ``topic-number``."""
         return str(self.plan.topic_partition)
 
-    def open_segments(self, staging: Staging, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
+    def open_segments(self, staging: StagingFolder, segments: Sequence[RemoteLogSegmentMetadata]) -> StagedSegmentReader:
         """Return a reader of these segments, in the given order."""
         name = self.plan.topic_partition
         return StagedSegmentReader(staging, name, segments, self.plan.policy.max_decompressed_batch_bytes)
@@ -121,14 +121,14 @@ def open_task_tier(shared: RoundTaskSettings) -> Tier:
 
 
 @contextmanager
-def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[Staging]:
+def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
     """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. Fetched bytes and
     peaks are added to ``cost``.
     """
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
-    staging = Staging(folder / "staged", open_task_tier(shared).ports.layout, Budget(shared.disk_budget_bytes))
+    staging = StagingFolder(folder / "staged", open_task_tier(shared).ports.layout, Budget(shared.disk_budget_bytes))
     try:
         yield staging
     finally:
@@ -151,7 +151,10 @@ def open_sidecars(shared: RoundTaskSettings) -> SidecarStore | None:
 
 
 def create_local_worker(
-    shared: RoundTaskSettings, staging: Staging, stats: WorkStats | None = None, sent_files: Mapping[tuple[str, str], bytes] | None = None
+    shared: RoundTaskSettings,
+    staging: StagingFolder,
+    stats: WorkStats | None = None,
+    sent_files: Mapping[tuple[str, str], bytes] | None = None,
 ) -> LocalWorker:
     """Return a LocalWorker that cleans with the budgets of one task.
 

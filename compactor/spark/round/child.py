@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, SparkSettings
@@ -185,10 +185,12 @@ def _round_outcome(order: _RoundRequest, cluster: Cluster) -> RoundReport | Comp
     try:
         tier = open_tier(order.settings)
         if tier.kind.is_broker_managed:
-            tier.identity.create_catalog()
+            tier.identity.ensure_catalog()
         cleaner = tier.cleaner_for(order.name.topic)
         engine = Engine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
-        return new_round(tier, order.name, order.now_ms, force=order.force, engine=engine).execute_round(tier.open(order.name, leads=True))
+        return create_round(tier, order.name, order.now_ms, force=order.force, engine=engine).execute_round(
+            tier.open(order.name, leads=True)
+        )
     except CompactorError as error:
         return error
     except Exception as error:  # noqa: BLE001 - a bug in one round must not end Spark for the others (I9)

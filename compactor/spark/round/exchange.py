@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_tag, siphash128
+from bloom.siphash import key_hash_tag, siphash128
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, stored_key_hashes_of_rows
 from compactor.cleaner.keys.survivors import SurvivorCounts
 from compactor.cleaner.passes.source import SourceSegment
@@ -341,7 +341,7 @@ def _pack_key_rows(
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
             if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-                out[count, 0] = key_tag(h0)
+                out[count, 0] = key_hash_tag(h0)
                 out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
                 out[count, 2] = np.uint32(h1 >> np.uint64(32))
                 out[count, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)

@@ -40,7 +40,7 @@ class GroupRewriteWork:
 @dataclass(frozen=True)
 class StoredPassOneAnswers:
     """Results of pass 1 for the sources of one group, read from scratch objects for pass 2. Implements the port
-    round.pass_two.PassOneAnswers.
+    round.pass_two.KeyScanAnswers.
     """
 
     reading: StagedSegmentReader

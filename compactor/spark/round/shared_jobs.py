@@ -27,7 +27,7 @@ from compactor.config.settings import Cleaner
 from compactor.errors import CompactorError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
-from compactor.round.plan import RoundFacts
+from compactor.round.plan import PlanInputs
 from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
 from compactor.round.skip import CleanSegmentVerdicts
 from compactor.spark.cluster.binpack import pack_bins
@@ -182,7 +182,7 @@ class SharedJobWorker(RemoteWorker):
     _snapshot: bytes = field(default=b"", init=False)
 
     @override
-    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def check_clean_segments(self, facts: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return that no clean segment is skipped, because the executor reads the whole partition.
 
         A small producer snapshot that was read for the plan is remembered and sent along with the work.

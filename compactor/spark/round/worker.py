@@ -26,19 +26,19 @@ from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
 from compactor.kernels.common import KEY_BYTES
-from compactor.local.staging import group_disk_bytes
+from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_to_read_for_markers
 from compactor.round.engines import DraftAt
-from compactor.round.plan import RoundAssessment, RoundFacts, draft_plan
+from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
 from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
 from compactor.round.skip import (
     CleanSegmentVerdicts,
     FilterStatistics,
     SidecarDecision,
     build_clean_verdicts,
-    decide_by_sidecar,
+    decide_read_by_sidecar,
     estimate_distinct_keys,
     estimate_records,
     expected_round_keys,
@@ -111,7 +111,7 @@ class SparkWorker:
         """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
         return plan_time_of_resumable_attempt_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
 
-    def check_clean_segments(self, facts: RoundFacts, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def check_clean_segments(self, facts: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
         OutOfBudget.
         """
@@ -291,7 +291,8 @@ class _AnnouncedPlan:
         by_id, share = {segment.id: segment for segment in self._live}, self._jobs.shared.disk_budget_bytes
         interval = self._plan.policy.index_interval_bytes
         need = max(
-            group_disk_bytes([by_id[name] for name in task.sources], interval, max_output_bytes=task.most_bytes) for task in self._tasks
+            disk_bytes_to_rewrite_group([by_id[name] for name in task.sources], interval, max_output_bytes=task.most_bytes)
+            for task in self._tasks
         )
         if need > share:
             each = self._worker.cluster.task_slots_per_executor
@@ -549,7 +550,7 @@ def _decide_about_clean_segments(
         why = reason_to_read_for_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
-        inspections[segment.id] = decide_by_sidecar(
+        inspections[segment.id] = decide_read_by_sidecar(
             heads[segment.id], why or horizon_passed_reason(segment, now_ms), keys=keys, record=record, now_ms=now_ms
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]

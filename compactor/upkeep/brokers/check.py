@@ -13,7 +13,7 @@ from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, 
 from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_problem
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.known_harm import cluster_harm, describe_topics
+from compactor.upkeep.brokers.known_problems import describe_topics, known_kafka_problem_findings
 
 _ERROR_SETTINGS = ("remote.storage.enable", "cleanup.policy")
 
@@ -76,12 +76,12 @@ def check_topics(
     return found
 
 
-def check_known_harm(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
+def check_known_kafka_problems(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
     """Return findings about broker versions and topic settings that will damage tiered data, whether it is compacted or not."""
     topics = describe_topics(admin, names)
     return [
         CheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
-        for found in cluster_harm(admin.describe_cluster().brokers, topics)
+        for found in known_kafka_problem_findings(admin.describe_cluster().brokers, topics)
     ]
 
 
@@ -124,7 +124,7 @@ def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], li
     """Read the metadata topic, and return the tiered partitions and the problems found."""
     try:
         opened.brokers.refresh(max_age_s=0.0)
-        names = opened.brokers.partition_names()
+        names = opened.brokers.list_topic_partitions()
     except CompactorError as error:
         return [], [CheckFinding("error", "metadata", opened.brokers.source_name, error.message, error.hint)]
     if opened.brokers.is_incomplete():

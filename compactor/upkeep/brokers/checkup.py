@@ -13,8 +13,8 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecor
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.doctor import ExaminedPartition, PendingRecord, newest_tiered, partition_findings
-from compactor.upkeep.brokers.known_harm import HealthFinding, cluster_harm, describe_topics, metadata_growth_findings
+from compactor.upkeep.brokers.doctor import ExaminedPartition, FirstUntieredRecord, newest_tiered_segment, partition_findings
+from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topics, known_kafka_problem_findings, metadata_growth_findings
 from compactor.upkeep.brokers.objects import inspect_partition_objects
 from compactor.views.prices import PriceTable
 
@@ -45,7 +45,7 @@ def examine_tier(
         means = "brokers forget segments when they start; consumers are reset, and the objects stay for ever"
         todo = "Set it before a broker starts again; `orphans find` lists what is lost already"
         found.append(HealthFinding("error", "metadata-topic", "", -1, metadata_topic.topic, problem, means, todo))
-    found += cluster_harm(admin.describe_cluster().brokers, topics)
+    found += known_kafka_problem_findings(admin.describe_cluster().brokers, topics)
     segments = 0
     for name in partitions:
         try:
@@ -76,7 +76,7 @@ def _examine_partition(
     settings = {setting: found.value for setting, found in topics[partition.topic].settings.items()} if partition.topic in topics else {}
     pending, lookup_problem = None, ""
     try:
-        pending = _first_record_not_tiered(admin, partition, newest_tiered(segments), topics)
+        pending = _first_record_not_tiered(admin, partition, newest_tiered_segment(segments), topics)
     except Refused as error:
         lookup_problem = error.message
     return ExaminedPartition(
@@ -94,7 +94,7 @@ def _examine_partition(
 
 def _first_record_not_tiered(
     admin: HealthQueries, partition: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicDescription]
-) -> PendingRecord | None:
+) -> FirstUntieredRecord | None:
     """Return the earliest record that is not tiered yet, found by its time, or None.
 
     None is also returned if timestamps do not ascend, because the record cannot be found by time then.
@@ -107,7 +107,7 @@ def _first_record_not_tiered(
         return None
     limit = topics[partition.topic].settings.get("segment.ms")
     later, closed_ms = _first_offset_at_time(admin, partition, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
-    return PendingRecord(offset, timestamp_ms, closed_ms if later > offset else None)
+    return FirstUntieredRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
 def _first_offset_at_time(admin: HealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
-from compactor.upkeep.brokers.known_harm import HealthFinding
+from compactor.upkeep.brokers.known_problems import HealthFinding
 from compactor.views.prices import PriceTable
 from compactor.views.words import count_noun, format_duration, format_size
 
@@ -22,7 +22,7 @@ _FEW = 3
 
 
 @dataclass(frozen=True)
-class PendingRecord:
+class FirstUntieredRecord:
     """The first record of a log that is not tiered yet.
 
     closed_ms: timestamp of the first record that segment.ms puts into a later segment, because brokers close a segment only when they
@@ -50,7 +50,7 @@ class ExaminedPartition:
     name: TopicPartition
     segments: Sequence[RemoteLogSegmentMetadataRecord]
     settings: Mapping[str, str]
-    pending: PendingRecord | None = None
+    pending: FirstUntieredRecord | None = None
     lookup_problem: str = ""
     missing: Sequence[str] = ()
     gaps: Sequence[tuple[int, int]] = ()
@@ -58,7 +58,7 @@ class ExaminedPartition:
     orphan_bytes: int = 0
 
 
-def newest_tiered(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
+def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
     """Return the readable segment with the highest end offset, or None."""
     finished = [one for one in segments if one.state is SegmentState.COPY_SEGMENT_FINISHED]
     return max(finished, key=lambda one: one.end_offset, default=None)
@@ -96,7 +96,7 @@ def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: Pri
     ]
     if not begun:
         return
-    newest, latest = newest_tiered(facts.segments), max(begun, key=lambda one: one.end_offset)
+    newest, latest = newest_tiered_segment(facts.segments), max(begun, key=lambda one: one.end_offset)
     size = sum(one.size_bytes for one in begun)
     age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
     ids = _join_first_few([one.id for one in begun])

@@ -157,14 +157,14 @@ def verify_broker_partition(
             problems = list(_part_findings(opened, partition, seen, record))
             if not problems and not fast:
                 problems = check.check_segment(record, Path(scratch))
-            if problems and _is_deleted_meanwhile(opened, partition, record):
+            if problems and _was_segment_deleted_meanwhile(opened, partition, record):
                 continue
             found += problems
             on_bytes(record.size_bytes)
     return found
 
 
-def _is_deleted_meanwhile(opened: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
+def _was_segment_deleted_meanwhile(opened: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether brokers have deleted the segment since the metadata was read."""
     opened.brokers.refresh(max_age_s=0.0)
     now = opened.brokers.folded_partition(partition).cache.segments.get(record.segment_id)

@@ -43,7 +43,7 @@ class HolderState(StrEnum):
 class KeyHolder:
     """An object that contains a record or hash of a key, or may contain one.
 
-    key: index of the key in KeyQuestion's keys, or ANY_KEY.
+    key: index of the key in KeySearchRequest's keys, or ANY_KEY.
     what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
         unknown.
     waits_for: what must happen before the object is deleted.
@@ -74,7 +74,7 @@ class KeyHolder:
 
 
 @dataclass(frozen=True)
-class UncoveredPlace:
+class UnsearchedPlace:
     """A place outside the survey where the key may be, too, and the reason why the survey does not cover it."""
 
     what: str
@@ -107,14 +107,14 @@ class PartitionKeySurvey:
     holders: tuple[KeyHolder, ...]
     removals: Mapping[int, tuple[KeyRemoval, ...]]
     movable: frozenset[str]
-    not_covered: tuple[UncoveredPlace, ...]
+    not_covered: tuple[UnsearchedPlace, ...]
     segments: int
     filtered: int
     bytes: int = 0
 
 
 @dataclass
-class KeyRecords:
+class KeyRecordsInSegment:
     """Records of one key in one segment.
 
     newest: the record with the highest offset. latest: the committed record with the highest offset; None if there is none.
@@ -128,17 +128,17 @@ class KeyRecords:
     first_offset: int = -1
 
 
-def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecords]:
+def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
     """Group records by segment and key.
 
     :param records: newest first.
     """
     numbers = {key: number for number, key in enumerate(keys)}
-    found: dict[tuple[str, int], KeyRecords] = {}
+    found: dict[tuple[str, int], KeyRecordsInSegment] = {}
     for one in records:
         if one.key is not None and not one.control:
             key = numbers[one.key]
-            entry = found.setdefault((one.segment.id, key), KeyRecords(one.segment, key, one))
+            entry = found.setdefault((one.segment.id, key), KeyRecordsInSegment(one.segment, key, one))
             entry.records += 1
             entry.first_offset = one.offset
             if entry.latest is None and one.sets_value_of_key:
@@ -146,7 +146,7 @@ def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) ->
     return list(found.values())
 
 
-def latest_records(found: Iterable[KeyRecords]) -> Mapping[int, FoundRecord]:
+def latest_records(found: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
     """Return the newest committed record of each key, by key number.
 
     :param found: records by segment, newest segment first.
@@ -187,14 +187,14 @@ class ErasureRules:
     compacts: bool
 
     @staticmethod
-    def for_partition(state: PartitionState, cleaner: Cleaner, now_ms: int, *, compacts: bool) -> ErasureRules:
+    def rules_for_partition(state: PartitionState, cleaner: Cleaner, now_ms: int, *, compacts: bool) -> ErasureRules:
         """Return the rules for a state of the partition.
 
         :param compacts: whether the tier can be compacted at all.
         """
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, compacts)
 
-    def key_status(self, key_records: KeyRecords, latest: FoundRecord | None) -> KeyStatus:
+    def key_status(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatus:
         """Return the kind of record that a segment has of the key, and what must happen to remove it.
 
         :param latest: the newest committed record of this key in the partition; None if there is none.

@@ -34,10 +34,10 @@ from compactor.upkeep.erasure.holders import (
     ErasureRules,
     HolderState,
     KeyHolder,
-    KeyRecords,
+    KeyRecordsInSegment,
     KeyRemoval,
     PartitionKeySurvey,
-    UncoveredPlace,
+    UnsearchedPlace,
     latest_records,
     records_by_segment,
 )
@@ -52,7 +52,7 @@ CUT_OFF = "a round over its segment, of which this part is not read, and grace a
 
 
 @dataclass(frozen=True)
-class KeyQuestion:
+class KeySearchRequest:
     """The keys whose records are searched for, and how to search.
 
     by_filters: do not read live segments whose Bloom filter has none of the keys.
@@ -65,7 +65,7 @@ class KeyQuestion:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def find_key_holders(opened: Tier, partition: TopicPartition, question: KeyQuestion) -> PartitionKeySurvey:
+def find_key_holders(opened: Tier, partition: TopicPartition, question: KeySearchRequest) -> PartitionKeySurvey:
     """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
@@ -85,10 +85,10 @@ class _KeySearch:
     opened: Tier
     log: PartitionLog
     state: PartitionState
-    question: KeyQuestion
+    question: KeySearchRequest
     holders: list[KeyHolder] = field(default_factory=list)
     removals: dict[int, dict[str, KeyRemoval]] = field(default_factory=dict)
-    not_covered: list[UncoveredPlace] = field(default_factory=list)
+    not_covered: list[UnsearchedPlace] = field(default_factory=list)
     movable: set[str] = field(default_factory=set)
     segments: int = 0
     bytes: int = 0
@@ -102,7 +102,7 @@ class _KeySearch:
         self._search_replaced_segments(read_slot_times(self.opened.ports, self.log) if self.state.waiting else {})
         self._search_unknown_objects(list(self.opened.ports.layout.list_objects(self.name)))
         self._search_old_object_versions()
-        self._find_keyed_hashes()
+        self._find_stored_key_hashes()
         self._add_uncovered_broker_data()
         return PartitionKeySurvey(
             name=self.name,
@@ -126,7 +126,7 @@ class _KeySearch:
         """
         searcher = self._create_searcher(self.opened)
         ruled_out = self._segments_ruled_out_by_filters()
-        found: list[KeyRecords] = []
+        found: list[KeyRecordsInSegment] = []
         for segment in reversed(self.state.live):
             if segment.id in ruled_out:
                 continue
@@ -136,7 +136,7 @@ class _KeySearch:
                 self._search_segment(self.opened, segment, HolderState.LIVE, f"the next round ({error.cause})")
         latest = latest_records(found)
         cleaner = self.opened.cleaner_for(self.name.topic)
-        rules = ErasureRules.for_partition(self.state, cleaner, self.question.now_ms, compacts=self.opened.kind.compacts)
+        rules = ErasureRules.rules_for_partition(self.state, cleaner, self.question.now_ms, compacts=self.opened.kind.compacts)
         for one in found:
             status = rules.key_status(one, latest.get(one.key))
             if status.movable:
@@ -196,12 +196,12 @@ class _KeySearch:
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
                 why, waits_for, until = self._state_of_unknown_object(item, theirs)
-                segment = theirs.get(item.segment_id) or _metadata_of_listed(item)
+                segment = theirs.get(item.segment_id) or _segment_metadata_of_object(item)
                 self._search_segment(self.opened, segment, why, waits_for, until, object_name=item.key)
         strangers = [item.key for item in listed if not item.segment_id]
         if strangers and self.opened.kind.compacts:
             what = f"{len(strangers)} objects among those of {self.name}, {strangers[0]} for one"
-            self.not_covered.append(UncoveredPlace(what, "they do not have the name of a segment, so that their content is unknown"))
+            self.not_covered.append(UnsearchedPlace(what, "they do not have the name of a segment, so that their content is unknown"))
 
     def _state_of_unknown_object(
         self, item: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
@@ -228,7 +228,7 @@ class _KeySearch:
             found = stores_of_old_versions(open_tier(self.opened.settings).ports.data, folder)
         except Refused as error:
             why = f"these credentials may not ask (s3:ListBucketVersions): {error.message}"
-            self.not_covered.append(UncoveredPlace(f"old versions of the objects of {self.name}", why))
+            self.not_covered.append(UnsearchedPlace(f"old versions of the objects of {self.name}", why))
             return
         for layer in found:
             shadow = self.opened.with_stores(data=layer)
@@ -237,11 +237,11 @@ class _KeySearch:
                     version = layer.versions[item.key].version
                     waits_for = f"the bucket: a lifecycle rule NoncurrentVersionExpiration, or who deletes version {version}"
                     place = f"{item.key} (version {version})"
-                    self._search_segment(shadow, _metadata_of_listed(item), HolderState.OLD_VERSION, waits_for, object_name=place)
+                    self._search_segment(shadow, _segment_metadata_of_object(item), HolderState.OLD_VERSION, waits_for, object_name=place)
 
     # --- what lies beside the segments ---
 
-    def _find_keyed_hashes(self) -> None:
+    def _find_stored_key_hashes(self) -> None:
         """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
         control, state = self.opened.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
@@ -282,7 +282,7 @@ class _KeySearch:
             what = f"{self.name}: what its brokers {held} have not uploaded"
         else:
             what = f"what the brokers of {self.name} {held} no import has copied yet"
-        self.not_covered.append(UncoveredPlace(what, "only the brokers' own logs have it"))
+        self.not_covered.append(UnsearchedPlace(what, "only the brokers' own logs have it"))
 
     # --- searching one segment ---
 
@@ -295,7 +295,7 @@ class _KeySearch:
         until_ms: int | None = None,
         run_id: str = "",
         object_name: str = "",
-    ) -> list[KeyRecords]:
+    ) -> list[KeyRecordsInSegment]:
         """Search one segment for records of the keys, add it to the result if there are any, and return the records.
 
         Records in open and aborted transactions, and in batches after the segment's end, are included.
@@ -322,7 +322,7 @@ class _KeySearch:
         until_ms: int | None,
         run_id: str = "",
         object_name: str = "",
-        records: KeyRecords | None = None,
+        records: KeyRecordsInSegment | None = None,
     ) -> None:
         log = segment.files.get("log")
         found = (records.key, records.records, records.first_offset, records.newest.offset) if records else (ANY_KEY, 0, -1, -1)
@@ -356,7 +356,7 @@ def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
     return out
 
 
-def _metadata_of_listed(item: ListedObject) -> RemoteLogSegmentMetadata:
+def _segment_metadata_of_object(item: ListedObject) -> RemoteLogSegmentMetadata:
     """Return metadata for a segment that is known only from LIST: its id, first offset and the size of its log."""
     return RemoteLogSegmentMetadata(
         id=item.segment_id,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from compactor import __version__
-from compactor.access.rounds import new_round
+from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.codec import uuid_text
@@ -26,24 +26,24 @@ from compactor.round.compaction import AssessRound
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
 from compactor.tier.kinds import pinterest_keys
-from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, KeyRemoval, PartitionKeySurvey, UncoveredPlace
-from compactor.upkeep.erasure.partition import RECORD, KeyQuestion, find_key_holders
+from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, KeyRemoval, PartitionKeySurvey, UnsearchedPlace
+from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, find_key_holders
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
 from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
 from compactor.views.words import count_noun, format_iso_time, format_size
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
-    UncoveredPlace("values and headers of records", "a record is found by its key alone"),
-    UncoveredPlace("consumers, exports, backups and replicas of the store", "they are not part of the tier"),
-    UncoveredPlace("old versions of sidecars in the control store", "they contain keyed hashes of keys, not the keys"),
-    UncoveredPlace("local disks of compactors (tier.state_dir)", "staged data is deleted when the round ends"),
+    UnsearchedPlace("values and headers of records", "a record is found by its key alone"),
+    UnsearchedPlace("consumers, exports, backups and replicas of the store", "they are not part of the tier"),
+    UnsearchedPlace("old versions of sidecars in the control store", "they contain keyed hashes of keys, not the keys"),
+    UnsearchedPlace("local disks of compactors (tier.state_dir)", "staged data is deleted when the round ends"),
 )
-OLD_GENERATIONS = UncoveredPlace(
+OLD_GENERATIONS = UnsearchedPlace(
     "old versions of generations that were deleted, and unfinished uploads beside them ([tier.pinterest] target)",
     "no record of them is left; in a bucket, a lifecycle rule deletes them",
 )
-FILES_WITHOUT_SNAPSHOT = UncoveredPlace(
+FILES_WITHOUT_SNAPSHOT = UnsearchedPlace(
     "data files of Iceberg tables that no snapshot names ([outputs.iceberg])",
     "a killed writer left them; they are swept after orphan_age_ms",
 )
@@ -62,7 +62,7 @@ class TopicKeySurvey:
 
     surveys: tuple[PartitionKeySurvey, ...]
     beside: tuple[KeyHolder, ...]
-    not_covered: tuple[UncoveredPlace, ...]
+    not_covered: tuple[UnsearchedPlace, ...]
     failed: tuple[tuple[TopicPartition, CompactorError], ...]
 
     @property
@@ -87,7 +87,7 @@ def partitions_of_topic(opened: Tier, topic: str) -> list[TopicPartition]:
 def find_key_holders_in_topic(
     opened: Tier,
     partitions: Sequence[TopicPartition],
-    question: KeyQuestion,
+    question: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
 ) -> TopicKeySurvey:
     """Search the partitions of a topic for the keys. A partition that fails does not stop the others (isolation, I9)."""
@@ -111,7 +111,7 @@ def find_key_holders_in_topic(
 
 
 def _unfinished_upload_holders(
-    opened: Tier, partitions: Sequence[TopicPartition], question: KeyQuestion, not_covered: list[UncoveredPlace]
+    opened: Tier, partitions: Sequence[TopicPartition], question: KeySearchRequest, not_covered: list[UnsearchedPlace]
 ) -> Iterator[KeyHolder]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
@@ -122,10 +122,10 @@ def _unfinished_upload_holders(
     try:
         found = find_unfinished_uploads(opened, question.now_ms)
     except Refused as error:
-        not_covered.append(UncoveredPlace("unfinished uploads", f"these credentials may not ask: {error.message}"))
+        not_covered.append(UnsearchedPlace("unfinished uploads", f"these credentials may not ask: {error.message}"))
         return
     if not opened.kind.owns_root:
-        not_covered.append(UncoveredPlace("unfinished uploads of brokers", "they are the brokers' own"))
+        not_covered.append(UnsearchedPlace("unfinished uploads of brokers", "they are the brokers' own"))
     for one in found:
         of = opened.ports.layout.partition_of_object_key(one.upload.key)
         if one.store is opened.ports.data and (not of or of in wanted):
@@ -143,7 +143,7 @@ def _former_topic_holders(opened: Tier, partitions: Sequence[TopicPartition]) ->
             yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
 
-def _holders_in_table(opened: Tier, topic: str, question: KeyQuestion) -> Iterator[KeyHolder]:
+def _holders_in_table(opened: Tier, topic: str, question: KeySearchRequest) -> Iterator[KeyHolder]:
     """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
     require_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import find_files_with_keys
@@ -159,7 +159,7 @@ def _holders_in_table(opened: Tier, topic: str, question: KeyQuestion) -> Iterat
         yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, question.keys.index(one.key), RECORD, waits_for, records=1)
 
 
-def _holders_in_generations(opened: Tier, partition: TopicPartition, question: KeyQuestion) -> Iterator[KeyHolder]:
+def _holders_in_generations(opened: Tier, partition: TopicPartition, question: KeySearchRequest) -> Iterator[KeyHolder]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = opened.settings, opened.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=opened.counters)
@@ -185,7 +185,7 @@ def _holders_in_generations(opened: Tier, partition: TopicPartition, question: K
 
 
 def expedite_erasure(
-    opened: Tier, survey: PartitionKeySurvey, question: KeyQuestion, *, shorten_grace: bool, report_step: Callable[[str], None]
+    opened: Tier, survey: PartitionKeySurvey, question: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySurvey:
     """Run rounds over the segments that contain the keys, then `retire`; return a new survey.
 
@@ -209,23 +209,23 @@ def expedite_erasure(
     return replace(find_key_holders(opened, survey.name, question), removals=survey.removals)
 
 
-def assess_with_segments(segments: frozenset[str]) -> AssessRound:
+def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
     """Return an assessment function under which a round also rewrites these segments, if they lie below the round's end offset."""
 
-    def assess_them(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+    def assess_round_with_segments(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
         usual = assess_round(state, cleaner, now_ms, force=True)
         due = {segment.id for segment in usual.covered_segments if segment.id in segments}.union(usual.horizon_due)
         reason = usual.reason if usual.due or not due else f"{len(due)} segments hold keys that are to be erased"
         return replace(usual, due=usual.due or bool(due), reason=reason, horizon_due=tuple(sorted(due)))
 
-    return assess_them
+    return assess_round_with_segments
 
 
 def _run_round_to_erase_keys(opened: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.name
-    log, hint = opened.open(name, leads=True), opened.changes.change_hint(name)
-    report = new_round(opened, name, now_ms, assess_with=assess_with_segments(survey.movable)).execute_round(log)
+    log, hint = opened.open(name, leads=True), opened.changes.latest_change_hint(name)
+    report = create_round(opened, name, now_ms, assess_with=create_assessment_with_segments(survey.movable)).execute_round(log)
     opened.changes.cache_log_state(log, hint)
     if report.status in PUBLISHING:
         opened.changes.publish([log])
@@ -246,8 +246,10 @@ def _retire_replaced_segments(
         kept = [grace_period_ms(group, opened.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + opened.retention.grace_ms + 1
         clock = GraceClock(opened.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, work=new_round(opened, survey.name, now_ms))
-    opened.changes.publish_slots([log])
+    report = retire_partition(
+        opened.ports, log, opened.lease, opened.retention, clock=clock, work=create_round(opened, survey.name, now_ms)
+    )
+    opened.changes.record_reached_slots([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         report_step(

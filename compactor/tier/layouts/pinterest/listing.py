@@ -115,7 +115,7 @@ class ListedTier:
     transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd] = field(default_factory=dict)
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def partition_names(self) -> list[TopicPartition]:
+    def list_topic_partitions(self) -> list[TopicPartition]:
         """Return the partitions that have a log, by topic and number. Lists all objects of the cluster."""
         prefix = "" if self.keys.entropy_bits else f"{self.keys.cluster}/"
         found: set[TopicPartition] = set()

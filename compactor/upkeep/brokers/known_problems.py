@@ -59,7 +59,7 @@ def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, Topi
     return found
 
 
-def cluster_harm(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[HealthFinding]:
+def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[HealthFinding]:
     """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
     return [*_size_retention_findings(brokers, topics.values()), *_last_tiered_findings(brokers), *_copy_lag_findings(topics.values())]
 
