@@ -507,11 +507,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
 
 def find_rule_violation(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
-    for requirement in REQUIREMENTS[type(record.body)]:
-        problem = requirement(state, record)
-        if problem:
-            return problem
-    return ""
+    return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
 
 def cleaner_vector_after_round(
