@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.bootstrap import open_tier
-from compactor.config.settings import Settings, load_settings
+from compactor.config.settings import Settings
 from compactor.config.store_sections import Hdfs
-from compactor.consumer import OFFSET_BEGINNING, ConsumerOptions, Place, TieredConsumer
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
@@ -25,7 +23,7 @@ from tests.support.canned_s3 import Answer, answering
 from tests.support.cloud_servers import HDFS_ADMIN, HDFS_USER, CloudBucket
 from tests.support.deployment import GrowingLog
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.tier_cli import contents, latest
+from tests.support.tier_cli import latest
 
 pytestmark = pytest.mark.slow
 
@@ -156,25 +154,6 @@ def test_retire_sweeps_what_a_crash_left_staged(hdfs_directory: CloudBucket, tmp
     assert cli.do("retire")["swept"] == [f"{hdfs_directory.url}/{left.key}"]
     assert list(cli.store.unfinished_uploads("")) == []
     assert cli.do("verify") == {"ok": True, "problems": []}
-
-
-def test_a_round_is_read_by_a_consumer_undone_and_made_again(hdfs_directory: CloudBucket, tmp_path: Path) -> None:
-    """The life of a tier; that rounds give the same objects as on a directory is tested in test_s3_main_job.py."""
-    cli = BucketCli(tmp_path / "cli", hdfs_directory, publish={"grace_ms": 0, "undo_window_ms": 3_600_000})
-    cli.bring(GrowingLog("orders", 0, tmp_path / "logs", random.Random(1)).write_part(segments=2, batches=5))
-    before, end = cli.export(tmp_path / "before"), cli.do("topics")["partitions"][0]["end_offset"]
-    assert cli.run()["status"] == "cleaned"
-    with TieredConsumer(open_tier(load_settings(str(cli.config), {})), options=ConsumerOptions(refresh_s=0.01)) as consumer:
-        consumer.assign([Place("orders", 0, OFFSET_BEGINNING)])
-        read: dict[bytes | None, bytes | None] = {}
-        while consumer.position([Place("orders", 0)])[0].offset <= end:
-            read |= {message.key(): message.value() for message in consumer.consume(1000, timeout=1)}
-    assert {key: value for key, value in read.items() if value is not None} == latest(before)
-    assert cli.do("retire")["deleted"] == [], "undo needs what was replaced"
-    cli.do("undo", cli.do("runs", "list")["runs"][0]["run_id"])
-    assert contents(cli.export(tmp_path / "undone")) == contents(before)
-    assert cli.run()["status"] == "cleaned"
-    assert latest(cli.export(tmp_path / "after")) == latest(before)
 
 
 class TestKerberos:

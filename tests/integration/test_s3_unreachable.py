@@ -76,7 +76,7 @@ def test_a_command_waits_for_the_first_answer_once(cli: TierCli, nobody: str, co
     assert all("; try " in line for line in said)
 
 
-@pytest.mark.parametrize("cli", ["gs", "az", "hdfs"], indirect=True)
+@ON_STORES
 def test_a_server_that_accepts_connections_and_says_nothing_is_given_up_too(cli: TierCli, silence: str) -> None:
     settings_of(cli, silence)
     answer = cli.ask("topics")

@@ -78,4 +78,4 @@ def minutes(monkeypatch: pytest.MonkeyPatch) -> Minutes:
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without long pauses."""
     policy = RetrySettings(deadline_s=60, base_s=0.002, cap_s=0.05)
-    monkeypatch.setattr(options, "Retrier", lambda *_, **__: Retrier(policy))
+    monkeypatch.setattr(options, "Retrier", lambda *_, contact, **__: Retrier(policy, contact=contact))

@@ -50,20 +50,20 @@ BUCKETS = {
 """Fixture of a new bucket, by the name of its server."""
 
 
-def _on(quick: Sequence[str], slow: Sequence[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "proxied_bucket", [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)], indirect=True
-    )
+def _on(quick: Sequence[str], slow: Sequence[str], fixture: str = "proxied_bucket") -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(fixture, [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)], indirect=True)
 
 
 ON_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw"])
 """For tests that take ``proxied_bucket``: servers of each kind of store whose objects take one request."""
 ON_ALL_SERVERS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS"])
 """The same with HDFS, where creating an object takes eight requests."""
+ON_ALL_BUCKETS = _on(["moto", "fake-gcs-server", "Azurite"], ["versitygw", "HDFS"], "new_bucket")
+"""The same for tests that take ``new_bucket``."""
 ON_SERVERS_THAT_SIGN_NOTHING = _on(["moto", "fake-gcs-server"], ["HDFS"])
-"""The same where a proxy can drop conditions of requests: versitygw and Azurite check signatures over them."""
+"""For tests that take ``proxied_bucket`` and drop conditions of requests: versitygw and Azurite check signatures over them."""
 ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
-"""The same for modules of many tests: all but one server are left to ``make slow-tests``."""
+"""For modules of many tests that take ``proxied_bucket``: all but one server are left to ``make slow-tests``."""
 
 
 def missing(why: Exception) -> NoReturn:
@@ -198,6 +198,13 @@ def s3_proxy(s3_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]:
 def versity_proxy(versity_bucket: Bucket) -> Iterator[tuple[FaultProxy, Bucket]]:
     with FaultProxy(versity_bucket.server.endpoint).running() as proxy:
         yield proxy, versity_bucket.behind(proxy.url)
+
+
+@pytest.fixture
+def new_bucket(request: pytest.FixtureRequest) -> AnyBucket:
+    """A new bucket on the server that the test's parameter names."""
+    bucket: AnyBucket = request.getfixturevalue(BUCKETS[request.param])
+    return bucket
 
 
 @pytest.fixture

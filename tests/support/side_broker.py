@@ -20,7 +20,8 @@ from compactor.model.ids import TopicPartition
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from tests.builders import LogBuilder
-from tests.support.tier_cli import TierCli, batches_of
+from tests.support.deployment import Deployment
+from tests.support.tier_cli import batches_of
 from tests.support.told import Told
 
 ORDERS = TopicPartition("orders", 0)
@@ -221,7 +222,7 @@ class SideTier:
     told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
-        self.cli = TierCli(self.folder / "a tier", {"publish": {"grace_ms": 0}, "agent": {"topics": ["orders"]}})
+        self.cli = Deployment(self.folder / "a tier", {"publish": {"grace_ms": 0}, "agent": {"topics": ["orders"]}})
 
     def opened(self) -> Tier:
         opened = open_tier(load_settings(str(self.cli.config), {}))
