@@ -443,16 +443,16 @@ def append_checksum(document: bytes) -> bytes:
     return b'{"crc":"%08x","record":%s}' % (zlib.crc32(document), document)
 
 
-def verify_and_strip_checksum(data: bytes, where: str) -> bytes:
+def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
     """Return the JSON text of a sealed object after checking its checksum. Raises BadControlRecord.
 
-    :param where: the object's name, for the message.
+    :param source_name: the object's name, for the message.
     """
     if not (data.startswith(b'{"crc":"') and data[16:27] == b'","record":' and data.endswith(b"}")):
-        raise _corrupt_record_error(where, "it is not a control record, or it is cut short")
+        raise _corrupt_record_error(source_name, "it is not a control record, or it is cut short")
     document = data[27:-1]
     if data[8:16] != b"%08x" % zlib.crc32(document):
-        raise _corrupt_record_error(where, "its checksum does not match")
+        raise _corrupt_record_error(source_name, "its checksum does not match")
     return document
 
 
@@ -464,16 +464,16 @@ class _FormatVersion(Value):
     version: int
 
 
-def check_format_version(document: bytes, where: str) -> None:
+def check_format_version(document: bytes, source_name: str) -> None:
     """Raise BadControlRecord if a document has a later version than this program knows. Called before its other fields are read."""
     try:
         version = _FormatVersion.model_validate_json(document).version
     except ValidationError as error:
-        raise _corrupt_record_error(where, "it has no version") from error
+        raise _corrupt_record_error(source_name, "it has no version") from error
     if version > VERSION:
         raise BadControlRecord(
             f"it is of format version {version}, this program knows version {VERSION}",
-            segment=where,
+            segment=source_name,
             hint="Upgrade tiered-compactor on this machine to the version that writes this tier",
         )
 
@@ -481,16 +481,16 @@ def check_format_version(document: bytes, where: str) -> None:
 ValueT = TypeVar("ValueT", bound=Value)
 
 
-def decode_checksummed(kind: type[ValueT], data: bytes, where: str) -> ValueT:
+def decode_checksummed(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:
     """Return a sealed object as a value of this type. Raises BadControlRecord with the object's name and the reason."""
-    document = verify_and_strip_checksum(data, where)
+    document = verify_and_strip_checksum(data, source_name)
     try:
         return kind.model_validate_json(document)
     except ValidationError as error:
-        check_format_version(document, where)
+        check_format_version(document, source_name)
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise _corrupt_record_error(where, f"field {field}: {first['msg']}") from error
+        raise _corrupt_record_error(source_name, f"field {field}: {first['msg']}") from error
 
 
 def _corrupt_record_error(source_name: str, cause: str) -> BadControlRecord:

@@ -59,7 +59,7 @@ class FileToStage:
     ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
-    def file_from_object_metadata(self) -> SegmentFile:
+    def recorded_file(self) -> SegmentFile:
         """Return the size and digest that the tier has recorded for the file."""
         return self.segment.recorded_file(self.kind)
 
@@ -71,7 +71,7 @@ class FileToStage:
     @property
     def bytes_to_fetch(self) -> int:
         """Return the number of bytes that must be fetched for this file."""
-        return self.file_from_object_metadata.size if self.ranges is None else sum(length for _, length in self.ranges)
+        return self.recorded_file.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def disk_bytes(self) -> int:
@@ -115,7 +115,7 @@ class StagingFolder:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def open_file(self, wanted: FileToStage, reservation: SpaceReservation | None = None) -> Iterator[Path]:
+    def open_file(self, file: FileToStage, reservation: SpaceReservation | None = None) -> Iterator[Path]:
         """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
         stays cached until its bytes are needed.
 
@@ -125,10 +125,10 @@ class StagingFolder:
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
         """
-        coming = self._coming.get(wanted.cache_key)
+        coming = self._coming.get(file.cache_key)
         if coming is not None:
             coming.result()
-        found = self._kept.get(wanted.cache_key)
+        found = self._kept.get(file.cache_key)
         if found is not None and self.budget.pin(found[1]):
             try:
                 yield found[0]
@@ -137,38 +137,38 @@ class StagingFolder:
             return
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
-            with self.budget.reserve(self.usage, wanted.disk_bytes, self.object_key_of(wanted)) as own:
-                self._fetch_file_when_disk_has_space(wanted, path)
+            with self.budget.reserve(self.usage, file.disk_bytes, self.object_key_of(file)) as own:
+                self._fetch_file_when_disk_has_space(file, path)
                 try:
                     yield path
                 finally:
                     self._remember_cached_file(
-                        wanted.cache_key, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
+                        file.cache_key, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
-        reservation.reserve_bytes(wanted.disk_bytes)
+        reservation.reserve_bytes(file.disk_bytes)
         try:
-            self._fetch_file_when_disk_has_space(wanted, path)
+            self._fetch_file_when_disk_has_space(file, path)
             yield path
         finally:
-            kept = self.budget.cache_file(self.usage, wanted.disk_bytes, lambda: path.unlink(missing_ok=True)) if path.exists() else None
+            kept = self.budget.cache_file(self.usage, file.disk_bytes, lambda: path.unlink(missing_ok=True)) if path.exists() else None
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
-                self._remember_cached_file(wanted.cache_key, path, kept)
-            reservation.release_bytes(wanted.disk_bytes)
+                self._remember_cached_file(file.cache_key, path, kept)
+            reservation.release_bytes(file.disk_bytes)
 
-    def prefetch_file(self, wanted: FileToStage) -> None:
+    def prefetch_file(self, file: FileToStage) -> None:
         """Start to fetch a file in the background if the disk budget has unused bytes. Errors are ignored here; ``open_file`` then meets
         them again.
         """
-        if wanted.cache_key in self._coming or not self.files_not_on_disk([wanted]):
+        if file.cache_key in self._coming or not self.files_not_on_disk([file]):
             return
-        own = self.budget.reserve_spare_bytes(self.usage, wanted.disk_bytes)
+        own = self.budget.reserve_spare_bytes(self.usage, file.disk_bytes)
         if own is None:
             return
         with self._lock:
-            self._coming[wanted.cache_key] = self._ahead.submit(self._run_prefetch, wanted, own)
+            self._coming[file.cache_key] = self._ahead.submit(self._run_prefetch, file, own)
 
     @contextmanager
     def reserve_space(self, size: int, work_name: str, inputs: Sequence[FileToStage] = ()) -> Iterator[SpaceReservation]:
@@ -222,13 +222,13 @@ class StagingFolder:
         """Delete the cached copies of these files, which the round will not use again."""
         self.budget.delete_cached_files([self._kept.pop(wanted.cache_key)[1] for wanted in inputs if wanted.cache_key in self._kept])
 
-    def object_key_of(self, wanted: FileToStage) -> str:
+    def object_key_of(self, file: FileToStage) -> str:
         """Return the object key from which a file is fetched, for messages."""
-        return self.layout.object_name(wanted.name, wanted.segment, wanted.kind)
+        return self.layout.object_name(file.name, file.segment, file.kind)
 
-    def fetch_into_memory(self, wanted: FileToStage) -> bytes:
+    def fetch_into_memory(self, file: FileToStage) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
-        return contents.read_and_verify_segment_file(self.layout, wanted.name, wanted.segment, wanted.kind)
+        return contents.read_and_verify_segment_file(self.layout, file.name, file.segment, file.kind)
 
     def close(self) -> None:
         """Delete the folder and give all bytes that the round has reserved back to the budget."""
@@ -242,43 +242,43 @@ class StagingFolder:
         """Record where a file is cached, so that it is not fetched again."""
         self._kept[key] = (path, kept)
 
-    def _run_prefetch(self, wanted: FileToStage, reservation: SpaceReservation) -> None:
+    def _run_prefetch(self, file: FileToStage, reservation: SpaceReservation) -> None:
         """Fetch a file in the prefetch thread, in the bytes of ``reservation``, and cache it. Errors are ignored."""
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
-                self._fetch_file_once(wanted, path)
+                self._fetch_file_once(file, path)
                 self._remember_cached_file(
-                    wanted.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
+                    file.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
                 )
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
             finally:
                 with self._lock:
-                    self._coming.pop(wanted.cache_key, None)
+                    self._coming.pop(file.cache_key, None)
 
-    def _fetch_file_when_disk_has_space(self, wanted: FileToStage, path: Path) -> None:
+    def _fetch_file_when_disk_has_space(self, file: FileToStage, path: Path) -> None:
         """Fetch a file to ``path``, waiting while the disk is full."""
-        self.retry_until_disk_has_space(lambda: self._fetch_file_once(wanted, path))
+        self.retry_until_disk_has_space(lambda: self._fetch_file_once(file, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
-    def _fetch_file_once(self, wanted: FileToStage, path: Path) -> None:
+    def _fetch_file_once(self, file: FileToStage, path: Path) -> None:
         """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
         try:
-            if wanted.ranges is not None:
-                self._fetch_ranges(wanted, wanted.ranges, path)
+            if file.ranges is not None:
+                self._fetch_ranges(file, file.ranges, path)
                 return
-            if self._copy_from_log_directory(wanted, path):
+            if self._copy_from_log_directory(file, path):
                 return
-            arrived = contents.download_segment_file(self.layout, wanted.name, wanted.segment, wanted.kind, path)
+            arrived = contents.download_segment_file(self.layout, file.name, file.segment, file.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require_recorded_content(self.object_key_of(wanted), wanted.file_from_object_metadata)
+            arrived.require_recorded_content(self.object_key_of(file), file.recorded_file)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
 
-    def _fetch_ranges(self, wanted: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
+    def _fetch_ranges(self, remote_file: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
         """Fetch ranges of an object into one file, one after the other in the file, with several requests at a time. Raises BadData if the
         object ends too early.
         """
@@ -292,9 +292,11 @@ class StagingFolder:
         def fetch(piece: tuple[int, int, int]) -> None:
             """Fetch one part, given by its position in the file, its position in the object, and its length in bytes."""
             place, start, length = piece
-            data = self.layout.read_file(wanted.name, wanted.segment, wanted.kind, start, length)
+            data = self.layout.read_file(remote_file.name, remote_file.segment, remote_file.kind, start, length)
             if len(data) != length:
-                raise BadData("the object ends before its recorded size", segment=self.object_key_of(wanted), position=start + len(data))
+                raise BadData(
+                    "the object ends before its recorded size", segment=self.object_key_of(remote_file), position=start + len(data)
+                )
             write_all(file.fileno(), data, place)
             with self._lock:
                 self.bytes_fetched += length
@@ -307,20 +309,20 @@ class StagingFolder:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _copy_from_log_directory(self, wanted: FileToStage, path: Path) -> bool:
+    def _copy_from_log_directory(self, remote_file: FileToStage, path: Path) -> bool:
         """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
         may change the original meanwhile.
         """
-        for folder in self._local if wanted.local_name and wanted.file_from_object_metadata.has_digest else ():
-            source = folder / wanted.local_name
+        for folder in self._local if remote_file.local_name and remote_file.recorded_file.has_digest else ():
+            source = folder / remote_file.local_name
             try:
-                if source.stat().st_size != wanted.file_from_object_metadata.size:
+                if source.stat().st_size != remote_file.recorded_file.size:
                     continue
                 with source.open("rb") as file:
-                    found = _copy_and_digest(file.read, path, wanted.file_from_object_metadata)
+                    found = _copy_and_digest(file.read, path, remote_file.recorded_file)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found.is_same(wanted.file_from_object_metadata):
+            if found.is_same(remote_file.recorded_file):
                 return True
             path.unlink()
         return False

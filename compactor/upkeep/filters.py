@@ -42,14 +42,14 @@ class SidecarRebuildReport:
     bytes_written: int
 
 
-def sidecars_json(opened: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
+def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[str, Any]:
     """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
     StoreError.
     """
-    state = opened.open(partition).refresh()
-    cleaner = opened.cleaner_for(partition.topic)
+    state = tier.open(partition).refresh()
+    cleaner = tier.cleaner_for(partition.topic)
     record = sum_filter_statistics(state.runs)
-    sidecars = opened.sidecars(partition)
+    sidecars = tier.sidecars(partition)
     sizes = sidecars.stored_sidecar_sizes()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     probes = expected_round_keys(cleaner, state.runs, 0)
@@ -108,7 +108,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
 
 
 def rebuild_sidecars(
-    opened: Tier, partition: TopicPartition, budget: Budget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
+    tier: Tier, partition: TopicPartition, budget: Budget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
 ) -> SidecarRebuildReport:
     """Read live segments and build their sidecars again, with one segment on disk at a time.
 
@@ -116,16 +116,16 @@ def rebuild_sidecars(
     :param on_segment: called with the size of each segment when it is done.
     :raises BadData: if a segment is corrupt. Raises OutOfBudget or StoreError as staging does.
     """
-    state = opened.open(partition).refresh()
-    cleaner = opened.cleaner_for(partition.topic)
-    sidecars = opened.sidecars(partition)
+    state = tier.open(partition).refresh()
+    cleaner = tier.cleaner_for(partition.topic)
+    sidecars = tier.sidecars(partition)
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
     written, size = [], 0
-    reading = open_partition_reader(opened, state, budget, "bloom")
+    reading = open_partition_reader(tier, state, budget, "bloom")
     try:
-        with WorkerThreads(opened.settings.daemon.threads) as workers:
+        with WorkerThreads(tier.settings.daemon.threads) as workers:
             for ordinal in wanted:
                 segment = state.live[ordinal]
                 try:
@@ -135,15 +135,15 @@ def rebuild_sidecars(
                         counted = not np.any((source.table.magic < 2) & (source.table.codec_ids > 0))
                         design = design_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
                         directory = cleaner.splice and is_key_directory_worthwhile(
-                            segment, len(source.table), opened.ports.layout.log_copy_limits
+                            segment, len(source.table), tier.ports.layout.log_copy_limits
                         )
                         builder = SidecarBuilder(
-                            source, design, opened.identity.hash_key(), counts_distinct_keys=True, collects_directory=directory
+                            source, design, tier.identity.hash_key(), counts_distinct_keys=True, collects_directory=directory
                         )
                         add_segment_to_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
-                    if segment.id in opened.open(partition).refresh().live_segments_by_id():
+                    if segment.id in tier.open(partition).refresh().live_segments_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])

@@ -18,21 +18,21 @@ from compactor.round.mirroring import mirror_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
 
 
-def delete_records(opened: Tier, partition: TopicPartition, offset: int) -> tuple[PartitionState, PartitionState]:
+def delete_records(tier: Tier, partition: TopicPartition, offset: int) -> tuple[PartitionState, PartitionState]:
     """Raise a partition's log start to an offset, as Kafka's DeleteRecords does; return the states before and after it.
 
     An interrupted round is finished or undone first. Segments wholly below the offset wait for grace. Raises UsageError if the offset lies
     outside the log, Leased if another compactor is at work, Fenced and StoreError.
     """
-    log = opened.open(partition, leads=True)
+    log = tier.open(partition, leads=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
         return None if offset < state.log_start else offset
 
-    with hold_leadership(opened.ports, log, opened.lease) as leadership:
+    with hold_leadership(tier.ports, log, tier.lease) as leadership:
         before = leadership.state
         if leadership.state.intent is not None:
-            finish_or_undo_open_intent(leadership, create_round(opened, partition, opened.ports.clock_ms()))
+            finish_or_undo_open_intent(leadership, create_round(tier, partition, tier.ports.clock_ms()))
         if not before.has_segments or offset > before.end_offset + 1:
             end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
             raise UsageError(
@@ -43,11 +43,11 @@ def delete_records(opened: Tier, partition: TopicPartition, offset: int) -> tupl
         except RecordRefused as refused:
             raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
-    opened.changes.publish([log])
+    tier.changes.publish([log])
     return before, after
 
 
-def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> PartitionState:
+def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
     """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets return to their earlier value.
 
     An interrupted undo is completed.
@@ -58,15 +58,15 @@ def undo_round_by_copies(opened: Tier, log: PartitionLog, run_id: str) -> Partit
     :raises Leased: or Fenced, StoreError, OutOfBudget, as a round.
     """
     name = log.refresh().name
-    cleaner, hash_key = opened.cleaner_for(name.topic), opened.identity.hash_key()
-    work = RestoreRound(opened.ports, cleaner, hash_key, opened.state_dir, run_id, opened.ports.clock_ms())
+    cleaner, hash_key = tier.cleaner_for(name.topic), tier.identity.hash_key()
+    work = RestoreRound(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
     _require_undoable_run(log.state, run_id)
-    with hold_leadership(opened.ports, log, opened.lease) as leadership:
+    with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
             mirror_broker_segments(leadership)  # what brokers have expired since is not taken back
         _require_undoable_run(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
-        damage = publication.stored_segments_problem(opened.ports, leadership.state, sources)
+        damage = publication.stored_segments_problem(tier.ports, leadership.state, sources)
         if damage:
             hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
             raise BadData(f"what run {run_id} replaced is damaged: {damage}", segment=str(name), hint=hint)

@@ -88,26 +88,26 @@ def find_orphans(opened: Tier, partitions: Sequence[TopicPartition], on_partitio
     return OrphanList(opened.settings.tier_url, tier.layout, opened.brokers.cluster_id(), now, tuple(found))
 
 
-def purge_orphans(opened: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
+def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
     """Delete the objects of a list that are still orphans.
 
     :param store: the tier's store, opened for writing.
     :param dry_run: delete nothing, and return what would be deleted.
     :raises UsageError: if the list belongs to another tier, or the brokers cannot be asked.
     """
-    _require_list_of_tier(opened, orphan_list)
+    _require_list_of_tier(tier, orphan_list)
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
-    now = opened.ports.clock_ms()
-    known = {str(name): name for name in opened.brokers.list_topic_partitions()}
+    now = tier.ports.clock_ms()
+    known = {str(name): name for name in tier.brokers.list_topic_partitions()}
     for partition in dict.fromkeys(one.partition for one in orphan_list.orphans):
         mine = [one for one in orphan_list.orphans if one.partition == partition]
         if partition not in known:
             kept |= {one.object: "the tier holds no such partition any more" for one in mine}
             continue
-        still = {one.object: one for one in _orphans_of_partition(opened, known[partition], now)}
+        still = {one.object: one for one in _orphans_of_partition(tier, known[partition], now)}
         for one in mine:
-            if problem := _reason_not_to_delete(one, still.get(one.object), opened.retention.orphan_age_ms):
+            if problem := _reason_not_to_delete(one, still.get(one.object), tier.retention.orphan_age_ms):
                 kept[one.object] = problem
             else:
                 deleted.append(one)
@@ -129,8 +129,8 @@ def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: in
     return f"it is younger than orphan_age_ms ({min_age_ms})" if current.age_ms < min_age_ms else ""
 
 
-def _orphans_of_partition(opened: Tier, partition: TopicPartition, now_ms: int) -> Iterator[Orphan]:
-    for one in inspect_partition_objects(opened, partition).orphans:
+def _orphans_of_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Iterator[Orphan]:
+    for one in inspect_partition_objects(tier, partition).orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         listed = one.listed
         certainty = SURE if one.finished else LIKELY

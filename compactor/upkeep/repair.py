@@ -194,7 +194,7 @@ class RepairReport:
 
 
 def find_damage(
-    opened: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportBytes
+    tier: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportBytes
 ) -> list[DamagedSegment]:
     """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
 
@@ -202,10 +202,10 @@ def find_damage(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``. Raises StoreError.
     """
     found = []
-    with _scratch_folder(opened) as scratch:
+    with _scratch_folder(tier) as scratch:
         for segment in segments:
-            check_disk_budget(opened, state.name, segment, copies_on_disk=_LOCAL_COPIES)
-            _, problems = download_intact_files(opened, state.name, segment, scratch)
+            check_disk_budget(tier, state.name, segment, copies_on_disk=_LOCAL_COPIES)
+            _, problems = download_intact_files(tier, state.name, segment, scratch)
             if problems:
                 missing = frozenset(one.file for one in problems if one.kind == "missing")
                 found.append(DamagedSegment(segment, {one.file: one.detail for one in problems}, missing))
@@ -214,7 +214,7 @@ def find_damage(
 
 
 def repair_partition(
-    opened: Tier,
+    tier: Tier,
     partition: TopicPartition,
     sources: Sequence[RepairSource],
     on_bytes: ReportBytes = lambda size: None,
@@ -228,34 +228,32 @@ def repair_partition(
     :raises Leased: or Fenced, if another compactor is at work.
     :raises BadData: if a round that was to replace segments failed. Raises OutOfBudget and StoreError.
     """
-    log = opened.open(partition, leads=True)
+    log = tier.open(partition, leads=True)
     state = log.refresh_and_check_gaps()
-    finder = _IntactFileFinder(opened, state, sources)
-    decisions = _plan_repairs(opened, state, find_damage(opened, state, state.live, on_bytes), finder)
+    finder = _IntactFileFinder(tier, state, sources)
+    decisions = _plan_repairs(tier, state, find_damage(tier, state, state.live, on_bytes), finder)
     if dry_run or all(one.action == "none" for one in decisions):
-        return _repair_report(opened, state, decisions, {})
+        return _repair_report(tier, state, decisions, {})
     for run_id in dict.fromkeys(one.run_id for one in decisions if one.action == "undo"):
-        undo_round(opened.ports, log, opened.lease, run_id)
+        undo_round(tier.ports, log, tier.lease, run_id)
     new_ids: Mapping[str, str] = {}
     if any(one.action in ("create", "replace") for one in decisions):
-        with hold_leadership(opened.ports, log, opened.lease) as leadership:
-            _create_missing_objects(opened, leadership, [one.damage for one in decisions if one.action == "create"], finder)
+        with hold_leadership(tier.ports, log, tier.lease) as leadership:
+            _create_missing_objects(tier, leadership, [one.damage for one in decisions if one.action == "create"], finder)
             replaced = [one.damage for one in decisions if one.action == "replace"]
-            new_ids = _replace_damaged_segments(opened, leadership, replaced, finder) if replaced else {}
+            new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
-    opened.changes.publish([log])
-    return _repair_report(opened, state, decisions, new_ids)
+    tier.changes.publish([log])
+    return _repair_report(tier, state, decisions, new_ids)
 
 
-def _plan_repairs(
-    opened: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder
-) -> list[RepairDecision]:
+def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> list[RepairDecision]:
     """Return what to do about each damaged segment. Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
         unfound = [kind for kind in damage.problems if not finder.has_file(damage.segment, kind)]
         if "log" in unfound:
-            decisions.append(_decide_undo_or_no_repair(opened, state, damage, finder))
+            decisions.append(_decide_undo_or_no_repair(tier, state, damage, finder))
         else:
             # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
             can_create = not unfound and damage.missing == damage.problems.keys()
@@ -270,7 +268,7 @@ def _undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undo
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
 
 
-def _decide_undo_or_no_repair(opened: Tier, state: PartitionState, damage: DamagedSegment, finder: _IntactFileFinder) -> RepairDecision:
+def _decide_undo_or_no_repair(tier: Tier, state: PartitionState, damage: DamagedSegment, finder: _IntactFileFinder) -> RepairDecision:
     """Return the decision about a segment whose bytes no source has: undo the run that wrote it if that is possible, else ``none``."""
     nowhere = f"no source has its bytes: {finder.searched}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
     if damage.segment.id not in state.published_by:
@@ -284,7 +282,7 @@ def _decide_undo_or_no_repair(opened: Tier, state: PartitionState, damage: Damag
     )
     if not problem:
         sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
-        bad = find_damage(opened, state, sources, lambda size: None)
+        bad = find_damage(tier, state, sources, lambda size: None)
         problem = f"segment {bad[0].segment.id}, which it replaced, is damaged as well" if bad else ""
     if problem:
         return RepairDecision(damage, "none", f"{nowhere}; run {run_id}, which wrote it, cannot be undone: {problem}")
@@ -298,8 +296,8 @@ def _run_that_wrote_segment(state: PartitionState, segment: RemoteLogSegmentMeta
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
-def _repair_report(opened: Tier, state: PartitionState, decisions: Sequence[RepairDecision], new_ids: Mapping[str, str]) -> RepairReport:
-    layout = opened.ports.layout
+def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[RepairDecision], new_ids: Mapping[str, str]) -> RepairReport:
+    layout = tier.ports.layout
     repaired: list[RepairedObject] = []
     unrepaired: list[UnrepairedObject] = []
     for one in decisions:
@@ -317,8 +315,8 @@ def _repair_report(opened: Tier, state: PartitionState, decisions: Sequence[Repa
 
 
 @contextmanager
-def _scratch_folder(opened: Tier) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="repair-", dir=process_spool_folder(opened.state_dir)) as scratch:
+def _scratch_folder(tier: Tier) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="repair-", dir=process_spool_folder(tier.state_dir)) as scratch:
         yield Path(scratch)
 
 
@@ -417,14 +415,14 @@ class _IntactFileFinder:
         return ProducerStates.without_producers()
 
 
-def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> None:
+def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> None:
     """Create missing objects again under their keys. Nothing is deleted meanwhile, because only the leader retires segments."""
-    layout = opened.ports.layout
+    layout = tier.ports.layout
     for damage in damaged:
         segment = damage.segment
         if segment.id not in leadership.check_still_leading().live_segments_by_id():
             continue  # expired or replaced since
-        with _scratch_folder(opened) as scratch:
+        with _scratch_folder(tier) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
             for kind, path in paths.items():
                 if not finder.fetch_file(segment, kind, path):
@@ -437,13 +435,13 @@ def _create_missing_objects(opened: Tier, leadership: Leadership, damaged: Seque
 
 
 def _replace_damaged_segments(
-    opened: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder
+    tier: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
     """Replace segments one to one in a round, and return the new ids by the old ones.
 
     :raises BadData: if the round failed. Readers then keep the damaged segments.
     """
-    result = run_round_as_leader(leadership, RepairRound(opened, finder, tuple(damaged)))
+    result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged)))
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(leadership.state.name), hint="Readers are not affected")
     if result.status != RoundStatus.CLEANED or result.plan is None:

@@ -48,7 +48,7 @@ class FileProblem(NamedTuple):
 
 
 def download_intact_files(
-    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
 ) -> tuple[dict[str, Path], list[FileProblem]]:
     """Download a segment's objects into a folder. Return the paths, by kind, of those that have the recorded size and digest, and a problem
     for each of the others. Raises StoreError.
@@ -59,7 +59,7 @@ def download_intact_files(
         path = folder / kind
         path.unlink(missing_ok=True)
         try:
-            arrived = download_segment_file(opened.ports.layout, partition, segment, kind, path)
+            arrived = download_segment_file(tier.ports.layout, partition, segment, kind, path)
         except NotFound:
             problems.append(FileProblem(kind, "missing", "the object is not in the store"))
             continue
@@ -73,7 +73,7 @@ def download_intact_files(
 
 
 def check_disk_budget(
-    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
 ) -> None:
     """Raise OutOfBudget if one segment does not fit within the disk budget.
 
@@ -81,7 +81,7 @@ def check_disk_budget(
     :param copies_on_disk: how many copies of the segment are on local disk at once.
     """
     needed = copies_on_disk * sum(round_up_to_blocks(file.size) for file in segment.files.values())
-    budget = disk_budget_bytes(opened.cleaner_for(partition.topic), opened.state_dir)
+    budget = disk_budget_bytes(tier.cleaner_for(partition.topic), tier.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
         raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")

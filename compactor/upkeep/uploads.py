@@ -38,27 +38,27 @@ class UnfinishedUploadOfTier:
         return f"{self.store.url}/{self.upload.key}"
 
 
-def find_unfinished_uploads(opened: Tier, now_ms: int) -> list[UnfinishedUploadOfTier]:
+def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfTier]:
     """Return all unfinished uploads of the tier, those in progress included. Raises StoreError, and Refused if the credentials forbid
     it.
     """
-    age_ms = max(opened.retention.orphan_age_ms, LEAST_AGE_MS)
+    age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     found: dict[str, UnfinishedUploadOfTier] = {}
-    for store in _stores_written_by_tier(opened):
+    for store in _stores_written_by_tier(tier):
         for upload in store.unfinished_uploads(""):
             one = UnfinishedUploadOfTier(store, upload, now_ms - upload.begun_ms >= age_ms)
-            if _is_key_of_tier(opened, one):
+            if _is_key_of_tier(tier, one):
                 found.setdefault(f"{one.object_url} {upload.id}", one)
     return list(found.values())
 
 
-def abort_unfinished_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
+def abort_unfinished_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
     """Abort the unfinished uploads that are due, and return their keys with the store's URL; none if the credentials forbid it.
 
     Raises StoreError.
     """
     try:
-        due = [one for one in find_unfinished_uploads(opened, now_ms) if one.due]
+        due = [one for one in find_unfinished_uploads(tier, now_ms) if one.due]
     except Refused:
         return ()
     for one in () if dry_run else due:
@@ -66,16 +66,16 @@ def abort_unfinished_uploads(opened: Tier, now_ms: int, *, dry_run: bool = False
     return tuple(one.object_url for one in due)
 
 
-def _is_key_of_tier(opened: Tier, upload: UnfinishedUploadOfTier) -> bool:
+def _is_key_of_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
     """Return whether an upload is to a key that this tier writes: in its control log, its probes, or a partition of its catalog."""
-    key, known = upload.upload.key, opened.catalog.state
-    if upload.store is opened.ports.control:
+    key, known = upload.upload.key, tier.catalog.state
+    if upload.store is tier.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
-    partition = opened.ports.layout.partition_of_object_key(key)
+    partition = tier.ports.layout.partition_of_object_key(key)
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
 
 
-def _stores_written_by_tier(opened: Tier) -> Iterator[ObjectStore]:
-    yield opened.ports.control
-    if opened.ownership.ours:
-        yield opened.ports.data
+def _stores_written_by_tier(tier: Tier) -> Iterator[ObjectStore]:
+    yield tier.ports.control
+    if tier.ownership.ours:
+        yield tier.ports.data

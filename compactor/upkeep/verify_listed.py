@@ -30,13 +30,13 @@ ENDLESS_ENTRIES: Final = 2
 
 
 def verify_listed_partition(
-    opened: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
+    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Raises OutOfBudget, StoreError.
 
     :param on_bytes: called with the size of each log when it was checked.
     """
-    return list(_ListedPartitionVerifier(opened, opened.listed, partition).find_problems(on_bytes))
+    return list(_ListedPartitionVerifier(tier, tier.listed, partition).find_problems(on_bytes))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from compactor.upkeep.segment_check import SegmentProblem
 
 
 def verify_checkpoints_of_partitions(
-    opened: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+    tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
     """Return the problems of several partitions, in their order.
 
@@ -29,7 +29,7 @@ def verify_checkpoints_of_partitions(
     """
 
     def verify_one_partition(partition: TopicPartition) -> list[SegmentProblem]:
-        found = verify_checkpoints(opened, partition)
+        found = verify_checkpoints(tier, partition)
         on_partition()
         return found
 
@@ -37,17 +37,17 @@ def verify_checkpoints_of_partitions(
         return [finding for found in pool.map(verify_one_partition, partitions) for finding in found]
 
 
-def verify_checkpoints(opened: Tier, partition: TopicPartition) -> list[SegmentProblem]:
+def verify_checkpoints(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
     """Return all problems and notes about one partition's cleaner offsets and its control log. Raises StoreError."""
-    log = opened.open(partition)
+    log = tier.open(partition)
     found: list[SegmentProblem] = []
 
     def add_finding(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
         found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, where, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
-    slots = _list_slots_of_objects(opened, f"{log.prefix}/log/")
-    snapshots = _list_slots_of_objects(opened, f"{log.prefix}/snapshot/")
+    slots = _list_slots_of_objects(tier, f"{log.prefix}/log/")
+    snapshots = _list_slots_of_objects(tier, f"{log.prefix}/snapshot/")
     try:
         base, steps = log.records_with_states()
     except BadControlRecord as error:
@@ -170,7 +170,7 @@ def _state_without_times(state: PartitionState) -> PartitionState:
     )
 
 
-def _list_slots_of_objects(opened: Tier, prefix: str) -> list[int]:
+def _list_slots_of_objects(tier: Tier, prefix: str) -> list[int]:
     """Return the numbers in the names of the objects under a prefix. Other names are ignored."""
-    names = (info.key.removeprefix(prefix).removesuffix(".json") for info in opened.ports.control.list(prefix))
+    names = (info.key.removeprefix(prefix).removesuffix(".json") for info in tier.ports.control.list(prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]

@@ -22,32 +22,30 @@ from compactor.upkeep.segment_check import SegmentProblem, check_companion_files
 from compactor.upkeep.uploads import find_unfinished_uploads
 
 
-def verify_catalog(opened: Tier) -> list[SegmentProblem]:
+def verify_catalog(tier: Tier) -> list[SegmentProblem]:
     """Return a problem if the tier-wide log cannot be read to its end, as partitions that it does not name are not verified."""
     try:
-        opened.identity.check_data_root_owner()
-        opened.catalog.refresh_and_check_gaps()
+        tier.identity.check_data_root_owner()
+        tier.catalog.refresh_and_check_gaps()
     except BadData as error:
         return [SegmentProblem("error", "control-log", "", -1, error.segment, error.cause)]
     return []
 
 
-def verify_uploads(opened: Tier) -> list[SegmentProblem]:
+def verify_uploads(tier: Tier) -> list[SegmentProblem]:
     """Return notes on uploads that their writers will not finish, or a single note if the store does not allow to list them."""
     try:
-        found = [one for one in find_unfinished_uploads(opened, opened.ports.clock_ms()) if one.due]
+        found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
     except Refused as error:
         return [
-            SegmentProblem(
-                "note", "uploads-unknown", "", -1, opened.ports.data.url, f"unfinished uploads cannot be listed: {error.message}"
-            )
+            SegmentProblem("note", "uploads-unknown", "", -1, tier.ports.data.url, f"unfinished uploads cannot be listed: {error.message}")
         ]
     detail = "an unfinished upload; `retire` sweeps it"
     return [SegmentProblem("note", "unfinished", "", -1, one.object_url, detail) for one in found]
 
 
 def verify_partition(
-    opened: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, deep: bool = False
+    tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None, *, deep: bool = False
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Corrupt data is reported, not raised.
 
@@ -56,27 +54,27 @@ def verify_partition(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
-    log = opened.open(partition)
+    log = tier.open(partition)
     try:
         state = log.refresh_and_check_gaps()
     except BadData as error:
         return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
     found = list(_offset_gap_problems(state))
     found += _check_balances(state) if deep else []
-    key = BalanceKey(opened.identity.hash_key()) if deep and state.has_segments else None
-    cleaner = opened.cleaner_for(partition.topic)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(opened.state_dir)) as scratch:
+    key = BalanceKey(tier.identity.hash_key()) if deep and state.has_segments else None
+    cleaner = tier.cleaner_for(partition.topic)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
-            check_disk_budget(opened, partition, segment)
-            check = _SegmentVerifier(opened, partition, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
+            check_disk_budget(tier, partition, segment)
+            check = _SegmentVerifier(tier, partition, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
             problems, last = check.verify_segment(previous_last)
             previous_last = max(previous_last, last)
             if problems and log.refresh().slot != state.slot and segment.id not in log.state.live_segments_by_id():
                 continue  # replaced and retired during the check
             found += problems
             on_bytes(segment.size_bytes)
-    return found + list(_retire_notes(opened, partition, log))
+    return found + list(_retire_notes(tier, partition, log))
 
 
 def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
@@ -163,9 +161,9 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
         yield SegmentProblem("note", "balance-unknown", *state.name, "", detail)
 
 
-def _retire_notes(opened: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
+def _retire_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
-    found = survey_retirable(opened.ports, log, opened.retention, GraceClock(opened.ports.clock_ms(), asks_store=False))
+    found = survey_retirable(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

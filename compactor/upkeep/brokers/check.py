@@ -101,13 +101,13 @@ def _topic_setting_findings(name: str, settings: Mapping[str, str], cleanup_poli
         yield CheckFinding(severity, "topic", name, f"{setting} is {settings[setting]}, not {wanted}: {why}", step)
 
 
-def check_object_access(opened: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
+def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
     """Check that the tier's objects can be listed and read. Uses the first partition that has a segment."""
-    layout = opened.ports.layout
-    url = opened.settings.tier_url
+    layout = tier.ports.layout
+    url = tier.settings.tier_url
     for name in partitions:
         try:
-            live = opened.open(name).refresh().live
+            live = tier.open(name).refresh().live
             if not live:
                 continue
             if not any(one.segment_id for one in layout.list_objects(name)):
@@ -120,30 +120,30 @@ def check_object_access(opened: Tier, partitions: Sequence[TopicPartition]) -> l
     return [CheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
 
 
-def check_metadata_topic_reading(opened: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]:
+def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]:
     """Read the metadata topic, and return the tiered partitions and the problems found."""
     try:
-        opened.brokers.refresh(max_age_s=0.0)
-        names = opened.brokers.list_topic_partitions()
+        tier.brokers.refresh(max_age_s=0.0)
+        names = tier.brokers.list_topic_partitions()
     except CompactorError as error:
-        return [], [CheckFinding("error", "metadata", opened.brokers.source_name, error.message, error.hint)]
-    if opened.brokers.is_incomplete():
+        return [], [CheckFinding("error", "metadata", tier.brokers.source_name, error.message, error.hint)]
+    if tier.brokers.is_incomplete():
         explanation = "records are missing: segments that they named cannot be seen"
         return names, [
-            CheckFinding("warning", "metadata", opened.brokers.source_name, explanation, "`orphans purge` refuses to work with it")
+            CheckFinding("warning", "metadata", tier.brokers.source_name, explanation, "`orphans purge` refuses to work with it")
         ]
     return names, []
 
 
-def check_metadata_record_budget(opened: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
+def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
     """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
-    per_hour = opened.settings.publish.metadata_records_per_hour
+    per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []
     sizes = []
     for name in partitions:
         try:
-            sizes.append((len(opened.brokers.folded_partition(name).cache.segments), name))
+            sizes.append((len(tier.brokers.folded_partition(name).cache.segments), name))
         except CompactorError:
             continue  # `check_object_access` reports it
     tight = sorted(((count, name) for count, name in sizes if 2 * (count + 1) > per_hour), reverse=True)

@@ -27,7 +27,7 @@ class HealthQueries(AdminQueries, Protocol):
 
 
 def examine_tier(
-    opened: Tier,
+    tier: Tier,
     admin: HealthQueries,
     partitions: Sequence[TopicPartition],
     prices: PriceTable,
@@ -49,9 +49,9 @@ def examine_tier(
     segments = 0
     for name in partitions:
         try:
-            facts = _examine_partition(opened, admin, name, topics)
+            facts = _examine_partition(tier, admin, name, topics)
             segments += len(facts.segments)
-            found += partition_findings(facts, opened.ports.clock_ms(), prices)
+            found += partition_findings(facts, tier.ports.clock_ms(), prices)
         except BadData as error:
             means = "brokers stop reading the metadata topic there, too: the partition's tiered part cannot be read"
             todo = "Ask who wrote it; see docs/broker-tiers.md"
@@ -62,16 +62,16 @@ def examine_tier(
 
 
 def _examine_partition(
-    opened: Tier, admin: HealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
+    tier: Tier, admin: HealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
 ) -> ExaminedPartition:
-    seen = inspect_partition_objects(opened, partition)
+    seen = inspect_partition_objects(tier, partition)
     segments = list(seen.folded.cache.segments.values())
     missing = [
-        opened.ports.layout.object_name(partition, segment_from_broker_record(one), part)
+        tier.ports.layout.object_name(partition, segment_from_broker_record(one), part)
         for one in seen.readable
-        for part in seen.missing_parts(one, opened.ports.layout.required_parts)
+        for part in seen.missing_parts(one, tier.ports.layout.required_parts)
     ]
-    oldest_ms = opened.ports.clock_ms() - opened.retention.orphan_age_ms
+    oldest_ms = tier.ports.clock_ms() - tier.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
     settings = {setting: found.value for setting, found in topics[partition.topic].settings.items()} if partition.topic in topics else {}
     pending, lookup_problem = None, ""

@@ -54,17 +54,17 @@ class PartitionObjects:
         return sorted(parts - self.there.get(segment.id, {}).keys())
 
 
-def inspect_partition_objects(opened: Tier, partition: TopicPartition) -> PartitionObjects:
+def inspect_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionObjects:
     """Read metadata and list objects of a partition. Read-only.
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
     """
-    brokers = opened.brokers
+    brokers = tier.brokers
     brokers.refresh(max_age_s=0.0)
     before = brokers.folded_partition(partition)
     states = {segment.segment_id: segment.state for segment in before.cache.list_segments()}
     gone = set(before.cache.finished)
-    listed = list(opened.ports.layout.list_objects(partition))
+    listed = list(tier.ports.layout.list_objects(partition))
     brokers.refresh(max_age_s=0.0)
     folded = brokers.folded_partition(partition)
     finished = SegmentState.COPY_SEGMENT_FINISHED

@@ -137,7 +137,7 @@ OnBytes = Callable[[int], None]
 
 
 def verify_broker_partition(
-    opened: Tier, partition: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
+    tier: Tier, partition: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
 ) -> list[BrokerFinding]:
     """Return all problems of a partition.
 
@@ -147,41 +147,41 @@ def verify_broker_partition(
     :raises StoreError: if the store or the brokers do not answer.
     """
     try:
-        seen = inspect_partition_objects(opened, partition)
+        seen = inspect_partition_objects(tier, partition)
     except BadData as error:
         return [broker_finding("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
-    found = [*_metadata_findings(opened, partition, seen), *_object_findings(opened, partition, seen), *_upload_findings(opened, partition)]
-    check = _SegmentChecker(opened, partition)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(opened.state_dir)) as scratch:
+    found = [*_metadata_findings(tier, partition, seen), *_object_findings(tier, partition, seen), *_upload_findings(tier, partition)]
+    check = _SegmentChecker(tier, partition)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
         for record in seen.readable:
-            problems = list(_part_findings(opened, partition, seen, record))
+            problems = list(_part_findings(tier, partition, seen, record))
             if not problems and not fast:
                 problems = check.check_segment(record, Path(scratch))
-            if problems and _was_segment_deleted_meanwhile(opened, partition, record):
+            if problems and _was_segment_deleted_meanwhile(tier, partition, record):
                 continue
             found += problems
             on_bytes(record.size_bytes)
     return found
 
 
-def _was_segment_deleted_meanwhile(opened: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
+def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether brokers have deleted the segment since the metadata was read."""
-    opened.brokers.refresh(max_age_s=0.0)
-    now = opened.brokers.folded_partition(partition).cache.segments.get(record.segment_id)
+    tier.brokers.refresh(max_age_s=0.0)
+    now = tier.brokers.folded_partition(partition).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_findings(opened: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _metadata_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
     """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
         yield broker_finding("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
     read = {link.segment.segment_id for link in view.links}
-    now = opened.brokers.taken_ms if opened.brokers.taken_ms >= 0 else opened.ports.clock_ms()
+    now = tier.brokers.taken_ms if tier.brokers.taken_ms >= 0 else tier.ports.clock_ms()
     for segment in cache.list_segments():
         span = f"offsets {segment.start_offset} to {segment.end_offset}"
-        old = now - segment.event_timestamp_ms > opened.retention.orphan_age_ms
+        old = now - segment.event_timestamp_ms > tier.retention.orphan_age_ms
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED and segment.segment_id not in read:
             yield broker_finding("unread", partition, segment.id, f"readers find its {span} elsewhere, or no longer")
         elif segment.state is SegmentState.COPY_SEGMENT_STARTED and old:
@@ -194,7 +194,7 @@ def _metadata_findings(opened: Tier, partition: TopicPartition, objects: Partiti
         yield broker_finding("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _object_findings(opened: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
     """Yield a finding for each orphan and for each object whose name is not one of the layout."""
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
@@ -203,13 +203,13 @@ def _object_findings(opened: Tier, partition: TopicPartition, objects: Partition
         yield broker_finding("stranger", partition, stranger.key, "no broker makes this name")
 
 
-def _upload_findings(opened: Tier, partition: TopicPartition) -> Iterator[BrokerFinding]:
+def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerFinding]:
     """Yield multipart uploads that were begun long ago and never finished."""
-    store, now = opened.ports.data, opened.ports.clock_ms()
-    prefix = opened.ports.layout.partition_folder(partition)
+    store, now = tier.ports.data, tier.ports.clock_ms()
+    prefix = tier.ports.layout.partition_folder(partition)
     try:
         for upload in store.unfinished_uploads(prefix):
-            if now - upload.begun_ms > opened.retention.orphan_age_ms:
+            if now - upload.begun_ms > tier.retention.orphan_age_ms:
                 yield broker_finding(
                     "unfinished", partition, upload.key, f"upload {upload.id} was begun {(now - upload.begun_ms) // 3_600_000} hours ago"
                 )
@@ -218,10 +218,10 @@ def _upload_findings(opened: Tier, partition: TopicPartition) -> Iterator[Broker
 
 
 def _part_findings(
-    opened: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
+    tier: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerFinding]:
     """Yield objects of a readable segment that are absent, have another size or cannot be read."""
-    layout, segment = opened.ports.layout, segment_from_broker_record(record)
+    layout, segment = tier.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_parts(record, layout.required_parts)
     for part in missing:
         yield broker_finding(

@@ -65,15 +65,15 @@ class KeySearchRequest:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def find_key_holders(opened: Tier, partition: TopicPartition, question: KeySearchRequest) -> PartitionKeySurvey:
+def find_key_holders(tier: Tier, partition: TopicPartition, question: KeySearchRequest) -> PartitionKeySurvey:
     """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
 
     def search_once() -> PartitionKeySurvey:
-        log = opened.open(partition)
-        return _KeySearch(opened, log, log.refresh_and_check_gaps(), question).search_partition()
+        log = tier.open(partition)
+        return _KeySearch(tier, log, log.refresh_and_check_gaps(), question).search_partition()
 
     return retry_if_object_missing(partition, search_once)
 
@@ -288,7 +288,7 @@ class _KeySearch:
 
     def _search_segment(
         self,
-        opened: Tier,
+        tier: Tier,
         segment: RemoteLogSegmentMetadata,
         state: HolderState,
         waits_for: str,
@@ -302,7 +302,7 @@ class _KeySearch:
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
-            found = records_by_segment(self._create_searcher(opened).find_records([whole], keys=self.question.keys), self.question.keys)
+            found = records_by_segment(self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys)
         except NotFound:
             return []
         except BadData as error:
@@ -338,8 +338,8 @@ class _KeySearch:
     def _add_hash_holder(self, key: str, size: int, state: HolderState, waits_for: str, until_ms: int | None = None) -> None:
         self.holders.append(KeyHolder(str(self.name), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size))
 
-    def _create_searcher(self, opened: Tier) -> RecordSearch:
-        return RecordSearch(opened, self.name, self._report_bytes_read, "erasure")
+    def _create_searcher(self, tier: Tier) -> RecordSearch:
+        return RecordSearch(tier, self.name, self._report_bytes_read, "erasure")
 
     def _report_bytes_read(self, size: int) -> None:
         self.segments += 1

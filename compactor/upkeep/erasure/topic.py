@@ -75,9 +75,9 @@ class TopicKeySurvey:
         return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
 
 
-def partitions_of_topic(opened: Tier, topic: str) -> list[TopicPartition]:
+def partitions_of_topic(tier: Tier, topic: str) -> list[TopicPartition]:
     """Return all partitions of a topic, or the single partition of that name. Raises UsageError if the tier does not hold it."""
-    names = opened.partitions()
+    names = tier.partitions()
     found = [name for name in names if name.topic == topic] or [name for name in names if str(name) == topic]
     if not found:
         raise UsageError(f"the tier holds no partition of a topic {topic}", hint="`topics` lists what it holds")
@@ -85,7 +85,7 @@ def partitions_of_topic(opened: Tier, topic: str) -> list[TopicPartition]:
 
 
 def find_key_holders_in_topic(
-    opened: Tier,
+    tier: Tier,
     partitions: Sequence[TopicPartition],
     question: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
@@ -96,60 +96,60 @@ def find_key_holders_in_topic(
     for name in partitions:
         on_partition(name)
         try:
-            surveys.append(find_key_holders(opened, name, question))
+            surveys.append(find_key_holders(tier, name, question))
         except CompactorError as error:
             failed.append((name, error))
     not_covered = [one for found in surveys for one in found.not_covered]
-    beside = [*_unfinished_upload_holders(opened, partitions, question, not_covered), *_former_topic_holders(opened, partitions)]
-    if opened.settings.tier.pinterest.target and opened.kind.owns_root:
-        beside += [holder for name in partitions for holder in _holders_in_generations(opened, name, question)]
+    beside = [*_unfinished_upload_holders(tier, partitions, question, not_covered), *_former_topic_holders(tier, partitions)]
+    if tier.settings.tier.pinterest.target and tier.kind.owns_root:
+        beside += [holder for name in partitions for holder in _holders_in_generations(tier, name, question)]
         not_covered.append(OLD_GENERATIONS)
-    if opened.settings.outputs.iceberg.topics:
-        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holders_in_table(opened, topic, question)]
+    if tier.settings.outputs.iceberg.topics:
+        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holders_in_table(tier, topic, question)]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
 def _unfinished_upload_holders(
-    opened: Tier, partitions: Sequence[TopicPartition], question: KeySearchRequest, not_covered: list[UnsearchedPlace]
+    tier: Tier, partitions: Sequence[TopicPartition], question: KeySearchRequest, not_covered: list[UnsearchedPlace]
 ) -> Iterator[KeyHolder]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
     :param not_covered: receives what could not be searched.
     """
     wanted = {str(name) for name in partitions}
-    age_ms = max(opened.retention.orphan_age_ms, LEAST_AGE_MS)
+    age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     try:
-        found = find_unfinished_uploads(opened, question.now_ms)
+        found = find_unfinished_uploads(tier, question.now_ms)
     except Refused as error:
         not_covered.append(UnsearchedPlace("unfinished uploads", f"these credentials may not ask: {error.message}"))
         return
-    if not opened.kind.owns_root:
+    if not tier.kind.owns_root:
         not_covered.append(UnsearchedPlace("unfinished uploads of brokers", "they are the brokers' own"))
     for one in found:
-        of = opened.ports.layout.partition_of_object_key(one.upload.key)
-        if one.store is opened.ports.data and (not of or of in wanted):
+        of = tier.ports.layout.partition_of_object_key(one.upload.key)
+        if one.store is tier.ports.data and (not of or of in wanted):
             until, waits_for = one.upload.begun_ms + age_ms, "the end of who uploads it, or orphan_age_ms and `retire`"
             yield KeyHolder(of, one.object_url, HolderState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _former_topic_holders(opened: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
+def _former_topic_holders(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
     """Yield the deleted topics of the same name whose data brokers have not deleted completely, since it may contain the keys."""
     topics = {name.topic for name in partitions}
-    for one in opened.metadata.deleted_topic_partitions():
+    for one in tier.metadata.deleted_topic_partitions():
         if one.topic in topics:
             name, waits_for = str(one.name), "the brokers, which delete the tier of a deleted topic"
             place = f"{name} under topic id {uuid_text(one.topic_id)}"
             yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
 
-def _holders_in_table(opened: Tier, topic: str, question: KeySearchRequest) -> Iterator[KeyHolder]:
+def _holders_in_table(tier: Tier, topic: str, question: KeySearchRequest) -> Iterator[KeyHolder]:
     """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
     require_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import find_files_with_keys
 
     try:
-        found = find_files_with_keys(opened, topic, question.keys)
+        found = find_files_with_keys(tier, topic, question.keys)
     except CompactorError as error:
         yield KeyHolder(topic, "the Iceberg table", HolderState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}")
         return
@@ -185,7 +185,7 @@ def _holders_in_generations(opened: Tier, partition: TopicPartition, question: K
 
 
 def expedite_erasure(
-    opened: Tier, survey: PartitionKeySurvey, question: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
+    tier: Tier, survey: PartitionKeySurvey, question: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySurvey:
     """Run rounds over the segments that contain the keys, then `retire`; return a new survey.
 
@@ -198,15 +198,15 @@ def expedite_erasure(
     Raises Leased, Fenced, StoreError, OutOfBudget.
     """
     for _ in range(MAX_EXPEDITED_ROUNDS):
-        if not survey.movable or not _run_round_to_erase_keys(opened, survey, question.now_ms, report_step):
+        if not survey.movable or not _run_round_to_erase_keys(tier, survey, question.now_ms, report_step):
             break
-        before, survey = survey.movable, find_key_holders(opened, survey.name, question)
+        before, survey = survey.movable, find_key_holders(tier, survey.name, question)
         if survey.movable == before:
             break
     if not survey.holders:
         return survey
-    _retire_replaced_segments(opened, survey, question.now_ms, shorten_grace=shorten_grace, report_step=report_step)
-    return replace(find_key_holders(opened, survey.name, question), removals=survey.removals)
+    _retire_replaced_segments(tier, survey, question.now_ms, shorten_grace=shorten_grace, report_step=report_step)
+    return replace(find_key_holders(tier, survey.name, question), removals=survey.removals)
 
 
 def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
@@ -221,14 +221,14 @@ def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
     return assess_round_with_segments
 
 
-def _run_round_to_erase_keys(opened: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
+def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.name
-    log, hint = opened.open(name, leads=True), opened.changes.latest_change_hint(name)
-    report = create_round(opened, name, now_ms, assess_with=create_assessment_with_segments(survey.movable)).execute_round(log)
-    opened.changes.cache_log_state(log, hint)
+    log, hint = tier.open(name, leads=True), tier.changes.latest_change_hint(name)
+    report = create_round(tier, name, now_ms, assess_with=create_assessment_with_segments(survey.movable)).execute_round(log)
+    tier.changes.cache_log_state(log, hint)
     if report.status in PUBLISHING:
-        opened.changes.publish([log])
+        tier.changes.publish([log])
         report_step(
             f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}"
         )
@@ -238,18 +238,16 @@ def _run_round_to_erase_keys(opened: Tier, survey: PartitionKeySurvey, now_ms: i
 
 
 def _retire_replaced_segments(
-    opened: Tier, survey: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
+    tier: Tier, survey: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> None:
-    log = opened.open(survey.name, leads=True)
+    log = tier.open(survey.name, leads=True)
     clock = STORES_OWN
     if shorten_grace:
-        kept = [grace_period_ms(group, opened.retention) for group in log.refresh().waiting]
-        ahead = max(kept, default=0) + opened.retention.grace_ms + 1
-        clock = GraceClock(opened.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(
-        opened.ports, log, opened.lease, opened.retention, clock=clock, work=create_round(opened, survey.name, now_ms)
-    )
-    opened.changes.record_reached_slots([log])
+        kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
+        ahead = max(kept, default=0) + tier.retention.grace_ms + 1
+        clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
+    report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, work=create_round(tier, survey.name, now_ms))
+    tier.changes.record_reached_slots([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         report_step(
