@@ -33,7 +33,7 @@ from compactor.cleaner.keys.disk_map import mark_newest_of_each_key
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
-from compactor.config.store_sections import S3
+from compactor.config.store_sections import S3Settings
 from compactor.spark.round.bundles import RowNumberRange
 from compactor.spark.round.exchange import ExchangeRows, StoredKeyRows, decode_ordinal_gaps, encode_survivors, pack_tail_arrays
 from compactor.storage.counting import RequestCounters
@@ -60,7 +60,9 @@ class Case:
 
     def store(self, counters: RequestCounters | None = None) -> ObjectStore:
         return open_store(
-            self.url, settings=Settings(s3=S3(endpoint_url=self.endpoint, region="us-east-1")), counters=counters or RequestCounters()
+            self.url,
+            settings=Settings(s3=S3Settings(endpoint_url=self.endpoint, region="us-east-1")),
+            counters=counters or RequestCounters(),
         )
 
     def made(self, bundle: int) -> tuple[np.ndarray[Any, Any], ExchangeRows]:

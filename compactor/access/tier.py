@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.config.store_sections import StoreCosts
 from compactor.constants import TopicId
 from compactor.control.identity import DataRootOwnership, other_tier_problem
@@ -308,7 +308,7 @@ class Tier:
         if self.local is not None:
             self.local.close()
 
-    def cleaner_for(self, topic: str) -> Cleaner:
+    def cleaner_for(self, topic: str) -> CleanerSettings:
         """Return the settings of section [cleaner] that apply to a topic. Settings that brokers have for the topic take precedence. Raises
         UsageError.
         """

@@ -11,7 +11,7 @@ from compactor.access.tier import Tier
 from compactor.agent.leadership import make_staged_file_refusal_check
 from compactor.agent.log_directories import EPOCHS, last_leader_epoch
 from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, UploadFailure, UploadOutcome
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
@@ -166,7 +166,7 @@ def _with_agent_log_directories(opened: Tier) -> Tier:
     """Return the tier with settings under which segments may also be read from the agent's log directories."""
     settings = opened.settings
 
-    def with_local_dirs(cleaner: Cleaner) -> Cleaner:
+    def with_local_dirs(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"local_log_dirs": (*cleaner.local_log_dirs, *settings.agent.log_dirs)})
 
     topics = {pattern: with_local_dirs(cleaner) for pattern, cleaner in settings.topics.items()}

@@ -1,8 +1,9 @@
-"""Descriptions of a setting's allowed values in words, from the types and bounds of its pydantic model."""
+"""Values of settings in the syntax of TOML, and their allowed values in words, from the types and bounds of their pydantic model."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
@@ -13,6 +14,15 @@ from pydantic.fields import FieldInfo
 def format_toml_value(value: object) -> str:
     """Return a setting's value in the syntax of TOML."""
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False, default=str)
+
+
+def parse_toml_value(text: str) -> object:
+    """Return the TOML value of a text; the text itself if it is not valid TOML, so that validation can name the allowed values."""
+    try:
+        document = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return document["value"] if len(document) == 1 else text
 
 
 def is_text_setting(field: FieldInfo) -> bool:

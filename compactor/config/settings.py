@@ -24,9 +24,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting
+from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting, parse_toml_value
 from compactor.config.output_sections import OutputSettings, validate_expressions
-from compactor.config.store_sections import MAX_MS, S3, Azure, Gcs, Hdfs, Milliseconds, Registry, Section, StoreCosts, refuse_archive_class
+from compactor.config.store_sections import (
+    MAX_MS,
+    AzureSettings,
+    GcsSettings,
+    HdfsSettings,
+    Milliseconds,
+    RegistrySettings,
+    S3Settings,
+    Section,
+    StoreCosts,
+    refuse_archive_class,
+)
 from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -165,7 +176,7 @@ class KafkaSettings(Section):
         return "bootstrap_servers" in self.model_fields_set and bool(self.bootstrap_servers.strip())
 
 
-class Cleaner(Section):
+class CleanerSettings(Section):
     """[cleaner]: how partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a
     setting.
     """
@@ -206,7 +217,7 @@ class Cleaner(Section):
         """Return the costs of the tier's store, for ``min_cleanable_dirty_ratio = "auto"``; None if they were not given."""
         return self._store_costs
 
-    def with_store_costs(self, costs: StoreCosts) -> Cleaner:
+    def with_store_costs(self, costs: StoreCosts) -> CleanerSettings:
         """Return these settings with the costs of the tier's store added, from which an automatic dirty ratio is computed."""
         copy = self.model_copy()
         copy._store_costs = costs
@@ -296,24 +307,24 @@ class Settings(Value):
 
     tier: TierSettings = TierSettings()
     outputs: OutputSettings = OutputSettings()
-    s3: S3 = S3()
-    gcs: Gcs = Gcs()
-    azure: Azure = Azure()
-    hdfs: Hdfs = Hdfs()
+    s3: S3Settings = S3Settings()
+    gcs: GcsSettings = GcsSettings()
+    azure: AzureSettings = AzureSettings()
+    hdfs: HdfsSettings = HdfsSettings()
     kafka: KafkaSettings = KafkaSettings()
-    registry: Registry = Registry()
-    cleaner: Cleaner = Cleaner()
+    registry: RegistrySettings = RegistrySettings()
+    cleaner: CleanerSettings = CleanerSettings()
     limits: LimitSettings = LimitSettings()
     publish: PublishSettings = PublishSettings()
     lease: LeaseSettings = LeaseSettings()
     daemon: DaemonSettings = DaemonSettings()
     agent: AgentSettings = AgentSettings()
     spark: SparkSettings = SparkSettings()
-    topics: dict[str, Cleaner] = {}
+    topics: dict[str, CleanerSettings] = {}
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def cleaner_for(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> Cleaner:
+    def cleaner_for(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> CleanerSettings:
         """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
         whole name.
 
@@ -328,7 +339,7 @@ class Settings(Value):
             return cleaner
         try:
             kinds = {key: float if key == "min_cleanable_dirty_ratio" else int for key in own}
-            return Cleaner(**{**cleaner.model_dump(), **{key: kinds[key](value) for key, value in own.items()}})
+            return CleanerSettings(**{**cleaner.model_dump(), **{key: kinds[key](value) for key, value in own.items()}})
         except ValueError as error:
             what = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             hint = f"Set what shall hold under [topics.{json.dumps(re.escape(topic))}]"
@@ -364,7 +375,7 @@ class Settings(Value):
 
     def overridden_keys(self, pattern: str) -> list[str]:
         """Return the names of the settings that the [topics] table with this pattern sets."""
-        return [name for name in Cleaner.model_fields if topic_override_key(pattern, name) in self._sources]
+        return [name for name in CleanerSettings.model_fields if topic_override_key(pattern, name) in self._sources]
 
     @property
     def tier_url(self) -> str:
@@ -471,7 +482,7 @@ class _UncheckedSettings:
                 inner, _, key = key.partition("__")
                 section = f"{section}.{inner}"
             if section == "topics" and not key:
-                table = _parse_toml_value(environ[variable])
+                table = parse_toml_value(environ[variable])
                 if not isinstance(table, dict):
                     raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
                 self.add_topics(table, variable)
@@ -480,7 +491,7 @@ class _UncheckedSettings:
             else:
                 text = environ[variable]
                 self._add_values(
-                    section, {key: text if is_text_setting(SECTION_TYPES[section].model_fields[key]) else _parse_toml_value(text)}, variable
+                    section, {key: text if is_text_setting(SECTION_TYPES[section].model_fields[key]) else parse_toml_value(text)}, variable
                 )
 
     def _add_values(self, section: str, table: Mapping[str, Any], source: str) -> None:
@@ -503,7 +514,7 @@ class _UncheckedSettings:
             if not isinstance(table, dict):
                 raise UsageError(f"{where} is not a table", hint="Write the overridden keys of [cleaner] below it")
             for key in table:
-                if key not in Cleaner.model_fields:
+                if key not in CleanerSettings.model_fields:
                     raise _unknown_key_error(f"{where}: unknown key {key}", key, within="cleaner")
                 self.sources[topic_override_key(pattern, key)] = source
             self.topics[pattern] = dict(table)
@@ -515,7 +526,7 @@ class _UncheckedSettings:
             sections[name] = self._validate_section(name, SECTION_TYPES[name], {**self.values[name], **inside})
         sections = {name: section for name, section in sections.items() if "." not in name}
         sections["topics"] = {
-            pattern: self._validate_section(f"topics.{json.dumps(pattern)}", Cleaner, {**self.values["cleaner"], **table})
+            pattern: self._validate_section(f"topics.{json.dumps(pattern)}", CleanerSettings, {**self.values["cleaner"], **table})
             for pattern, table in self.topics.items()
         }
         settings = Settings(**sections)
@@ -585,12 +596,3 @@ def _unknown_section_error(message: str, name: str) -> UsageError:
     """Return the error for an unknown section. Its hint names the most similar known section."""
     near = difflib.get_close_matches(name, [*SECTION_TYPES, "topics"], n=1)
     return UsageError(message, hint=f"Did you mean [{near[0]}]?") if near else _unknown_key_error(message, name)
-
-
-def _parse_toml_value(text: str) -> object:
-    """Return the TOML value of a text; the text itself if it is not valid TOML, so that validation can name the allowed values."""
-    try:
-        document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return document["value"] if len(document) == 1 else text

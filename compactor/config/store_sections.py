@@ -61,7 +61,7 @@ def refuse_archive_class(name: str) -> str:
     return name
 
 
-class S3(Section):
+class S3Settings(Section):
     """[s3]: how S3 is reached. Credentials come from the usual AWS chain (environment, ~/.aws, instance role), never from the
     configuration.
     """
@@ -72,7 +72,7 @@ class S3(Section):
     storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
 
 
-class Gcs(Section):
+class GcsSettings(Section):
     """[gcs]: how Google Cloud Storage is reached.
 
     Credentials are a file or the default ones (environment, gcloud, service account of the machine).
@@ -82,7 +82,7 @@ class Gcs(Section):
     credentials_file: str = ""
 
 
-class Azure(Section):
+class AzureSettings(Section):
     """[azure]: how Azure Blob Storage is reached. Credentials are a file, the variables of Azure's own tools, or the default ones
     (environment, workload identity,
     managed identity).
@@ -92,7 +92,7 @@ class Azure(Section):
     credentials_file: str = ""
 
 
-class Hdfs(Section):
+class HdfsSettings(Section):
     """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode. Tickets of Kerberos come from the usual cache or client keytab."""
 
     webhdfs_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
@@ -100,7 +100,7 @@ class Hdfs(Section):
     kerberos: bool = False
 
 
-class Registry(Section):
+class RegistrySettings(Section):
     """[registry]: how the schema registry with the schemas of keys and values is reached."""
 
     url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""

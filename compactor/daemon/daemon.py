@@ -21,7 +21,7 @@ from typing_extensions import override
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.topic_ids import query_topic_ids
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import change_feed_for
 from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_for_parallel_job
@@ -397,7 +397,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             trend=self._trend,
         )
 
-    def cleaner_for(self, topic: str) -> Cleaner:
+    def cleaner_for(self, topic: str) -> CleanerSettings:
         """Return the cleaner settings that apply to a topic now. Makes no request to a store or broker."""
         return self._opened.cleaner_for(topic)
 

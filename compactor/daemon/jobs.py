@@ -7,7 +7,7 @@ from typing import Protocol
 
 from compactor.access.rounds import create_round, execute_round
 from compactor.access.tier import Tier
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.control.leadership import current_lease
 from compactor.control.logs import PartitionLog, open_catalog
 from compactor.control.stages import Stage
@@ -137,7 +137,7 @@ def check_stores_writable(opened: Tier) -> None:
 def settings_for_parallel_job(settings: Settings, parallel_jobs: int, worker_threads: int) -> Settings:
     """Return the settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and this number of worker threads."""
 
-    def with_shared_budget(cleaner: Cleaner) -> Cleaner:
+    def with_shared_budget(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // parallel_jobs)})
 
     return settings.model_copy(

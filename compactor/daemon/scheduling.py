@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from checkpoint.offsets import CleanerOffset
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_retire_ms, import_abandoned_at_ms
 from compactor.control.ports import Retention
@@ -97,7 +97,7 @@ class PartitionStatus:
 
 
 def partition_status(
-    summary: PartitionSummary, cleaner: Cleaner, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
+    summary: PartitionSummary, cleaner: CleanerSettings, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> PartitionStatus:
     """Return how dirty a partition is, whether a round is due and why, and when replaced segments may be deleted.
 
@@ -140,7 +140,7 @@ def partition_status(
     )
 
 
-def next_time_round_may_be_due_ms(live: Iterable[SegmentFacts], cleaner: Cleaner, now_ms: int) -> int:
+def next_time_round_may_be_due_ms(live: Iterable[SegmentFacts], cleaner: CleanerSettings, now_ms: int) -> int:
     """Return the next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
     moments = []
     for segment in live:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import urllib3
 
-from compactor.config.store_sections import Registry
+from compactor.config.store_sections import RegistrySettings
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 
 TIMEOUT_S: Final = 5.0
@@ -37,7 +37,7 @@ class SchemaRegistry:
     changes.
     """
 
-    def __init__(self, settings: Registry) -> None:
+    def __init__(self, settings: RegistrySettings) -> None:
         """Create a client of the registry that ``settings`` name. Raises UsageError if the file with the credentials cannot be read."""
         self._url = settings.url.rstrip("/")
         # Requests are few, and no socket is left open that nobody closes.

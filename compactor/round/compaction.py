@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.cleaner.passes.worker_threads import WorkerThreads
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
@@ -53,7 +53,7 @@ COPY_SEGMENT_STARTED hold up the expiry of segments behind them.
 """
 
 OnStage = Callable[[Stage, CompactionPlan], None]
-AssessRound = Callable[[PartitionState, Cleaner, int], RoundAssessment[RemoteLogSegmentMetadata]]
+AssessRound = Callable[[PartitionState, CleanerSettings, int], RoundAssessment[RemoteLogSegmentMetadata]]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class RoundContext:
 
     ports: Ports
     lease: Lease
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     hash_key: bytes
     sidecars: SidecarStore | None
     threads: int
@@ -437,7 +437,7 @@ def unexpired_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int)
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 
 
-def disk_budget_bytes(cleaner: Cleaner, folder: Path) -> int:
+def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
     """Return ``disk_budget_bytes``, computing it if it is ``auto``.
 
     ``auto`` is the KIP's chunk rule, min(segment bytes, free space / 3), times three: one source, one output and one to spare.
@@ -503,7 +503,7 @@ def _segment_outcomes(plan: CompactionPlan) -> tuple[SegmentOutcome, ...]:
     return (*done, *(SegmentOutcome(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
-def report_if_nothing_to_do(cleaner: Cleaner, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
+def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> RoundReport | None:
     """Return the report of a partition that needs no round, or None if a round may be due.
 
     :param summary: a summary that is known to be current.

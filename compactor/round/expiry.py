@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
 from compactor.control.log_start import segments_removable_below
 from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
@@ -35,12 +35,12 @@ class ExpiredSegments:
     reason: str
 
 
-def is_retention_enabled(cleaner: Cleaner) -> bool:
+def is_retention_enabled(cleaner: CleanerSettings) -> bool:
     """Return whether ``retention_ms`` and ``retention_bytes`` apply. As in Kafka, they do not under the cleanup policy "compact" alone."""
     return cleaner.cleanup_policy != "compact"
 
 
-def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: int) -> ExpiredSegments | None:
+def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int) -> ExpiredSegments | None:
     """Return what retention deletes at this time, or None if nothing expires.
 
     Segments below the log start that could not leave so far are included, whatever the cleanup policy is.
@@ -64,7 +64,7 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: Cleaner, n
     )
 
 
-def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: Cleaner) -> int:
+def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) -> int:
     """Return the first time, in milliseconds, at which a segment exceeds ``retention_ms`` by its timestamps; NEVER_MS if that never
     happens.
     """
@@ -79,7 +79,7 @@ def largest_timestamp_ms(segment: SegmentFacts) -> int:
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 
 
-def _count_segments_past_retention_time(readable: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
+def _count_segments_past_retention_time(readable: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
     """Return how many of the oldest segments are older than ``retention_ms``."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
@@ -87,7 +87,7 @@ def _count_segments_past_retention_time(readable: Sequence[S], cleaner: Cleaner,
     return next(young, len(readable))
 
 
-def _count_segments_past_retention_size(readable: Sequence[S], cleaner: Cleaner) -> int:
+def _count_segments_past_retention_size(readable: Sequence[S], cleaner: CleanerSettings) -> int:
     """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain."""
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0

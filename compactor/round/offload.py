@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compactor.cleaner.keys.disk_map import scans_needed
-from compactor.config.settings import Cleaner, SparkSettings
+from compactor.config.settings import CleanerSettings, SparkSettings
 from compactor.kernels.common import KEY_BYTES
 from compactor.round.plan import RoundAssessment, S
 from compactor.round.skip import estimate_records
@@ -12,7 +12,7 @@ FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
-def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, assessment: RoundAssessment[S]) -> str:
+def reason_for_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> str:
     """Return the reason why a due round goes to the Spark cluster of [spark] master, or an empty string if this process does it.
 
     :param assessment: decision that the round is due, with the segments it covers.
@@ -34,7 +34,7 @@ def reason_for_spark(cleaner: Cleaner, spark: SparkSettings, assessment: RoundAs
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def count_key_passes(cleaner: Cleaner, assessment: RoundAssessment[S]) -> int:
+def count_key_passes(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
     """Return how many times the partitioned engine would have to read the dirty range to collect its keys."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from checkpoint.lineage import merge_segment_lineages
 from compactor.cleaner.passes.grouping import group_segments
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
@@ -65,7 +65,7 @@ class RoundAssessment(Generic[S]):
         return self.clean + self.dirty
 
 
-def assess_round(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
+def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, *, force: bool = False) -> RoundAssessment[S]:
     """Return whether a round is due by Kafka's eligibility rules, or because of delete horizons alone.
 
     :param state: the folded state, or its summary.
@@ -91,7 +91,9 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: in
     return replace(found, due=due, reason=reason)
 
 
-def _end_of_round_range(state: PartitionStateOrSummary[S], cleaner: Cleaner, now_ms: int, first_dirty_offset: int) -> tuple[int, str]:
+def _end_of_round_range(
+    state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int
+) -> tuple[int, str]:
     """Return the end of a round's range (exclusive), and the reason if it is not the log's end; else an empty string. The end is a segment
     boundary and never below ``first_dirty_offset``.
     """
@@ -113,7 +115,7 @@ def _end_of_round_range(state: PartitionStateOrSummary[S], cleaner: Cleaner, now
 
 
 def _is_round_due(
-    assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
+    assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
 ) -> tuple[bool, str]:
     """Return whether a round is due, and why.
 
@@ -154,7 +156,7 @@ class PlanInputs:
 
     state: PartitionState
     assessment: RoundAssessment[RemoteLogSegmentMetadata]
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     now_ms: int
     producers: tuple[ActiveProducer, ...]
     fingerprint: str
@@ -272,7 +274,7 @@ def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
-def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: Cleaner, now_ms: int) -> int:
+def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
     """Return how many of the first segments of a round brokers expire soon, so that they are rewritten one to one.
 
     A larger group would keep them until its last source expires, and a part of its sources would be gone before the group is published.
@@ -294,7 +296,7 @@ class GroupingRules:
     large: also group segments that are due only for delete horizons. Used for brokers, which keep several files per segment.
     """
 
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     left: Mapping[str, RemainingSizeBound] = field(default_factory=dict)
     apart: frozenset[int] = frozenset()
     large: bool = False

@@ -17,7 +17,7 @@ import numpy as np
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.source import open_source_segment
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import restore_round_problem
 from compactor.control.ports import Ports
@@ -82,7 +82,7 @@ class RestoreRound:
     """
 
     ports: Ports
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     hash_key: bytes
     state_dir: Path
     run_id: str

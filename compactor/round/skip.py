@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bloom import sizing
 from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
 from bloom.sizing import TRIAL, FilterDesign, should_continue_filters
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.state import PartitionState, Run
 from compactor.control.summary import SegmentFacts
 from compactor.kernels.common import KEY_BYTES
@@ -86,7 +86,7 @@ def filter_statistics_of_run(stats: Mapping[str, int | float | str]) -> FilterSt
     return FilterStatistics(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
 
 
-def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], present_keys: int) -> int:
+def expected_round_keys(cleaner: CleanerSettings, runs: Sequence[Run], present_keys: int) -> int:
     """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
     rounds. Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
 
@@ -98,7 +98,7 @@ def expected_round_keys(cleaner: Cleaner, runs: Sequence[Run], present_keys: int
     return max([present_keys, *brought]) or DEFAULT_KEYS
 
 
-def design_filter(cleaner: Cleaner, record: FilterStatistics, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
+def design_filter(cleaner: CleanerSettings, record: FilterStatistics, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
     """Return the design of a new segment's filter, or None if filters are off or do not pay.
 
     :param probes: number of keys that a round will ask about.

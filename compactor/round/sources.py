@@ -12,7 +12,7 @@ import numpy as np
 
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment, segment_without_batches_after
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
@@ -29,7 +29,7 @@ from compactor.tier.ports import SegmentLayout
 
 
 def live_segment_reader(
-    ports: Ports, cleaner: Cleaner, state_dir: Path, state: PartitionState, budget: Budget, purpose: str
+    ports: Ports, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: Budget, purpose: str
 ) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``.
 
@@ -49,7 +49,7 @@ def closing_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]
 
 def segment_reader(
     ports: Ports,
-    cleaner: Cleaner,
+    cleaner: CleanerSettings,
     state_dir: Path,
     partition: TopicPartition,
     segments: Sequence[RemoteLogSegmentMetadata],

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.config.settings import SECTION_TYPES, Cleaner, Settings, setting_keys, topic_override_key
+from compactor.config.settings import SECTION_TYPES, CleanerSettings, Settings, setting_keys, topic_override_key
 
 LIVE = frozenset({"cleaner", "topics", "publish", "lease", "agent"})
 """Sections that take effect with the next job. Stores, sockets and sessions that are open depend on the others."""
@@ -58,7 +58,7 @@ def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _with_fixed_values_of(new: Cleaner, old: Cleaner) -> Cleaner:
+def _with_fixed_values_of(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
     """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 

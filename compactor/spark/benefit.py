@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import substitute_segment_from_sidecar
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_to_read_for_markers
@@ -50,7 +50,7 @@ def reason_to_skip_round(tier: Tier, state: PartitionState, now_ms: int, min_ben
     return f"a round would gain about {gain} bytes, less than {min_benefit}" if gain < min_benefit else ""
 
 
-def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int) -> bool:
+def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int) -> bool:
     """Return whether a dirty segment contains records older than ``max_compaction_lag_ms``."""
     return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.config.settings import Cleaner, load_settings
+from compactor.config.settings import CleanerSettings, load_settings
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, Leased, UsageError
@@ -142,7 +142,7 @@ class RecompactionCandidate:
     log: PartitionLog | None = None
 
 
-def assess_whole_log(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+def assess_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
     """Return an assessment in which every segment that a normal round could clean counts as dirty. The cleaner offset is never moved
     backwards by it.
     """

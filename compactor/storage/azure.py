@@ -24,7 +24,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from compactor.config.store_sections import Azure
+from compactor.config.store_sections import AzureSettings
 from compactor.errors import AlreadyExists, CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.answers import PreconditionFailed
 from compactor.storage.cloud import (
@@ -98,7 +98,7 @@ class AccountAccess:
 class AzureClient:
     """Requests to the blobs below one prefix of an Azure container. Connects at the first request."""
 
-    def __init__(self, account: str, container: str, prefix: str, settings: Azure, meter: Meter, contact: FirstContact) -> None:
+    def __init__(self, account: str, container: str, prefix: str, settings: AzureSettings, meter: Meter, contact: FirstContact) -> None:
         self._account = account
         self._name = container
         self._prefix = prefix
@@ -324,7 +324,7 @@ class AzureClient:
         return answer
 
 
-def choose_credentials(account: str, settings: Azure, environment: Mapping[str, str]) -> AccountAccess:
+def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountAccess:
     """Return how an account is reached: by [azure] credentials_file, else by the variables of Azure's own tools, else by its identities.
 
     Raises UsageError for credentials that cannot be used.
@@ -345,7 +345,7 @@ def choose_credentials(account: str, settings: Azure, environment: Mapping[str, 
     return AccountAccess(endpoint, token=DefaultAzureCredential(process_timeout=5))
 
 
-def _credentials_from_text(text: str, account: str, settings: Azure, endpoint: str, origin: str) -> AccountAccess:
+def _credentials_from_text(text: str, account: str, settings: AzureSettings, endpoint: str, origin: str) -> AccountAccess:
     """Return credentials from a connection string, a shared access signature or an account key, whichever ``text`` is.
 
     origin: where the text was found, for messages.

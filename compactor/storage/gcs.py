@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-from compactor.config.store_sections import Gcs
+from compactor.config.store_sections import GcsSettings
 from compactor.errors import CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.cloud import (
     CloudStore,
@@ -65,7 +65,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 class GcsClient:
     """Requests to the objects below one prefix of a Google Cloud Storage bucket. Connects at the first request."""
 
-    def __init__(self, bucket: str, prefix: str, settings: Gcs, meter: Meter, contact: FirstContact) -> None:
+    def __init__(self, bucket: str, prefix: str, settings: GcsSettings, meter: Meter, contact: FirstContact) -> None:
         self._name = bucket
         self._prefix = prefix
         self._settings = settings
@@ -256,7 +256,7 @@ class GcsClient:
             return self._made
 
 
-def _create_client(settings: Gcs, meter: Meter) -> tuple[Any, Any]:
+def _create_client(settings: GcsSettings, meter: Meter) -> tuple[Any, Any]:
     """Return a session and a client on it. Raises UsageError for a credentials file that cannot be used."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials

@@ -30,7 +30,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from typing_extensions import override
 
-from compactor.config.store_sections import Hdfs
+from compactor.config.store_sections import HdfsSettings
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
 from compactor.extras import require_extra
 from compactor.storage.answers import OutOfRange, PreconditionFailed
@@ -143,7 +143,7 @@ class FileStatus:
 class HdfsClient:
     """Requests to the files below one directory of HDFS. Connects at the first request."""
 
-    def __init__(self, namenode: str, prefix: str, settings: Hdfs, meter: Meter, contact: FirstContact) -> None:
+    def __init__(self, namenode: str, prefix: str, settings: HdfsSettings, meter: Meter, contact: FirstContact) -> None:
         self._namenode = namenode
         self._prefix = prefix
         self._user = settings.user

@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from compactor.config.store_sections import S3
+from compactor.config.store_sections import S3Settings
 from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
 from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
 from compactor.storage.copied import check_copy_sources, verify_composed_copy
@@ -65,7 +65,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 @lru_cache(maxsize=64)
-def _traits_of_bucket(bucket: str, settings: S3) -> ServerTraits:
+def _traits_of_bucket(bucket: str, settings: S3Settings) -> ServerTraits:
     """Return the object in which all stores of this process in one bucket record what they learn about its server."""
     return ServerTraits()
 

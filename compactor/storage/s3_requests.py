@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from compactor.config.store_sections import S3
+from compactor.config.store_sections import S3Settings
 from compactor.errors import Unavailable, UsageError
 from compactor.storage.counting import Meter
 from compactor.storage.retrying import Retrier
@@ -73,7 +73,9 @@ class S3Requests:
     :param prefix: prepended to every key; empty, or ending in a slash.
     """
 
-    def __init__(self, bucket: str, prefix: str, settings: S3, retrier: Retrier, meter: Meter, traits: ServerTraits | None = None) -> None:
+    def __init__(
+        self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter, traits: ServerTraits | None = None
+    ) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.meter = meter
@@ -176,7 +178,7 @@ def range_header(start: int, length: int | None) -> str:
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _create_client(settings: S3, meter: Meter, read_timeout_s: float) -> Any:
+def _create_client(settings: S3Settings, meter: Meter, read_timeout_s: float) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.errors import UsageError
 from compactor.storage.port import ObjectStore
 from compactor.tier.layouts.native import NativeLayout
@@ -171,7 +171,7 @@ def _refuse_retention_settings(settings: Settings) -> None:
     cleaners = {"cleaner": settings.cleaner, **{f"topics.{json.dumps(pattern)}": one for pattern, one in settings.topics.items()}}
     for section, cleaner in cleaners.items():
         for key in ("retention_ms", "retention_bytes"):
-            if getattr(cleaner, key) != Cleaner.model_fields[key].default:
+            if getattr(cleaner, key) != CleanerSettings.model_fields[key].default:
                 what = f"{settings.source_of(f'{section}.{key}')}: [{section}] {key} is set, and brokers expire the segments of this tier"
                 raise UsageError(what, hint="Remove it, and set retention.ms of the topic in Kafka")
         if cleaner.cleanup_policy == "delete":

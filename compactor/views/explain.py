@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.grace import grace_period_ms
 from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import retry_if_object_missing
@@ -158,7 +158,7 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
 
 
 def _facts_about_due_round(
-    state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: Cleaner, now_ms: int
+    state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int
 ) -> Iterator[Fact]:
     """Yield facts about dirty segments and about what delays their cleaning."""
     if not state.has_segments:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
@@ -294,7 +294,7 @@ def _segment_forecasts(
     return [SegmentForecast(s.id, s.start_offset, s.end_offset, s.size_bytes, *expected_action(s)) for s in summary.live]
 
 
-def _expected_peak_disk_bytes(cleaner: Cleaner, wanted_bytes: int) -> int:
+def _expected_peak_disk_bytes(cleaner: CleanerSettings, wanted_bytes: int) -> int:
     """Return the expected peak use of local disk in bytes by a round that wants to use ``wanted_bytes``."""
     return min(wanted_bytes, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted_bytes
 

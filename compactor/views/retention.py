@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
 from compactor.control.summary import PartitionStateOrSummary
 from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_expiry_ms
@@ -33,7 +33,9 @@ class RetentionOutlook:
     text: str = ""
 
 
-def retention_outlook(state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int) -> RetentionOutlook:
+def retention_outlook(
+    state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
+) -> RetentionOutlook:
     """Return which segments of a partition expire now and next.
 
     :param assessment: the segments that a round would cover now.
@@ -62,7 +64,7 @@ def retention_outlook(state: PartitionStateOrSummary[S], assessment: RoundAssess
 
 
 def _outlook_under_brokers(
-    state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: Cleaner, now_ms: int
+    state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
     """Return what brokers expire of a partition, and which segments are therefore rewritten one to one."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:

@@ -8,7 +8,7 @@ from heapq import nlargest
 from typing import ClassVar
 
 from compactor import __version__
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
 from compactor.control.state import EpochHistory, Run
 from compactor.control.summary import LastRound
@@ -112,7 +112,7 @@ class DaemonPages:
     config: str = ""
     prices: PriceTable = NO_PRICES
     runbook_url: str = ""
-    cleaner_for: Callable[[str], Cleaner] = field(default=lambda topic: Cleaner())
+    cleaner_for: Callable[[str], CleanerSettings] = field(default=lambda topic: CleanerSettings())
     template: ClassVar[str] = "daemon.html"
     partition_template: ClassVar[str] = "partition.html"
     looks_for: ClassVar[str] = "work"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from compactor import __version__
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, failure_reason
 from compactor.daemon.status import DaemonStatus
 from compactor.daemon.trend import HourFigures
@@ -14,7 +14,7 @@ from compactor.model.status import RoundStatus
 from compactor.web.documents import HourTotals, PolicyInForce, TopicRow, TopicsDocument
 
 
-def topics_document(status: DaemonStatus, cleaner_for: Callable[[str], Cleaner]) -> TopicsDocument:
+def topics_document(status: DaemonStatus, cleaner_for: Callable[[str], CleanerSettings]) -> TopicsDocument:
     """Return the document of the page of topics.
 
     :param cleaner_for: returns the settings in force for a topic.
@@ -27,7 +27,7 @@ def topics_document(status: DaemonStatus, cleaner_for: Callable[[str], Cleaner])
     return TopicsDocument(version=__version__, tier=status.tier, now_ms=status.now_ms, topics=tuple(rows))
 
 
-def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: Cleaner) -> TopicRow:
+def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: DaemonStatus, cleaner: CleanerSettings) -> TopicRow:
     """Return the row of one topic, with the totals of its partitions."""
     found = list(schedules)
     statuses = [schedule.status for schedule in found if schedule.status is not None]

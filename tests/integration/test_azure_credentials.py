@@ -21,7 +21,7 @@ import pytest
 from typing_extensions import override
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Azure
+from compactor.config.store_sections import AzureSettings
 from compactor.errors import Refused
 from compactor.storage.factory import open_store
 from compactor.storage.port import CopiedRange, FileRange, ObjectStore
@@ -88,7 +88,7 @@ def use_everything(store: ObjectStore, folder: Path) -> None:
 def test_an_account_is_reached_by(azure_container: CloudBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, by: str) -> None:
     name, value = WAYS[way](azure_container.endpoint, container_of(azure_container))
     endpoint = "" if way.startswith("connection") else f"{azure_container.endpoint}/{ACCOUNT}"
-    settings = Azure(endpoint_url=endpoint)
+    settings = AzureSettings(endpoint_url=endpoint)
     if by == "file":
         (tmp_path / "credentials").write_text(f"{value}\n")
         settings = settings.model_copy(update={"credentials_file": str(tmp_path / "credentials")})
@@ -109,7 +109,7 @@ def test_credentials_that_do_not_do_name_what_to_change(
     azure_container: CloudBucket, tmp_path: Path, value: Callable[[str], str], says: str, advises: str
 ) -> None:
     (tmp_path / "credentials").write_text(value(container_of(azure_container)))
-    settings = Azure(endpoint_url=f"{azure_container.endpoint}/{ACCOUNT}", credentials_file=str(tmp_path / "credentials"))
+    settings = AzureSettings(endpoint_url=f"{azure_container.endpoint}/{ACCOUNT}", credentials_file=str(tmp_path / "credentials"))
     store = open_store(azure_container.url, settings=Settings(azure=settings), retries=QUICK)
     with pytest.raises(Refused, match=says) as caught:
         store.create("k", b"x")
@@ -163,7 +163,7 @@ def test_identities_reach_the_account_without_a_secret(
                 "AZURE_FEDERATED_TOKEN_FILE": str(tmp_path / "projected"),
             }.items():
                 monkeypatch.setenv(name, value)
-        settings = Azure(endpoint_url=f"{tls_azurite}/{ACCOUNT}")
+        settings = AzureSettings(endpoint_url=f"{tls_azurite}/{ACCOUNT}")
         store = open_store(bucket.url, settings=Settings(azure=settings), transfers=PARTS)
         store.create("k", b"x")
         assert store.get("k") == b"x"

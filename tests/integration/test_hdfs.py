@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Hdfs
+from compactor.config.store_sections import HdfsSettings
 from compactor.errors import AlreadyExists, Refused, StoreError, Unavailable
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
@@ -50,7 +50,7 @@ def ask_namenode(bucket: CloudBucket, operation: str, path: str = "", method: st
 
 
 def as_user(bucket: CloudBucket, user: str) -> ObjectStore:
-    settings = Settings(hdfs=Hdfs(webhdfs_url=bucket.endpoint, user=user))
+    settings = Settings(hdfs=HdfsSettings(webhdfs_url=bucket.endpoint, user=user))
     return open_store(bucket.url, settings=settings, retries=QUICK)
 
 
@@ -168,7 +168,7 @@ class TestKerberos:
         return endpoint
 
     def bucket(self, endpoint: str, principal: str, folder: str) -> CloudBucket:
-        settings = Settings(hdfs=Hdfs(webhdfs_url=endpoint, user=principal, kerberos=True))
+        settings = Settings(hdfs=HdfsSettings(webhdfs_url=endpoint, user=principal, kerberos=True))
         return CloudBucket(f"hdfs://namenode/{folder}", endpoint, settings)
 
     @pytest.mark.damages  # tickets are had within the test only
@@ -199,7 +199,7 @@ class TestKerberos:
                 bucket.open(retries=QUICK).create("k", b"x")
             return caught.value
 
-        plain = CloudBucket("hdfs://namenode/tier", endpoint, Settings(hdfs=Hdfs(webhdfs_url=endpoint)))
+        plain = CloudBucket("hdfs://namenode/tier", endpoint, Settings(hdfs=HdfsSettings(webhdfs_url=endpoint)))
         assert "set [hdfs] kerberos = true" in refusal(plain).hint
         assert "rights rwx" in refusal(self.bucket(endpoint, HDFS_USER, "kerberos")).hint
         stranger = refusal(self.bucket(endpoint, "stranger@EXAMPLE.COM", "kerberos"))
@@ -249,7 +249,7 @@ def test_datanodes_that_cannot_be_reached_are_named() -> None:
         held.bind(("127.0.0.1", 0))
         node = f"127.0.0.1:{held.getsockname()[1]}"
         with answering([Answer(307, b"", {"Location": f"http://{node}/webhdfs/v1/k?op=CREATE"})]) as canned:
-            store = open_store("hdfs://namenode/tier", settings=Settings(hdfs=Hdfs(webhdfs_url=canned.url)), retries=QUICK)
+            store = open_store("hdfs://namenode/tier", settings=Settings(hdfs=HdfsSettings(webhdfs_url=canned.url)), retries=QUICK)
             with pytest.raises(Unavailable, match=node.replace(":", ".*")) as caught:
                 store.create("k", b"x")
     assert "must reach the datanodes" in caught.value.hint

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry, first_disowned_offset
 from checkpoint.offsets import first_dirty_offset_of_vector
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
 from compactor.control.deletion import raise_log_start
 from compactor.control.identity import DataRootOwnership
@@ -57,7 +57,7 @@ class Actors:
     def expires(self, state: PartitionState) -> int | None:
         """What retention says by one of the configurations, and what stays of segments that were deleted by hand."""
         limit = self.world.hazards.choice(self.retention_bytes) if self.retention_bytes else -1
-        cleaner = Cleaner(cleanup_policy="compact,delete", retention_bytes=limit)
+        cleaner = CleanerSettings(cleanup_policy="compact,delete", retention_bytes=limit)
         expired = find_expired_segments(state, cleaner, 0)
         return expired.log_start_offset if expired else None
 

@@ -37,7 +37,7 @@ from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import PersistedStates
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.ports import Ports, Retention
@@ -459,7 +459,7 @@ class Simulated:
         return run
 
     def work(self, ports: Ports, rng: random.Random, *, fails: float = 0.03) -> SymbolicRound:
-        cleaner = Cleaner(
+        cleaner = CleanerSettings(
             min_cleanable_dirty_ratio=0.0, delete_retention_ms=RETENTION_MS, segment_bytes=rng.choice((60, 200, 600)), bloom=False
         )
         return SymbolicRound(ports, ports.clock_ms(), planner(cleaner), Worker(ports, lambda: rng.random() < fails))
@@ -517,7 +517,7 @@ class Simulated:
             self.world.violate(f"clean is up to {first_dirty_offset_of_vector(log.state.vector)}, and not up to {newest}")
 
 
-def planner(cleaner: Cleaner) -> symbolic.Planner:
+def planner(cleaner: CleanerSettings) -> symbolic.Planner:
     """The real one, without filters."""
 
     def plan(state: PartitionState, now_ms: int, leader_epoch: int, new_id: Callable[[], str]) -> CompactionPlan | None:

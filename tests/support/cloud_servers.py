@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Azure, Gcs, Hdfs
+from compactor.config.store_sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import store_kind
@@ -79,7 +79,7 @@ def new_gcs_bucket(endpoint: str) -> CloudBucket:
     body = f'{{"name": "{name}"}}'.encode()
     made = urllib.request.Request(f"{endpoint}/storage/v1/b", body, {"Content-Type": "application/json"})
     urllib.request.urlopen(made).close()
-    return CloudBucket(f"gs://{name}/tier of tests", endpoint, Settings(gcs=Gcs(endpoint_url=endpoint)))
+    return CloudBucket(f"gs://{name}/tier of tests", endpoint, Settings(gcs=GcsSettings(endpoint_url=endpoint)))
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def new_azure_container(endpoint: str, folder: Path) -> CloudBucket:
         service.create_container(name).close()
     key_file = folder / "azure.key"
     key_file.write_text(KEY)
-    settings = Settings(azure=Azure(endpoint_url=f"{endpoint}/{ACCOUNT}", credentials_file=str(key_file)))
+    settings = Settings(azure=AzureSettings(endpoint_url=f"{endpoint}/{ACCOUNT}", credentials_file=str(key_file)))
     return CloudBucket(f"az://{ACCOUNT}/{name}/tier of tests", endpoint, settings)
 
 
@@ -173,5 +173,5 @@ def _hadoop_jars() -> BrokerJars:
 
 
 def new_hdfs_directory(endpoint: str) -> CloudBucket:
-    settings = Settings(hdfs=Hdfs(webhdfs_url=endpoint, user="root"))
+    settings = Settings(hdfs=HdfsSettings(webhdfs_url=endpoint, user="root"))
     return CloudBucket(f"hdfs://namenode/test-{uuid.uuid4().hex[:16]}/tier of tests", endpoint, settings)

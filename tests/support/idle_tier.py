@@ -6,7 +6,7 @@ from pathlib import Path
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSettings
+from compactor.config.settings import CleanerSettings, DaemonSettings, Settings, TierSettings
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.control import importing
 from compactor.control.logs import open_catalog
@@ -39,7 +39,7 @@ class Idle:
         ports = ports_on(self.store, self.clock)
         settings = Settings(
             tier=TierSettings(url="file:///nowhere", state_dir=str(self.folder / "state")),
-            cleaner=Cleaner(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),
+            cleaner=CleanerSettings(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),
             daemon=DaemonSettings(interval_ms=INTERVAL),
         )
         kept = LocalState(self.folder / "state" / "cache") if local else None

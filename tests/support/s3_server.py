@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import S3
+from compactor.config.store_sections import S3Settings
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from tests.support.go_tools import Unbuildable, go_tool
@@ -78,8 +78,8 @@ class Bucket:
         return self.server.endpoint
 
     @property
-    def settings(self) -> S3:
-        return S3(endpoint_url=self.server.endpoint, region=self.server.region)
+    def settings(self) -> S3Settings:
+        return S3Settings(endpoint_url=self.server.endpoint, region=self.server.region)
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """Of a configuration file whose tier lies here."""

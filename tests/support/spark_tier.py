@@ -13,7 +13,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.config.settings import Cleaner, Settings, load_settings
+from compactor.config.settings import CleanerSettings, Settings, load_settings
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
@@ -136,7 +136,9 @@ def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: WorkStats) -> 
     return SparkWorker(lambda: cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), stats, cost)
 
 
-def from_offset(first_dirty: int, state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+def from_offset(
+    first_dirty: int, state: PartitionState, cleaner: CleanerSettings, now_ms: int
+) -> RoundAssessment[RemoteLogSegmentMetadata]:
     """A round from any offset on, as `clean --first-dirty-offset` would have it."""
     found = assess_round(state, cleaner, now_ms, force=True)
     dirty = tuple(segment for segment in found.covered_segments if segment.end_offset >= first_dirty)

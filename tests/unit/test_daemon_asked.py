@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.control.logs import open_catalog, publish_hints
 from compactor.control.pauses import pause_rounds, request_round, resume_rounds
 from compactor.daemon.daemon import Daemon
@@ -24,7 +24,7 @@ NOW = 1_000_000
 
 
 def eager(idle: Idle) -> Settings:
-    return Settings(**{**dict(idle.tier().settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
+    return Settings(**{**dict(idle.tier().settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
 
 
 def jobs(idle: Idle, daemon: Daemon) -> list[Job]:

@@ -14,7 +14,7 @@ from compactor.brokers.metadata_topic.codec import TopicIdPartition
 from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
-from compactor.config.settings import Cleaner, DaemonSettings, Settings, TierSettings
+from compactor.config.settings import CleanerSettings, DaemonSettings, Settings, TierSettings
 from compactor.control.logs import open_catalog
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
@@ -47,7 +47,7 @@ class Brokers:
         ports = replace(ports, brokers=metadata.broker_view)
         settings = Settings(
             tier=TierSettings(kind="kafka", layout="kafka-local", url="file:///nowhere", state_dir=str(folder / "state")),
-            cleaner=Cleaner(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),
+            cleaner=CleanerSettings(min_cleanable_dirty_ratio=1.0, disk_budget_bytes=1 << 20),
             daemon=DaemonSettings(interval_ms=INTERVAL),
         )
         self.tier = Tier(settings, ports, open_catalog(ports), self.counters, metadata=metadata)

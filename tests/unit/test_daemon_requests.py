@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.access.tier import Tier
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.control.leadership import acquire_leadership, hold_leadership
 from compactor.control.ports import Lease
 from compactor.daemon.daemon import Daemon
@@ -104,7 +104,7 @@ def test_a_store_that_is_down_makes_it_unready_and_it_comes_back(tmp_path: Path)
 def test_a_partition_that_another_leads_is_left_to_it(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 1)
     tier = idle.tier()
-    eager = Settings(**{**dict(tier.settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
+    eager = Settings(**{**dict(tier.settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
     with hold_leadership(tier.ports, tier.open(idle.names[0]), Lease(30_000)):
         daemon.scan()
@@ -119,7 +119,7 @@ def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_pa
     """The round itself cannot be: its one segment has no object. That it was begun is what counts."""
     idle = Idle(tmp_path, 1)
     tier = idle.tier()
-    eager = Settings(**{**dict(tier.settings), "cleaner": Cleaner(min_cleanable_dirty_ratio=0.0)})
+    eager = Settings(**{**dict(tier.settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
     acquire_leadership(tier.ports, tier.open(idle.names[0]), Lease(30_000))
     idle.clock.now_ms -= 24 * HOUR
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)

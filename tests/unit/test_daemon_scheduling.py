@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Retention
 from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, WaitingGroup
@@ -67,8 +67,8 @@ def state(*segments: RemoteLogSegmentMetadata, **changes: Any) -> PartitionState
     return PartitionState(topic=A.topic, partition=A.partition, slot=7, live=segments).model_copy(update=changes)
 
 
-def seen(known: PartitionState, cleaner: Cleaner | None = None, since: dict[int, int] | None = None) -> PartitionStatus:
-    return partition_status(summarize_state(known), cleaner or Cleaner(), RETENTION, since or {}, NOW)
+def seen(known: PartitionState, cleaner: CleanerSettings | None = None, since: dict[int, int] | None = None) -> PartitionStatus:
+    return partition_status(summarize_state(known), cleaner or CleanerSettings(), RETENTION, since or {}, NOW)
 
 
 def schedule(name: TopicPartition = A, **of_sight: Any) -> PartitionSchedule:
@@ -107,7 +107,7 @@ class TestSight:
         assert seen(state(retiring=(segment(0),)), since=since).retire_at_ms == NOW
 
     def test_how_late_a_compaction_is(self) -> None:
-        late = seen(state(segment(0, first_timestamp_ms=NOW - 5_000)), Cleaner(max_compaction_lag_ms=1_000))
+        late = seen(state(segment(0, first_timestamp_ms=NOW - 5_000)), CleanerSettings(max_compaction_lag_ms=1_000))
         assert late.max_delay_ms == 4_000
         assert seen(state(segment(0, first_timestamp_ms=NOW))).max_delay_ms == 0
 
@@ -126,7 +126,7 @@ class TestWaking:
     def test_until_it_wakes_nothing_but_a_record_changes_what_is_due(
         self, times: list[tuple[int, int, int]], min_lag: int, max_lag: int, clean: int, data: st.DataObject
     ) -> None:
-        cleaner = Cleaner(min_compaction_lag_ms=min_lag, max_compaction_lag_ms=max_lag, min_cleanable_dirty_ratio=0.6)
+        cleaner = CleanerSettings(min_compaction_lag_ms=min_lag, max_compaction_lag_ms=max_lag, min_cleanable_dirty_ratio=0.6)
         live = tuple(
             segment(number, max_timestamp_ms=most, first_timestamp_ms=first, due_ms=due) for number, (most, first, due) in enumerate(times)
         )
@@ -137,12 +137,14 @@ class TestWaking:
         assert (now.due, now.end, now.horizon_due) == (then.due, then.end, then.horizon_due)
 
     def test_nothing_to_wait_for(self) -> None:
-        assert next_time_round_may_be_due_ms((segment(0),), Cleaner(), NOW) == NEVER_MS
+        assert next_time_round_may_be_due_ms((segment(0),), CleanerSettings(), NOW) == NEVER_MS
 
     def test_a_horizon_a_lag_and_a_longest_lag(self) -> None:
-        assert next_time_round_may_be_due_ms((segment(0, due_ms=NOW + 5),), Cleaner(), NOW) == NOW + 5
-        assert next_time_round_may_be_due_ms((segment(0),), Cleaner(min_compaction_lag_ms=50), NOW) == NOW + 50
-        assert next_time_round_may_be_due_ms((segment(0, first_timestamp_ms=NOW),), Cleaner(max_compaction_lag_ms=70), NOW) == NOW + 71
+        assert next_time_round_may_be_due_ms((segment(0, due_ms=NOW + 5),), CleanerSettings(), NOW) == NOW + 5
+        assert next_time_round_may_be_due_ms((segment(0),), CleanerSettings(min_compaction_lag_ms=50), NOW) == NOW + 50
+        assert (
+            next_time_round_may_be_due_ms((segment(0, first_timestamp_ms=NOW),), CleanerSettings(max_compaction_lag_ms=70), NOW) == NOW + 71
+        )
 
 
 class TestLooking:

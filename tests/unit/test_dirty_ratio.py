@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.config.settings import Cleaner, Settings
+from compactor.config.settings import CleanerSettings, Settings
 from compactor.config.store_sections import StoreCosts
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import CHOICES, DirtyRatioThreshold, dirty_ratio_threshold
@@ -31,7 +31,7 @@ def threshold(
     saved: float | None = None,
 ) -> DirtyRatioThreshold:
     """Of a partition with so many segments, whose dirty ones were written within ``days``."""
-    cleaner = Cleaner(min_cleanable_dirty_ratio="auto").with_store_costs(StoreCosts(prices, replaced_ms))
+    cleaner = CleanerSettings(min_cleanable_dirty_ratio="auto").with_store_costs(StoreCosts(prices, replaced_ms))
 
     def segments(count: int, stamp: int) -> list[RemoteLogSegmentMetadata]:
         return [segment(n * 10, n * 10 + 9, size, first_timestamp_ms=DAY_MS, max_timestamp_ms=DAY_MS + stamp) for n in range(count)]
@@ -91,11 +91,11 @@ def test_the_choice_decides_whether_a_round_is_due() -> None:
     costs = StoreCosts(S3, 0)
     old, new = (segment(n * 10, n * 10 + 9, GIB, first_timestamp_ms=1, max_timestamp_ms=NOW) for n in (0, 1))
     live = (*(segment(n, n, GIB) for n in range(-8, 0)), old, new)
-    auto = assess_round(state(*live, clean=10), Cleaner(min_cleanable_dirty_ratio="auto").with_store_costs(costs), NOW)
+    auto = assess_round(state(*live, clean=10), CleanerSettings(min_cleanable_dirty_ratio="auto").with_store_costs(costs), NOW)
     assert auto.threshold.saved_usd_month is not None
     assert auto.due is (auto.dirty_ratio > auto.threshold.ratio)
     assert f"{auto.threshold.ratio:g} (auto)" in auto.reason
-    assert not assess_round(state(*live, clean=10), Cleaner(), NOW).due
+    assert not assess_round(state(*live, clean=10), CleanerSettings(), NOW).due
 
 
 def test_plan_and_explain_say_what_was_chosen(tmp_path: Path) -> None:
@@ -138,6 +138,6 @@ def test_plan_and_explain_say_what_the_choice_saves(tmp_path: Path, monkeypatch:
 
 
 def test_a_topic_can_choose_a_number_beside_auto() -> None:
-    settings = Settings(cleaner=Cleaner(min_cleanable_dirty_ratio="auto"))
+    settings = Settings(cleaner=CleanerSettings(min_cleanable_dirty_ratio="auto"))
     assert settings.cleaner_for("orders").min_cleanable_dirty_ratio == "auto"
     assert settings.cleaner_for("orders", {"min.cleanable.dirty.ratio": "0.3"}).min_cleanable_dirty_ratio == 0.3

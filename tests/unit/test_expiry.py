@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from checkpoint.lineage import EpochEntry
-from compactor.config.settings import Cleaner, load_settings
+from compactor.config.settings import CleanerSettings, load_settings
 from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import summarize_state
@@ -34,11 +34,11 @@ def state(*live: RemoteLogSegmentMetadata, start: int | None = None, **changes: 
     return PartitionState(topic="orders", partition=0, live=live, log_start_offset=start, **changes)
 
 
-def cleaner(**settings: Any) -> Cleaner:
-    return Cleaner.model_validate({"cleanup_policy": "compact,delete", **settings})
+def cleaner(**settings: Any) -> CleanerSettings:
+    return CleanerSettings.model_validate({"cleanup_policy": "compact,delete", **settings})
 
 
-def expired(given: PartitionState, settings: Cleaner, now_ms: int = NOW) -> ExpiredSegments | None:
+def expired(given: PartitionState, settings: CleanerSettings, now_ms: int = NOW) -> ExpiredSegments | None:
     """The decision over the state, which must be the same over its summary."""
     found = find_expired_segments(given, settings, now_ms)
     assert find_expired_segments(summarize_state(given), settings, now_ms) == found

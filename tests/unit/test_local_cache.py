@@ -15,7 +15,7 @@ import pytest
 from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.control_log import Boundary, StateIdentity
 from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
@@ -102,7 +102,7 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
     for field in ("name", "slot", "bytes", "start_offset", "end_offset", "first_dirty_offset", "vector"):
         assert getattr(summary, field) == getattr(full, field)
     assert [group.size_bytes for group in summary.waiting] == [sum(s.size_bytes for s in group.segments) for group in full.waiting]
-    cleaner = Cleaner(min_compaction_lag_ms=dice.choice((0, 500)), max_compaction_lag_ms=dice.choice((600, 2**62)))
+    cleaner = CleanerSettings(min_compaction_lag_ms=dice.choice((0, 500)), max_compaction_lag_ms=dice.choice((600, 2**62)))
     for now in (0, 900, 5000):
         one, other = assess_round(full, cleaner, now), assess_round(summary, cleaner, now)
         assert [s.id for s in one.dirty] == [s.id for s in other.dirty]

@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.state import PartitionState, Run
 from compactor.model.plan import CompactionPlan
@@ -40,14 +40,14 @@ def state(*live: RemoteLogSegmentMetadata, clean: int = 0) -> PartitionState:
     return PartitionState(topic="orders", partition=0, live=live, vector=vector)
 
 
-def cleaner(**settings: float) -> Cleaner:
-    return Cleaner.model_validate(settings)
+def cleaner(**settings: float) -> CleanerSettings:
+    return CleanerSettings.model_validate(settings)
 
 
 FOUR = (segment(0, 9), segment(10, 19), segment(20, 29), segment(30, 39))
 
 
-def planned(given: PartitionState, settings: Cleaner, *, force: bool = True, left: dict[str, int] | None = None) -> CompactionPlan:
+def planned(given: PartitionState, settings: CleanerSettings, *, force: bool = True, left: dict[str, int] | None = None) -> CompactionPlan:
     numbers = count()
     found = assess_round(given, settings, NOW, force=force)
     known = {name: RemainingSizeBound(size, records=size) for name, size in (left or {}).items()}
@@ -189,8 +189,8 @@ TOGETHER = [("s0", "s10", "s20", "s30")]
 HOUR_MS = 3_600_000
 
 
-def expiring(retention_ms: int) -> Cleaner:
-    return Cleaner(cleanup_policy="compact,delete", retention_ms=retention_ms)
+def expiring(retention_ms: int) -> CleanerSettings:
+    return CleanerSettings(cleanup_policy="compact,delete", retention_ms=retention_ms)
 
 
 def test_segments_that_brokers_expire_within_an_hour_are_rewritten_one_to_one() -> None:

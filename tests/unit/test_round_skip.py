@@ -9,7 +9,7 @@ import pytest
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read_probability_of_filter
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
 from compactor.control.state import Run
 from compactor.round.skip import (
@@ -92,14 +92,14 @@ def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None
     assert why.startswith(
         "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 were false positives (25 %)"
     )
-    assert design_filter(Cleaner(), costly, 1_000, 50, 100_000) is None
+    assert design_filter(CleanerSettings(), costly, 1_000, 50, 100_000) is None
     assert FilterStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"
     assert FilterStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_worthwhile
 
 
 def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_be() -> None:
     def designed(**settings: Any) -> FilterDesign | None:
-        return design_filter(Cleaner(**settings), FilterStatistics(), 1_000, 10_000, 100_000_000)
+        return design_filter(CleanerSettings(**settings), FilterStatistics(), 1_000, 10_000, 100_000_000)
 
     usual, rare = designed(), designed(bloom_false_positive_rate=0.001)
     assert usual is not None
@@ -125,10 +125,10 @@ def test_what_is_remembered_counts() -> None:
 
 
 def test_filters_are_made_for_the_keys_that_rounds_bring() -> None:
-    assert expected_round_keys(Cleaner(), [], 0) == 100_000
-    assert expected_round_keys(Cleaner(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
-    assert expected_round_keys(Cleaner(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
-    assert expected_round_keys(Cleaner(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
+    assert expected_round_keys(CleanerSettings(), [], 0) == 100_000
+    assert expected_round_keys(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
+    assert expected_round_keys(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
+    assert expected_round_keys(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
 
 
 def test_keys_are_estimated_from_sketches_and_never_beyond_the_records() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Azure, Gcs, Hdfs
+from compactor.config.store_sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.errors import Refused, Unavailable, UsageError
 from compactor.storage.azure import AccountAccess, choose_credentials
 from compactor.storage.factory import open_store
@@ -87,8 +87,8 @@ PASSING: list[tuple[str, Answer]] = [
 
 def open_store_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = None) -> ObjectStore:
     (folder / "key").write_text(KEY)
-    account = Azure(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key"))
-    settings = Settings(gcs=Gcs(endpoint_url=url), azure=account, hdfs=Hdfs(webhdfs_url=url))
+    account = AzureSettings(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key"))
+    settings = Settings(gcs=GcsSettings(endpoint_url=url), azure=account, hdfs=HdfsSettings(webhdfs_url=url))
     places = {"gs": "gs://bucket/tier", "az": f"az://{ACCOUNT}/container/tier", "hdfs": "hdfs://namenode/tier"}
     return open_store(places[scheme], settings=settings, retries=QUICK, contact=contact)
 
@@ -152,9 +152,9 @@ class TestAccessToAzure:
         ],
     )
     def test_is_by_the_variables_of_azures_tools_or_by_a_file(self, tmp_path: Path, name: str, text: str, expected: AccountAccess) -> None:
-        assert choose_credentials(ACCOUNT, Azure(), {name: text}) == expected
+        assert choose_credentials(ACCOUNT, AzureSettings(), {name: text}) == expected
         (tmp_path / "credentials").write_text(f"{text}\n")
-        assert choose_credentials(ACCOUNT, Azure(credentials_file=str(tmp_path / "credentials")), {}) == expected
+        assert choose_credentials(ACCOUNT, AzureSettings(credentials_file=str(tmp_path / "credentials")), {}) == expected
 
     @pytest.mark.parametrize(
         ("text", "says"), [(WRONG_ACCOUNT, "of the account 'another'"), ("nonsense!", "holds no credentials"), ("", "cannot be used|holds")]
@@ -162,8 +162,8 @@ class TestAccessToAzure:
     def test_is_refused_for_credentials_that_cannot_be_right(self, tmp_path: Path, text: str, says: str) -> None:
         (tmp_path / "credentials").write_text(text)
         with pytest.raises(UsageError, match=says):
-            choose_credentials(ACCOUNT, Azure(credentials_file=str(tmp_path / "credentials")), {})
+            choose_credentials(ACCOUNT, AzureSettings(credentials_file=str(tmp_path / "credentials")), {})
 
     def test_names_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"\[azure\] credentials_file cannot be used"):
-            choose_credentials(ACCOUNT, Azure(credentials_file=str(tmp_path / "absent")), {})
+            choose_credentials(ACCOUNT, AzureSettings(credentials_file=str(tmp_path / "absent")), {})

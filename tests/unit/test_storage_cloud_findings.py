@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import Azure, Gcs
+from compactor.config.store_sections import AzureSettings, GcsSettings
 from compactor.storage.cloud import CloudStore
 from compactor.storage.factory import open_store
 from tests.support.canned_s3 import Answer, answering, failure
@@ -20,7 +20,7 @@ MODIFIED = "Tue, 24 Nov 2026 00:00:00 GMT"
 
 
 def gcs_store(url: str) -> CloudStore:
-    store = open_store("gs://bucket/tier", settings=Settings(gcs=Gcs(endpoint_url=url)))
+    store = open_store("gs://bucket/tier", settings=Settings(gcs=GcsSettings(endpoint_url=url)))
     assert isinstance(store, CloudStore)
     return store
 
@@ -99,7 +99,7 @@ def test_a_container_of_azure_that_keeps_deleted_objects_is_found(
     (tmp_path / "key").write_text(KEY)
     for ask in ("inspect", "deletes_free_space"):
         with answering(answers) as canned:
-            settings = Azure(endpoint_url=f"{canned.url}/{ACCOUNT}", credentials_file=str(tmp_path / "key"))
+            settings = AzureSettings(endpoint_url=f"{canned.url}/{ACCOUNT}", credentials_file=str(tmp_path / "key"))
             store = open_store(f"az://{ACCOUNT}/container/tier", settings=Settings(azure=settings))
             assert isinstance(store, CloudStore)
             if ask == "inspect":

@@ -15,7 +15,7 @@ import pytest
 from typing_extensions import override
 
 from compactor.config.settings import LimitSettings
-from compactor.config.store_sections import S3
+from compactor.config.store_sections import S3Settings
 from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import RequestCounters, StoreUsage
 from compactor.storage.factory import RateLimits, ThrottledMeter, TokenBucket, open_store
@@ -253,7 +253,7 @@ def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
 
 def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:
     settings = (
-        S3(endpoint_url="http://x", region="r"),
+        S3Settings(endpoint_url="http://x", region="r"),
         LimitSettings(max_requests_per_s=5),
         RetrySettings(deadline_s=1),
         TransferSettings(threads=2),

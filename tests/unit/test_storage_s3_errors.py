@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from compactor.config.settings import Settings
-from compactor.config.store_sections import S3
+from compactor.config.store_sections import S3Settings
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
@@ -39,7 +39,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def s3(endpoint_url: str, region: str = "") -> Settings:
-    return Settings(s3=S3(endpoint_url=endpoint_url, region=region))
+    return Settings(s3=S3Settings(endpoint_url=endpoint_url, region=region))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Final, Self
 from typing_extensions import override
 
 from compactor.access.tier import Tier
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.errors import CompactorError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
@@ -69,7 +69,7 @@ class SharedJobs:
         self._running = 0
         self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
 
-    def create_worker(self, cleaner: Cleaner, stats: WorkStats) -> SharedJobWorker:
+    def create_worker(self, cleaner: CleanerSettings, stats: WorkStats) -> SharedJobWorker:
         """Return a worker for the round of one partition."""
         return SharedJobWorker(self, cleaner, stats)
 
@@ -177,7 +177,7 @@ class SharedJobWorker(RemoteWorker):
     """RemoteWorker (round.engines) that cleans one partition in a shared job."""
 
     jobs: SharedJobs
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     stats: WorkStats
     _snapshot: bytes = field(default=b"", init=False)
 

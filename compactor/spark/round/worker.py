@@ -21,7 +21,7 @@ from bloom.sidecar import Sidecar
 from compactor.access.tier import Tier
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
@@ -95,7 +95,7 @@ class SparkWorker:
 
     open_cluster: Callable[[], Cluster]
     tier: Tier
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     stats: WorkStats = field(default_factory=WorkStats)
     cost: TaskCost = field(default_factory=TaskCost)
     job_listener: JobListener = field(default_factory=JobListener)
@@ -184,7 +184,7 @@ def copy_cost_to_stats(stats: WorkStats, cost: TaskCost) -> None:
 
 
 def create_round_task_settings(
-    cluster: Cluster, tier: Tier, cleaner: Cleaner, plan: CompactionPlan, scratch: str, state: PartitionState
+    cluster: Cluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch: str, state: PartitionState
 ) -> RoundTaskSettings:
     """Return the settings that all tasks of a round share.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -181,13 +181,13 @@ class ErasureRules:
     """
 
     state: PartitionState
-    cleaner: Cleaner
+    cleaner: CleanerSettings
     now_ms: int
     end: int
     compacts: bool
 
     @staticmethod
-    def rules_for_partition(state: PartitionState, cleaner: Cleaner, now_ms: int, *, compacts: bool) -> ErasureRules:
+    def rules_for_partition(state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, compacts: bool) -> ErasureRules:
         """Return the rules for a state of the partition.
 
         :param compacts: whether the tier can be compacted at all.

@@ -13,7 +13,7 @@ from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.codec import uuid_text
-from compactor.config.settings import Cleaner
+from compactor.config.settings import CleanerSettings
 from compactor.control.grace import grace_period_ms
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Refused, UsageError
@@ -212,7 +212,9 @@ def expedite_erasure(
 def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
     """Return an assessment function under which a round also rewrites these segments, if they lie below the round's end offset."""
 
-    def assess_round_with_segments(state: PartitionState, cleaner: Cleaner, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+    def assess_round_with_segments(
+        state: PartitionState, cleaner: CleanerSettings, now_ms: int
+    ) -> RoundAssessment[RemoteLogSegmentMetadata]:
         usual = assess_round(state, cleaner, now_ms, force=True)
         due = {segment.id for segment in usual.covered_segments if segment.id in segments}.union(usual.horizon_due)
         reason = usual.reason if usual.due or not due else f"{len(due)} segments hold keys that are to be erased"
