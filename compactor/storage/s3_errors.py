@@ -131,7 +131,7 @@ def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before
         return Refused(f"{what}: {error}: the host name is unknown".rstrip("."), hint="Check [s3] endpoint_url and region, and the DNS")
     if isinstance(error, boto.ParamValidationError | boto.InvalidRegionError | boto.EndpointProviderError | ValueError):
         return UsageError(f"{what}: {error}".rstrip("."), hint="Check [tier] url and [s3]")
-    unreached = isinstance(error, boto.EndpointConnectionError) and not answered_before
+    unreached = isinstance(error, boto.EndpointConnectionError | boto.ReadTimeoutError) and not answered_before
     return Unavailable(f"{what}: {error}".rstrip("."), hint=_UNREACHABLE if unreached else _AGAIN)
 
 
