@@ -153,9 +153,9 @@ class TestUploads:
             from pathlib import Path
             from compactor.storage.factory import open_store
             from compactor.config.settings import Settings
-            from compactor.config.store_sections import S3
+            from compactor.config.store_sections import S3Settings
             from compactor.storage.settings import TransferSettings
-            settings = S3(endpoint_url=sys.argv[2], region="us-east-1")
+            settings = S3Settings(endpoint_url=sys.argv[2], region="us-east-1")
             store = open_store(sys.argv[1], settings=Settings(s3=settings), transfers=TransferSettings(part_bytes=5 << 20, threads=1))
             store.create_from_file("k", Path(sys.argv[3]))
         """
