@@ -75,7 +75,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
 
 
 def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Create one key twice, the second time in one request and in parts, and delete it. Return a finding if it was overwritten: then the
+    """Create one key twice, and in parts too on stores with such uploads, and delete it. Return a finding if it was overwritten: then the
     store ignores conditions.
 
     If the key may not be deleted, a few bytes stay. Raises StoreError.
@@ -101,7 +101,7 @@ def _is_overwritten_in_parts(store: ObjectStore, key: str) -> bool:
     """Return whether an upload in parts changes an object that contains ``first``. Large objects become visible by another request than
     small ones, and some servers check the condition of the one only.
     """
-    if not isinstance(store, ServerStore):
+    if not isinstance(store, ServerStore) or not store_kind(store.url).can.multipart:
         return False
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "parts").write_bytes(b"in parts")

@@ -34,6 +34,7 @@ class Capabilities:
     :param unfinished_uploads: whether unfinished uploads can be listed and aborted.
     :param metadata_names: which names of object metadata the store itself accepts. Every kind accepts this program's names.
     :param deletes_free_space: whether deleting frees space at once; None if the store has to be asked.
+    :param multipart: whether large objects become visible by another request than small ones, so that its condition has to be tried, too.
     """
 
     create_only: str
@@ -46,6 +47,7 @@ class Capabilities:
     metadata_names: str
     deletes_free_space: bool | None = None
     listing_order: str = UTF_8
+    multipart: bool = True
 
 
 GIB = 2**30
@@ -122,6 +124,7 @@ DIRECTORY = StoreKind(
         unfinished_uploads=True,
         metadata_names="any; kept in a companion file",
         deletes_free_space=True,
+        multipart=False,
     ),
     prices=StorePrices("", "a directory", 0.0, 0.0, 0.0),
     tested_with="ext4, overlayfs and tmpfs of the test machines",
@@ -212,6 +215,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
             start_key=False,
             unfinished_uploads=True,
             metadata_names="any; kept in an extended attribute",
+            multipart=False,
         ),
         prices=StorePrices("", "HDFS", 0.0, 0.0, 0.0),
         tested_with="a mini cluster of Hadoop 3.5.0; with Kerberos (Apache Kerby as KDC), the main job only",

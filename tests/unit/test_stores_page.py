@@ -43,6 +43,7 @@ NOUNS = {
     "metadata_names": "names of object metadata",
     "deletes_free_space": "deleting frees space at once",
     "listing_order": "order of listings",
+    "multipart": "large objects become visible by a request of their own",
 }
 
 
