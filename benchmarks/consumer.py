@@ -19,7 +19,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +38,32 @@ NAME = TopicPartition("bench", 0)
 VERSION = "4.4.0"
 
 
-def fill(cluster: KafkaCluster, megabytes: int, value_bytes: int, keys: int, codec: str) -> int:
-    """Returns the number of records."""
+def fill_topic(cluster: KafkaCluster, key_numbers: Iterable[int], value_bytes: int, codec: str, segment_bytes: int) -> None:
+    """Make the topic and produce one record for each key number; half of each value is compressible."""
     from confluent_kafka import Producer
 
+    with ClusterAdmin(cluster) as admin:
+        admin.create_topic(NAME.topic, segment_bytes=segment_bytes, settings={"remote.storage.enable": "false"})
     dice = random.Random(1)
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "compression.type": codec, "linger.ms": 50, "batch.size": 262_144})
-    records = megabytes * 1_000_000 // (value_bytes + 12)
     noise = dice.randbytes(value_bytes * 64)
-    for number in range(records):
+    for number, key in enumerate(key_numbers):
         at = dice.randrange(len(noise) - value_bytes)
         value = noise[at : at + value_bytes // 2] + b"-" * (value_bytes - value_bytes // 2)
-        producer.produce(NAME.topic, value, f"key-{dice.randrange(keys):08}".encode(), NAME.partition)
+        producer.produce(NAME.topic, value, b"key-%09d" % key, NAME.partition)
         if number % 10_000 == 0:  # the client queues at most 100,000 records
             producer.flush(120)
     producer.flush(120)
-    return records
+
+
+def import_topic(cluster: KafkaCluster, folder: Path) -> tuple[Tier, int]:
+    """Import the topic's log directory into a new tier in a directory. Return the tier and its end offset (exclusive)."""
+    config = folder / "tier.toml"
+    config.write_text(f'[tier]\nurl = "{(folder / "tier").as_uri()}"\nstate_dir = "{folder / "state"}"\n')
+    tier = open_tier(load_settings(str(config), {}))
+    log_dir = cluster.nodes[1].log_dir / str(NAME)
+    import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=True))
+    return tier, tier.open(NAME).refresh().end_offset + 1
 
 
 def _reader_settings(cluster: KafkaCluster) -> dict[str, Any]:
@@ -135,15 +145,9 @@ def measure_size(args: argparse.Namespace, value_bytes: int) -> list[tuple[str, 
     """Return the rows of the documents' table for values of this size, on a broker and a tier of their own."""
     figures: dict[str, Any] = {"value_bytes": value_bytes, "codec": args.codec}
     with tempfile.TemporaryDirectory() as scratch, KafkaCluster(VERSION, Path(scratch) / "cluster") as cluster:
-        with ClusterAdmin(cluster) as admin:
-            admin.create_topic(NAME.topic, segment_bytes=4 << 20, settings={"remote.storage.enable": "false"})
-            fill(cluster, args.megabytes, value_bytes, args.keys, args.codec)
-        config = Path(scratch) / "tier.toml"
-        config.write_text(f'[tier]\nurl = "{(Path(scratch) / "tier").as_uri()}"\nstate_dir = "{Path(scratch) / "state"}"\n')
-        tier = open_tier(load_settings(str(config), {}))
-        log_dir = cluster.nodes[1].log_dir / str(NAME)
-        import_directory(tier, log_dir, NAME, tier.settings.cleaner.cleaner_policy(), options=ImportOptions(live=True))
-        end = tier.open(NAME).refresh().end_offset + 1
+        dice, records = random.Random(1), args.megabytes * 1_000_000 // (value_bytes + 13)
+        fill_topic(cluster, (dice.randrange(args.keys) for _ in range(records)), value_bytes, args.codec, segment_bytes=4 << 20)
+        tier, end = import_topic(cluster, Path(scratch))
         by_tier(tier, end)  # compiles
         ways: dict[str, Callable[[], int]] = {
             "broker": lambda: by_broker(cluster, end),

@@ -142,13 +142,13 @@ class TieredConsumer:
             finally:
                 self._starts = None
             group.added = []
-            self._start_group_partitions("add", begun)
+            self._assign_partitions("add", begun)
 
-    def _start_group_partitions(self, step: AssignmentStep, begun: Sequence[AssignedPartition]) -> None:
-        """Start to read partitions that the group has added."""
+    def _assign_partitions(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
+        """Start to read partitions at their positions, which a consumer in a group commits. ``step``: add them, or replace all others."""
         if self._membership is not None:
-            self._membership.set_start_offsets({at.name: _offset_to_commit(at) for at in begun})
-        self._change_assignment(step, {at.name: at for at in begun})
+            self._membership.set_start_offsets({at.name: _offset_to_commit(at) for at in partitions})
+        self._change_assignment(step, {at.name: at for at in partitions})
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, GroupOffset]:
         """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
@@ -177,7 +177,7 @@ class TieredConsumer:
             self._starts.update(wanted)
             return
         self._sources.require_known_partitions(wanted)
-        self._start_group_partitions("replace", [self._sources.assigned_partition_at(name, place) for name, place in wanted.items()])
+        self._assign_partitions("replace", [self._sources.assigned_partition_at(name, place) for name, place in wanted.items()])
 
     def unassign(self) -> None:
         """Stop reading all partitions."""

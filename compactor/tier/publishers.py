@@ -47,7 +47,7 @@ class ObjectLogPublisher:
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
-        """Append the record *round published* to the control log, by which all readers see the new segments."""
+        """Call ``record_published``, which appends *round published* to the control log: by that all readers see the new segments."""
         record_published(())
 
     def restore_segments(

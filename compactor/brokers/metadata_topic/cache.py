@@ -84,7 +84,9 @@ class LeaderEpochState:
 
         If it reaches the epoch's highest offset, all segments that begin at or after ``start`` become unreferenced.
 
-        :param epoch_end: the segment's last offset in this epoch, inclusive.
+        :param start: the segment's first offset in this epoch.
+        :param raw_id: its id, 16 bytes.
+        :param epoch_end: its last offset in this epoch, inclusive.
         """
         while self.starts and self.starts[-1] >= start and self.highest is not None and self.highest <= epoch_end:
             self.starts.pop()
