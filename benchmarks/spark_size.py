@@ -204,7 +204,7 @@ def many_small(args: argparse.Namespace) -> None:
     done = [SegmentOutcome(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
     reports = (RoundReport(*survey.name, RoundStatus.CLEANED, 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
     rows = [
-        result_row(RecompactionResult(survey.name, report, None, 1.0, "", 4, survey.bytes))
+        result_row(RecompactionResult(survey.name, report, None, 1.0, "", 4, survey.bytes), None)
         for survey, report in zip(surveys, reports, strict=True)
     ]
     each = (peak_bytes() - before) / args.partitions

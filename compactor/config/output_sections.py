@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -25,14 +25,28 @@ CatalogProperties = dict[str, str | bool | int | float]
 """Properties of an Iceberg catalog by pyiceberg's names, such as type, uri and credential."""
 
 
+DecodedFormat = Literal["bytes", "text", "json", "avro"]
+"""Formats of keys and values in tables. avro: by the schema registry."""
+
+
 class IcebergTableSettings(Section):
     """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. Empty values are those of
     [outputs.iceberg].
+
+    key_format, value_format: how keys and values are decoded into typed columns; bytes: not at all.
     """
 
     table: str = ""
     warehouse: str = ""
     catalog: CatalogProperties = {}
+    key_format: DecodedFormat = "bytes"
+    value_format: DecodedFormat = "bytes"
+
+    @property
+    def formats(self) -> dict[str, DecodedFormat]:
+        """Return the formats of ``key`` and ``value``, without those that are bytes."""
+        formats: dict[str, DecodedFormat] = {"key": self.key_format, "value": self.value_format}
+        return {field: each for field, each in formats.items() if each != "bytes"}
 
 
 def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSettings]:
@@ -72,7 +86,8 @@ class IcebergSettings(Section):
         if own is None:
             return None
         name = (own.table or self.table).replace("{topic}", re.sub(r"[.-]", "_", topic))
-        return IcebergTableSettings(table=name, warehouse=own.warehouse or self.warehouse, catalog=own.catalog or self.catalog)
+        given = {"table": name, "warehouse": own.warehouse or self.warehouse, "catalog": own.catalog or self.catalog}
+        return own.model_copy(update=given)
 
 
 class OutputSettings(Section):

@@ -115,6 +115,7 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
     due = [schedule.status_if_due for schedule in status.schedules if schedule.status_if_due is not None]
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
     overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
+    contents = [one.output.content for one in status.schedules if one.output is not None and one.output.content is not None]
     lagging = sum(schedule.output is not None and schedule.output.failures > 0 for schedule in status.schedules)
     yield from make_gauges(
         (
@@ -131,6 +132,7 @@ def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
             ("partitions_to_retire", "Partitions with objects that wait for deletion", len(moments)),
             ("waiting_bytes", "Replaced bytes that wait for deletion", sum(one.waiting_bytes for one in seen)),
             ("generations_failing", "Partitions whose output could not be updated", lagging),
+            ("rows_not_decoded", "Rows of tables whose key or value has no typed columns", sum(one.undecoded for one in contents)),
             ("retire_overdue_seconds", "Seconds since the first replaced object could have been deleted", overdue),
         )
     )

@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from compactor.config.settings import Settings
 from compactor.decoding.registry import Schema, SchemaRegistry
@@ -38,7 +39,7 @@ class DecodedField:
 
     value: what the bytes stand for: text, or a JSON value whose bytes, times and decimals are texts; None for null or if not decoded.
     is_json: whether ``value`` is a JSON value rather than a text.
-    schema_id: id of the schema in the registry, or None.
+    schema_id: id of the schema in the registry, or None. is_avro: whether that is an Avro schema.
     error: reason why the bytes were not decoded, or an empty string.
     """
 
@@ -46,6 +47,7 @@ class DecodedField:
     is_json: bool = False
     schema_id: int | None = None
     error: str = ""
+    is_avro: bool = False
 
     @property
     def is_decoded(self) -> bool:
@@ -72,17 +74,18 @@ class FieldDecoder:
         """Return whether a schema registry is configured."""
         return self._registry is not None
 
-    def decode(self, data: bytes | None, field_format: FieldFormat = "auto") -> DecodedField:
-        """Decode a key or value in the wanted format. Raises StoreError if the registry is needed and cannot be asked, UsageError without a
-        registry for
-        ``avro``.
+    def decode(self, data: bytes | None, field_format: FieldFormat = "auto", *, is_native: bool = False) -> DecodedField:
+        """Decode a key or value in the wanted format.
+
+        :param is_native: return the values of Avro as fastavro does, with its bytes, times and decimals, instead of a JSON value.
+        :raises StoreError: if the registry is needed and cannot be asked. :raises UsageError: without a registry for ``avro``.
         """
         if data is None:
             return DecodedField()
         if field_format == "avro":
-            return self._decode_by_schema(data, self._needed_registry())
+            return self._decode_by_schema(data, self._needed_registry(), is_native=is_native)
         if field_format == "auto" and self._registry and data[:1] == b"\0":
-            found = self._decode_by_schema(data, self._registry)
+            found = self._decode_by_schema(data, self._registry, is_native=is_native)
             if found.is_decoded or found.schema_id is not None:
                 return found
         if field_format == "bytes":
@@ -126,7 +129,16 @@ class FieldDecoder:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
         return self._registry
 
-    def _decode_by_schema(self, data: bytes, registry: SchemaRegistry) -> DecodedField:
+    def avro_schema(self, schema_id: int) -> tuple[Any, dict[str, Any]]:
+        """Return an Avro schema of the registry as fastavro has parsed it, and the schemas of its named types. Raises KeyError if there is
+        no such schema, ValueError if it is not valid, StoreError.
+        """
+        schema = self._needed_registry().schema(schema_id)
+        if schema is None:
+            raise KeyError(schema_id)
+        return self._parsed(schema)
+
+    def _decode_by_schema(self, data: bytes, registry: SchemaRegistry, *, is_native: bool) -> DecodedField:
         """Decode bytes that begin with the id of a schema (the registry's wire format).
 
         ``schema_id`` of the result is None if no such schema exists.
@@ -145,22 +157,23 @@ class FieldDecoder:
                 return DecodedField(schema_id=schema_id, error=f"not JSON: {error}")
         if schema.kind != "AVRO":
             return DecodedField(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
-        return self._decode_avro(schema, payload)
+        return self._decode_avro(schema, payload, is_native=is_native)
 
-    def _decode_avro(self, schema: Schema, payload: bytes) -> DecodedField:
+    def _decode_avro(self, schema: Schema, payload: bytes, *, is_native: bool) -> DecodedField:
         """Decode an Avro value with the schema by which it was written."""
         from fastavro import schemaless_reader
 
         stream = io.BytesIO(payload)
         try:
-            value = schemaless_reader(stream, *self._parsed(schema))
+            value = schemaless_reader(stream, self._parsed(schema)[0], None)
         except _UNREADABLE as error:
             reason = f"not valid by schema {schema.schema_id}: {type(error).__name__} {error}".rstrip()
             return DecodedField(schema_id=schema.schema_id, error=reason)
         rest = len(payload) - stream.tell()
         if rest:
             return DecodedField(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
-        return DecodedField(json.loads(to_json_text(value)), is_json=True, schema_id=schema.schema_id)
+        shown = _uuids_to_text(value) if is_native else json.loads(to_json_text(value))
+        return DecodedField(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
     def _encode_avro(self, schema: Schema, value: object) -> bytes | None:
         """Return a value in the wire format of a schema, or None if it does not match the schema."""
@@ -213,19 +226,25 @@ def _bytes_to_base64(value: object) -> object:
     return [_bytes_to_base64(each) for each in value] if isinstance(value, list) else value
 
 
+def _uuids_to_text(value: object) -> object:
+    """Return an Avro value with texts in place of UUIDs."""
+    if isinstance(value, dict):
+        return {name: _uuids_to_text(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_uuids_to_text(each) for each in value]
+    return str(value) if isinstance(value, UUID) else value
+
+
 def _decode_json(text: str) -> DecodedField:
     """Parse a text as JSON, and return the value or the reason why it is not JSON."""
     try:
         return DecodedField(json.loads(text), is_json=True)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return DecodedField(error=f"not JSON: {error}")
 
 
-def _parse_avro(schema: Schema) -> tuple[Any, None]:
-    """Parse an Avro schema for fastavro.
-
-    The second item is None, because values are not converted to another schema. Raises ValueError if it is not a valid schema.
-    """
+def _parse_avro(schema: Schema) -> tuple[Any, dict[str, Any]]:
+    """Parse an Avro schema for fastavro. Return it and the schemas of its named types. Raises ValueError if it is not valid."""
     require_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
@@ -233,6 +252,6 @@ def _parse_avro(schema: Schema) -> tuple[Any, None]:
     try:
         for text in schema.references:
             parse_schema(json.loads(text), named)
-        return parse_schema(json.loads(schema.text), named), None
+        return parse_schema(json.loads(schema.text), named), named
     except (SchemaParseException, UnknownType) as error:
         raise ValueError(f"the schema is not valid: {error}") from error

@@ -19,6 +19,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 from pyiceberg import exceptions as iceberg_errors
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -28,7 +29,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, ListType, LongType, NestedField, StringType, StructType, TimestamptzType
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 from typing_extensions import override
 
 from compactor.config.output_sections import IcebergTableSettings
@@ -63,12 +64,16 @@ PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "10",
     "write.parquet.compression-codec": "zstd",
-    # Manifests outlive the files that they name. They must hold no keys or values, which `erasure` could not find there.
-    "write.metadata.metrics.column.key": "counts",
-    "write.metadata.metrics.column.value": "counts",
-    "write.metadata.metrics.column.headers.element.key": "counts",
-    "write.metadata.metrics.column.headers.element.value": "counts",
+    # Manifests outlive the files that they name. They must hold nothing of keys and values, which `erasure` could not find there.
+    "write.metadata.metrics.default": "counts",
+    **{f"write.metadata.metrics.column.{name}": "full" for name in ("partition", "offset", "timestamp", "timestamp_type", "leader_epoch")},
 }
+
+ERROR_COLUMN: Final = "decoding_error"
+"""Column with the reason why a key or value has no typed columns; null if they have. Tables with typed columns have it."""
+
+MAX_COLUMNS: Final = 1000
+"""Most columns of a table, nested ones included. JSON objects with ever new names must not make the table's metadata grow for ever."""
 
 
 class TableChanged(Unavailable):
@@ -97,10 +102,51 @@ class TopicTable:
     name: str
     table: Table
 
+    def column_type(self, name: str) -> pa.DataType | None:
+        """Return the type of a column; None if the table does not have it."""
+        field = next((field for field in self.table.schema().fields if field.name == name), None)
+        return None if field is None else schema_to_pyarrow(Schema(field)).field(0).type
+
+    def check_columns(self, columns: pa.Schema) -> None:
+        """Raise ValueError if the table cannot get these columns, or cannot widen its own to them. Changes nothing."""
+        try:
+            schema = self.table.update_schema().union_by_name(columns)._apply()
+        except (iceberg_errors.ValidationError, iceberg_errors.ResolveError, TypeError) as error:
+            raise ValueError(str(error)) from error
+        if len(schema.column_names) > MAX_COLUMNS:
+            raise ValueError(f"more than {MAX_COLUMNS} columns")
+        if any(not field.name or "." in field.name for field in map(schema.find_field, schema.field_ids)):
+            raise ValueError("names that queries cannot say")
+        if len({name.lower() for name in schema.column_names}) < len(schema.column_names):
+            raise ValueError("names that differ only by case")
+
+    def add_columns(self, columns: pa.Schema) -> None:
+        """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
+        before = self.snapshot
+        try:
+            with _iceberg_errors(self.name), self.table.update_schema() as update:
+                update.union_by_name(columns)
+        except ValueError as error:
+            raise TableChanged(f"table {self.name} has other columns meanwhile: {error}") from error
+        if self.snapshot != before:
+            raise TableChanged(f"table {self.name} was changed meanwhile")
+
     @property
     def snapshot(self) -> Snapshot | None:
         """The current snapshot; None if nothing was committed yet."""
         return self.table.current_snapshot()
+
+    def count_undecoded(self, files: Iterable[DataFile]) -> int:
+        """Return the number of rows in files of this table of which the key or the value has no typed columns, although it should."""
+        column = next((field.field_id for field in self.table.schema().fields if field.name == ERROR_COLUMN), -1)
+        return sum((file.value_counts or {}).get(column, 0) - (file.null_value_counts or {}).get(column, 0) for file in files)
+
+    def without_catalog(self) -> TopicTable:
+        """Return this table for another machine, which writes files and needs no access to the catalog."""
+        table = self.table
+        return TopicTable(
+            self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
+        )
 
     def partition_entry(self, partition: int) -> PartitionEntry | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
@@ -121,14 +167,14 @@ class TopicTable:
     def write_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
         """Write rows into a new data file, which no snapshot names yet. Return None, and write nothing, if there are no rows.
 
-        :param batches: rows with the columns of SCHEMA, in its order.
+        :param batches: rows with columns of the table; all have the same ones.
         """
         first = next(batches, None)
         if first is None:
             return None
         with _iceberg_errors(self.name):
             path = self.table.location_provider().new_data_location(name.format(uuid.uuid4().hex))  # noqa: TID251 - a name of its own
-            schema = schema_to_pyarrow(self.table.schema().select(*SCHEMA.column_names))
+            schema = schema_to_pyarrow(Schema(*(self.table.schema().find_field(column) for column in first.schema.names)))
             try:
                 with (
                     self.table.io.new_output(path).create() as stream,
@@ -145,7 +191,7 @@ class TopicTable:
         """Return what a manifest is to say of a written file. It has no bounds of timestamps if one is after the year 9999, because
         pyiceberg cannot convert that.
         """
-        metadata = self.table.metadata
+        metadata = self.table.metadata.model_copy(update={"properties": self.table.properties | PROPERTIES})
         try:
             return parquet_file_to_data_file(self.table.io, metadata, path)
         except OverflowError:
@@ -274,13 +320,22 @@ def open_table(settings: IcebergTableSettings, tier_id: str, topic: str, *, crea
     :raises UsageError: if the table is another topic's or another tier's, or if its columns are others.
     """
     with _iceberg_errors(settings.table):
-        catalog = load_catalog(str(settings.catalog.get("name", "compacted")), **_catalog_properties(settings))
+        catalog = _load_catalog(settings)
     try:
         yield lambda: _load_table(catalog, settings.table, tier_id, topic, create=create)
     finally:
         close = getattr(catalog, "close", None)
         if close is not None:
             close()
+
+
+def _load_catalog(settings: IcebergTableSettings) -> Catalog:
+    """Return the catalog of a topic's table. A new SQL catalog makes its two tables first, unless another process makes them meanwhile."""
+    name, properties = str(settings.catalog.get("name", "compacted")), _catalog_properties(settings)
+    for _ in range(2):
+        with suppress(OperationalError, ProgrammingError, IntegrityError):  # "table already exists", in the words of each database
+            return load_catalog(name, **properties)
+    return load_catalog(name, **properties)
 
 
 def _catalog_properties(settings: IcebergTableSettings) -> dict[str, Any]:
@@ -294,7 +349,8 @@ def _load_table(catalog: Catalog, name: str, tier_id: str, topic: str, *, create
         if not catalog.table_exists(name):
             if not create:
                 return None
-            catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+            with suppress(IntegrityError):  # another process creates it in a SQL catalog at the same time
+                catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
             spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "partition"))
             own = {TIER_PROPERTY: tier_id, TOPIC_PROPERTY: topic}
             catalog.create_table_if_not_exists(name, SCHEMA, partition_spec=spec, properties=PROPERTIES | own)
@@ -303,7 +359,7 @@ def _load_table(catalog: Catalog, name: str, tier_id: str, topic: str, *, create
     if (properties.get(TIER_PROPERTY), properties.get(TOPIC_PROPERTY)) != (tier_id, topic):
         owner = f"topic {properties.get(TOPIC_PROPERTY)} of another tier" if TIER_PROPERTY in properties else "another program"
         raise UsageError(f"table {name} belongs to {owner}", hint="Name another table for this topic under [outputs.iceberg]")
-    changed = [key for key in ("commit.retry.num-retries", "write.metadata.metrics.column.key") if properties.get(key) != PROPERTIES[key]]
+    changed = [key for key in ("commit.retry.num-retries",) if properties.get(key) != PROPERTIES[key]]
     columns = {field.name: (field.field_type, field.required) for field in table.schema().fields}
     changed += [field.name for field in SCHEMA.fields if columns.get(field.name, ())[:1] != (field.field_type,)]
     if changed:

@@ -17,12 +17,18 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class OutputContent:
-    """Extent of a partition in its output. end_offset: end of the offsets that it shows, exclusive. waits_for: why it shows no more."""
+    """Extent of a partition in its output.
+
+    end_offset: end of the offsets that it shows, exclusive.
+    waits_for: why it shows no more.
+    undecoded: number of rows whose key or value has no typed columns, although it should.
+    """
 
     end_offset: int
     files: int
     snapshots: int
     waits_for: str = ""
+    undecoded: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,13 @@ from compactor.config.settings import CleanerSettings, load_settings
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, Leased, UsageError
+from compactor.extras import require_extra
 from compactor.kernels.common import KEY_BYTES
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING, RoundStatus
+from compactor.outputs.port import OutputReport
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import WorkStats
 from compactor.spark.benefit import reason_to_skip_round
@@ -60,6 +62,7 @@ RESULT_COLUMNS: Final = {
     "topic": "string", "partition": "int", "status": "string", "reason": "string", "rewritten_data_files_count": "bigint",
     "added_data_files_count": "bigint", "rewritten_bytes_count": "bigint", "failed_data_files_count": "bigint", "records_read": "bigint",
     "records_kept": "bigint", "bytes_read": "bigint", "bytes_written": "bigint", "next_dirty_offset": "bigint", "seconds": "double",
+    "table": "string",
 }  # fmt: skip
 """Columns of the data frame that ``compactor.spark.recompact`` returns, with their Spark types."""
 
@@ -82,9 +85,15 @@ class RecompactionResult:
     bytes_before: int = 0
 
 
-def result_row(result: RecompactionResult) -> dict[str, Any]:
+TableResult = OutputReport | CompactorError
+"""Result of bringing a partition's rows in an Iceberg table up to date."""
+
+
+def result_row(result: RecompactionResult, table: TableResult | None) -> dict[str, Any]:
     """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
     ``rewrite_data_files``.
+
+    :param table: result of updating the partition's rows in its table; None if it has no table.
     """
     report, error = result.report, result.error
     name = result.name
@@ -104,6 +113,8 @@ def result_row(result: RecompactionResult) -> dict[str, Any]:
         row |= {"status": "left_alone", "reason": result.skip_reason}
     done = report is not None and report.segments_out > 0
     failed = error is not None or (report is not None and report.status == RoundStatus.QUARANTINED)
+    if table is not None:
+        row["table"] = table.status if isinstance(table, OutputReport) else f"failed: {table.message}"
     return row | {
         "seconds": round(result.seconds, 3),
         "rewritten_data_files_count": report.segments_in - report.segments_skipped if report is not None and done else 0,
@@ -219,6 +230,34 @@ def recompact_partitions(
     return [recompaction.finished[name] for name in partitions]
 
 
+def write_tables(tier: Tier, cluster: Cluster, names: Sequence[TopicPartition], cost: TaskCost) -> dict[TopicPartition, TableResult]:
+    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Partitions without a table are left out.
+
+    :param cost: the cost of all tasks is added to it.
+    :raises UsageError: if a package is missing or the settings of an output are not valid.
+    """
+    from compactor.spark.cluster.jobs import JobListener
+
+    topics = tier.settings.outputs.iceberg
+    wanted = [name for name in names if topics.table_for(name.topic) is not None and name == tier.current(name)]
+    if not wanted:
+        return {}
+    require_extra("iceberg", "[outputs.iceberg]")
+    from compactor.outputs.iceberg import IcebergOutput
+    from compactor.spark.table_files import ClusterFileWriter
+
+    output = IcebergOutput(ClusterFileWriter(cluster, cost, JobListener()))
+
+    def write_table(name: TopicPartition) -> TableResult:
+        try:
+            return output.update_output(tier, name, Budget(0))  # it streams
+        except CompactorError as error:
+            return error
+
+    with ThreadPoolExecutor(tier.settings.spark.large_at_once, "tables") as pool:
+        return dict(zip(wanted, pool.map(write_table, wanted), strict=True))
+
+
 def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit: int, now_ms: int | None) -> DataFrame:
     """Implement ``compactor.spark.recompact``. Raises UsageError if no topic of the tier matches ``topics``."""
     from compactor.spark.cluster.executor import TaskCost
@@ -236,7 +275,8 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     with start_cluster(settings) as started:
         listener = RecompactionListener(JobListener(), lambda _: None)
         results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit)
-    rows = [result_row(result) for result in results]
+        tables = write_tables(tier, started.cluster, names, TaskCost())
+    rows = [result_row(result, tables.get(result.name)) for result in results]
     schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
     return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
 

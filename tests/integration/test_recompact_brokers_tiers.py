@@ -38,7 +38,7 @@ def test_whole_logs_are_compacted_again_as_jobs(tmp_path: Path, engine: str, mon
     logs = {name: GrowingLog(*name, tmp_path, random.Random(name.partition)) for name in NAMES}
     for name, log in logs.items():
         brokers.tier(name, log.write_part(4))
-    executor._open_tier.cache_clear()
+    executor.open_tier_on_executor.cache_clear()
     opened = brokers.opened()
     monkeypatch.setattr(LiveBrokerMetadata, "refresh", driver_alone(LiveBrokerMetadata.refresh))
     for _ in range(2):  # what was compacted is compacted again

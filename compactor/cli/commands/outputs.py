@@ -45,10 +45,10 @@ def list_outputs_command(args: argparse.Namespace, out: Output) -> int:
     statuses = [status for _, status in found if status is not None]
     rows = [
         (f"{one.topic}-{one.partition}", one.table, one.status, one.lag_offsets, format_duration(one.lag_ms) if one.lag_ms else "",
-         one.rows, one.files, format_size(one.bytes), one.snapshots)
+         one.rows, one.files, format_size(one.bytes), one.snapshots, one.undecoded or "")
         for one in statuses
     ]  # fmt: skip
-    columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots")
+    columns = ("partition", "table", "status", "lag", "behind for", "rows", "files", "size", "snapshots", "not decoded")
     out.print_result({"tables": [tiers.report_document(one) for one in statuses]}, Table("", columns, rows, minor=("snapshots", "files")))
     return code
 

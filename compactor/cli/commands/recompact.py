@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.errors import CompactorError
 from compactor.model.status import RoundStatus
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.session import StartedCluster, start_cluster
@@ -19,6 +20,7 @@ from compactor.spark.recompaction import (
     recompact_partitions,
     result_row,
     survey_partitions,
+    write_tables,
 )
 from compactor.views.words import count_noun
 
@@ -57,8 +59,15 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
                 RecompactionListener(JobListener(), on_partition_done),
                 min_benefit,
             )
+        with out.progress("writing Iceberg tables") if opened.settings.outputs.iceberg.topics else nullcontext():
+            tables = write_tables(opened, started.cluster, names, cost)
         spark = _spark_document(started, cost)  # as long as it runs
-    rows = [result_row(one) for one in finished]
+    for name, table in tables.items():
+        if isinstance(table, CompactorError):
+            outcomes.record_failure(f"the table of {name}", table)
+        elif table.summary:
+            out.note(f"{name}: {table.summary}")
+    rows = [result_row(one, tables.get(one.name)) for one in finished]
     out.print_result({"partitions": rows, "spark": spark}, tiers.rounds_table(rows), summary=_spark_summary(started, cost))
     return outcomes.exit_code()
 

@@ -107,8 +107,8 @@ class TaskCost:
 
 
 @lru_cache(maxsize=4)
-def _open_tier(settings: str, topic: str, topic_id: TopicId) -> Tier:
-    """Open a tier from settings in JSON; cached per process."""
+def open_tier_on_executor(settings: str, topic: str, topic_id: TopicId) -> Tier:
+    """Open a tier from settings in JSON; cached per process. topic_id: id of ``topic`` in a broker-managed tier; otherwise empty."""
     return open_tier(Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
 
 
@@ -117,7 +117,7 @@ def open_task_tier(shared: RoundTaskSettings) -> Tier:
 
     Brokers are not contacted: what a task needs to know of them is in ``shared``.
     """
-    return _open_tier(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
+    return open_tier_on_executor(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
 
 
 @contextmanager

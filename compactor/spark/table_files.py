@@ -1,0 +1,147 @@
+"""Data files of Iceberg tables, written by the executors of a cluster. The driver commits them.
+
+    slices, other files -> one task each: file written, hashes of keys -> one task per range of hashes: no key occurs twice
+
+Each record's key costs 16 bytes in Spark's shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from pyiceberg.manifest import DataFile
+
+from bloom.siphash import siphash_key_halves
+from compactor.cleaner.keys.key_set import KeySet
+from compactor.config.settings import Settings
+from compactor.constants import TopicId
+from compactor.consumer.gather import SelectedRecords
+from compactor.consumer.reading import LastRecordsRequest, hash_keys_of_rows
+from compactor.errors import OutOfBudget
+from compactor.kernels.common import Hashes
+from compactor.model.ids import TopicPartition
+from compactor.outputs.iceberg_columns import ColumnsMissing
+from compactor.outputs.iceberg_files import BYTES_PER_KEY, FileOrder, SliceTask, duplicate_key_error, hash_key_column, write_slice
+from compactor.outputs.iceberg_plan import Slice
+from compactor.outputs.iceberg_table import TopicTable
+from compactor.spark.cluster.executor import TaskCost, open_tier_on_executor
+from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, run_task
+
+MIN_RANGE_BYTES: Final = 1 << 16
+"""Smallest memory for the keys of one range."""
+
+
+class _KeyHashes(NamedTuple):
+    """Hashes of keys in one range. place: the segment or file that has them. data: the bytes of pairs of 64-bit numbers."""
+
+    place: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ClusterFileWriter:
+    """Writer of data files by Spark tasks (compactor.outputs.iceberg_files.FileWriter). cost: the cost of all tasks is added to it."""
+
+    cluster: Cluster
+    cost: TaskCost
+    job_listener: JobListener
+
+    def write_files(self, order: FileOrder, written: dict[Slice, DataFile | None]) -> float:
+        """Write data files as ``FileWriter.write_files``. Raises Unavailable if Spark aborts the job."""
+        if not order.tasks:
+            return 1.0
+        opened, name = order.opened, order.name
+        budget = max(opened.cleaner_for(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
+        keys = sum(task.max_records for task in order.tasks) + sum(file.record_count for file in order.others)
+        ranges = -(-keys * BYTES_PER_KEY // budget)
+        items = [*order.tasks, *(file.file_path for file in order.others)]
+        task = _WriteFiles(
+            opened.settings,
+            name,
+            opened.metadata.topic_id(name),
+            opened.identity.hash_key_for_reading(),
+            order.table.without_catalog(),
+            ranges,
+        )
+        answers = self.cluster.shuffle_answers_to_targets(f"{name}: {len(items)} data files", items, task, [None] * (ranges + 1))
+        step, work = f"{name}: keys of data files compared in {ranges} ranges", _CompareKeys(name, budget)
+        outcomes: list[TaskOutcome] = []
+        for outcome in self.cluster.run_job(step, answers, work, ranges + 1, job_listener=self.job_listener):
+            outcomes += [outcome, *(outcome.value or ())]
+        for outcome in outcomes:
+            self.cost.add_cost(outcome.cost)
+            if isinstance(outcome.value, tuple):
+                written[outcome.value[0]] = outcome.value[1]
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        missing = [error.columns for error in errors if isinstance(error, ColumnsMissing)]
+        for error in errors:
+            if not isinstance(error, ColumnsMissing):
+                raise error
+        for columns in missing:
+            order.table.add_columns(columns)
+        # The keys were compared before.
+        rest = [task for task in order.tasks if task.file.slice not in written]
+        return self.write_files(replace(order, tasks=rest, others=()), written) if missing else 1.0
+
+
+@dataclass(frozen=True)
+class _WriteFiles:
+    """Picklable function of a task that writes one slice's file, or reads the keys of a file, and returns the hashes of the keys."""
+
+    settings: Settings
+    name: TopicPartition
+    topic_id: TopicId
+    hash_key: bytes
+    table: TopicTable
+    ranges: int
+
+    def __call__(self, item: SliceTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
+        """Yield hashes with the number of their range, then the outcome with the number after the last range."""
+        hashes: list[Hashes] = []
+        outcome = run_task(-1, lambda _: self._write_file(item, hashes))
+        place = item if isinstance(item, str) else f"segment {item.file.slice.segment_id}"
+        for found in hashes if outcome.error is None or isinstance(outcome.error, ColumnsMissing) else ():
+            range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
+            for number in np.unique(range_of_hash).tolist():
+                yield number, _KeyHashes(place, found[range_of_hash == number].tobytes())
+        yield self.ranges, outcome
+
+    def _write_file(self, item: SliceTask | str, hashes: list[Hashes]) -> tuple[Slice, DataFile | None] | None:
+        """Write a slice's file and return its description; or read the keys of a file. Append the hashes of keys to ``hashes``."""
+        halves = siphash_key_halves(self.hash_key)
+        if isinstance(item, str):
+            hashes += [hash_key_column(keys, halves) for keys in self.table.read_keys(item)]
+            return None
+        opened = open_tier_on_executor(self.settings.model_dump_json(), self.name.topic * bool(self.topic_id), self.topic_id)
+        each, every_key = item.file.slice, LastRecordsRequest(0, 1, 0)
+
+        def add_hashes(selection: SelectedRecords) -> None:
+            hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
+
+        return each, write_slice(opened, self.table, item, add_hashes)
+
+
+@dataclass(frozen=True)
+class _CompareKeys:
+    """Picklable function of a task that compares the keys of one range, or returns the outcomes of the tasks that wrote files."""
+
+    name: TopicPartition
+    budget_bytes: int
+
+    def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
+        """Return the outcomes that were gathered. Raises BadData if a key occurs twice."""
+        keys, outcomes = KeySet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
+        for answer in gathered:
+            if isinstance(answer, TaskOutcome):
+                outcomes.append(answer)
+            elif answer is not None:
+                hashes = np.frombuffer(bytearray(answer.data), np.uint64).reshape(-1, 2)
+                new = np.empty(len(hashes), np.bool_)
+                if keys.insert_if_absent(hashes, new) < len(hashes):
+                    raise OutOfBudget(f"{self.name}: the keys of a table need more memory", hint="Raise map_budget_bytes")
+                if not new.all():
+                    raise duplicate_key_error(self.name, answer.place)
+        return outcomes
