@@ -31,6 +31,8 @@ TRANSIENT_ENDING = 20
 """Characters at the end of a transient remark that are shown in any case: the number of the next try, and when."""
 _LINE_SECONDS = 5.0
 """Seconds between two lines of progress if stderr is not a terminal."""
+_TRANSIENT_LINE_SECONDS = 60.0
+"""Seconds between two transient remarks if stderr is not a terminal, where none can take another one's place."""
 
 
 _AMOUNT = re.compile(r"-?[\d.,]+ ?(B|[KMGTP]iB|s|min|h|d|%)?( .*)?")
@@ -85,6 +87,7 @@ class Output:
         self._meter: Progress | None = None
         self._reported = False
         self._has_transient_line = False
+        self._next_transient_line = 0.0
 
     def print_result(self, document: Mapping[str, object], *tables: Table | Tree, summary: str = "") -> None:
         """Print the command's result: the JSON document, or the tables and trees followed by the summary.
@@ -135,10 +138,14 @@ class Output:
 
         :param level: a level of ``logging``.
         :param fields: fields of the line, such as ``partition``.
-        :param transient: on a terminal the next remark takes this one's place.
+        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one a minute is written.
         """
-        text = self.lines.format_line(text, level, fields or {}, time.gmtime())
         width = _terminal_width(self._stderr)
+        if transient and width is None:
+            if time.monotonic() < self._next_transient_line:
+                return
+            self._next_transient_line = time.monotonic() + _TRANSIENT_LINE_SECONDS
+        text = self.lines.format_line(text, level, fields or {}, time.gmtime())
         self._end_transient_line(CLEAR_LINE)
         self._has_transient_line = transient and width is not None and not self.lines.as_json
         if self._has_transient_line and width:
@@ -329,6 +336,8 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
     """
     from rich.cells import cell_len
 
+    if not table.rows and not any(table.columns):
+        return
     cells = [[heading, *(_format_cell(row[place]) for row in table.rows)] for place, heading in enumerate(table.columns)]
     widths = [max(map(cell_len, column)) for column in cells]
     shown = list(range(len(cells)))

@@ -225,6 +225,11 @@ def row_name(row: Mapping[str, Any]) -> str:
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
+def partition_document(name: TopicPartition) -> dict[str, Any]:
+    """Return the fields by which JSON documents name a partition."""
+    return {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
+
+
 def report_document(value: Any) -> dict[str, Any]:
     """Return a report (a dataclass) as a dictionary for JSON output."""
     return asdict(value)

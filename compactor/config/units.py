@@ -1,10 +1,11 @@
-"""Sizes and durations as people write them: ``64 MiB``, ``10m``."""
+"""Sizes, durations and counts as people write and read them: ``64 MiB``, ``10m``, ``1 partition``."""
 
 from __future__ import annotations
 
 import re
 
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_STEPS = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
 def parse_duration_ms(text: str) -> int | None:
@@ -32,3 +33,39 @@ def parse_setting_value(key: str, value: object) -> object:
         return value
     found = parse_duration_ms(value) if key.endswith("_ms") else parse_size(value) if key.endswith(("_bytes", "_bytes_per_s")) else None
     return value if found is None else found
+
+
+def format_size(count: int | None) -> str:
+    """Return a number of bytes such as ``1.4 GiB``; an empty string for None."""
+    if count is None:
+        return ""
+    if abs(count) < 1024:
+        return f"{count} B"
+    value, units = count / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
+    while abs(value) >= 1023.95 and len(units) > 1:  # 1023.95 would be printed as 1024.0
+        value /= 1024
+        units.pop()
+    return f"{value:.1f} {units[-1]}"
+
+
+def format_duration(milliseconds: float) -> str:
+    """Return a duration such as ``3 d 4 h``, ``12 min`` or ``0.4 s``: at most two units."""
+    seconds = max(0.0, milliseconds / 1000)
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds % 1 >= 0.05 else f"{seconds:.0f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for place, (unit, length) in enumerate(_STEPS):
+        if whole >= length:
+            rest = whole % length
+            smaller, part = _STEPS[place + 1] if place + 1 < len(_STEPS) else ("s", 1)
+            # Minutes stand alone from ten on, days from ten on.
+            shown = rest // part if whole < 10 * length else 0
+            return f"{whole // length} {unit}" + (f" {shown} {smaller}" if shown else "")
+    return f"{whole} s"
+
+
+def count_noun(count: int, singular: str, plural: str = "") -> str:
+    """Return a count with its noun in singular or plural, such as ``1 partition`` or ``2 partitions``."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

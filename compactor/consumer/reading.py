@@ -22,6 +22,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeySet
 from compactor.cleaner.row_spool import hash_range_of_word
+from compactor.config.units import format_size
 from compactor.consumer.damage import (
     UNDECIDABLE,
     DamagedRange,
@@ -537,7 +538,7 @@ def _rows_of_new_keys(
     seen = np.empty(len(hashes), np.bool_)
     if keys.insert_if_absent(hashes, seen) < len(hashes):
         raise OutOfBudget(
-            f"view = latest: {keys.key_count} keys fill the {request.map_budget_bytes} bytes that one task may use for them",
+            f"view = latest: {keys.key_count:,} keys fill the {format_size(request.map_budget_bytes)} that one task may use for them",
             hint="Leave out keyRanges, or give it a higher number (each task then reads everything and keeps its share of the keys)",
         )
     found = picked[seen]
@@ -556,7 +557,7 @@ class _SpillBudget:
         self._used += nbytes
         if 0 < self._most < self._used:
             hint = f"Set disk_budget_bytes to more than {self._most}, or give keyRanges a number: each task then reads everything"
-            raise OutOfBudget(f"view = latest: the keys need more than {self._most} bytes of local disk", hint=hint)
+            raise OutOfBudget(f"view = latest: the keys need more than {format_size(self._most)} of local disk", hint=hint)
 
     def release_bytes(self, nbytes: int) -> None:
         """Subtract bytes from those in use."""

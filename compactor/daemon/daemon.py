@@ -423,8 +423,8 @@ def describe_job_result(result: JobResult) -> str:
     """Return one line about a finished job for people, or an empty string if it did nothing."""
     report = result.report
     if isinstance(report, RoundReport) and result.status in PUBLISHING:
-        segments = f"{report.segments_in - report.segments_skipped} segments -> {report.segments_out}"
-        records = f"{report.records_read} records -> {report.records_kept}"
+        segments = f"{count_noun(report.segments_in - report.segments_skipped, 'segment')} -> {report.segments_out}"
+        records = f"{count_noun(report.records_read, 'record')} -> {report.records_kept:,}"
         line = f"{result.status}, {segments}, {records}, clean up to {report.next_dirty_offset}, {result.seconds:.1f} s"
         return line + (f"; {report.reason}" if report.reason else "")
     if isinstance(report, RoundReport) and result.status == RoundStatus.EXPIRED:

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from compactor.config.units import count_noun
 from compactor.control.stages import Stage
 from compactor.daemon.scheduling import DaemonAction, Job, PartitionStatus
 from compactor.model.plan import CompactionPlan
@@ -80,7 +81,7 @@ class JobProgress:
                 self._enter_phase("close")
         name, run = str(self._job.name), plan.run_id
         if stage is Stage.ANNOUNCED:
-            what = f"{len(plan.sources)} segments to rewrite in {groups} groups, {len(plan.skipped)} skipped"
+            what = f"{count_noun(len(plan.sources), 'segment')} to rewrite in {count_noun(groups, 'group')}, {len(plan.skipped)} skipped"
             self._log(f"announced, {what}, to be clean up to offset {plan.next_dirty_offset}", partition=name, run=run)
             for left in plan.skipped:
                 self._log(f"skipped: {left.reason}", level=logging.DEBUG, segment=left.id, partition=name, run=run)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Budget:
         """
         if size > self.total:
             raise OutOfBudget(
-                f"{work_name} needs {size} bytes of local disk, and the disk budget is {self.total}",
+                f"{work_name} needs {format_size(size)} of local disk, and the disk budget is {format_size(self.total)}",
                 hint=f"Set disk_budget_bytes to at least {size}, or lower segment_bytes",
             )
         ticket = object()
@@ -233,7 +234,7 @@ class SpaceReservation:
         if missing > 0:
             if not self._budget.extend_reservation(self.usage, missing):
                 raise ReservationExceeded(
-                    f"{self.taken + size} bytes of local disk were needed where {self.size} were foreseen",
+                    f"{format_size(self.taken + size)} of local disk were needed where {format_size(self.size)} were foreseen",
                     hint=f"Set disk_budget_bytes to at least {self.taken + size}",
                 )
             self.size += missing

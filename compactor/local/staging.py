@@ -13,6 +13,7 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import TypeVar
 
+from compactor.config.units import format_size
 from compactor.errors import BadData, OutOfBudget
 from compactor.local.budget import (
     BLOCK,
@@ -195,7 +196,8 @@ class StagingFolder:
         """
         if not self.budget.extend_reservation(self.usage, size):
             raise OutOfBudget(
-                f"{work_name} needs {size} bytes of local disk, and {self.budget.used} of {self.budget.total} are in use",
+                f"{work_name} needs {format_size(size)} of local disk, and {format_size(self.budget.used)} of "
+                f"{format_size(self.budget.total)} are in use",
                 hint=f"Set disk_budget_bytes to at least {size + self.budget.used}",
             )
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from compactor.access.tier import Tier
+from compactor.config.units import count_noun, format_size
 from compactor.constants import MAX_OFFSET, NEVER_MS
 from compactor.consumer.history import log_identity
 from compactor.consumer.reading import LogChanged, ReadRange
@@ -79,7 +80,7 @@ class IcebergOutput:
         if deleted or table.name not in self.swept:
             deleted += table.delete_orphan_files(now - opened.retention.orphan_age_ms)
             self.swept.add(table.name)
-        summary = "; ".join(part for part in (report.summary, f"deleted {deleted} files" if deleted else "") if part)
+        summary = "; ".join(part for part in (report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "") if part)
         content = replace(report.content, snapshots=len(table.snapshot_ages())) if report.content else None
         return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary, content=content)
 
@@ -226,7 +227,8 @@ class _TableUpdate:
             return None
         self.table.commit_snapshot({partition: view}, added, [files[path] for path in plan.remove])
         rows, size = sum(file.record_count for file in added), sum(file.file_size_in_bytes for file in added)
-        summary = f"table {self.table.name}: {len(added)} files with {rows} rows and {size} bytes take the place of {len(plan.remove)}"
+        files_now = f"{count_noun(len(added), 'file')} with {count_noun(rows, 'row')} ({format_size(size)})"
+        summary = f"table {self.table.name}: {files_now} in place of {count_noun(len(plan.remove), 'file')}"
         undecoded = self.table.count_undecoded([*added, *(files[path] for path in plan.keep)])
         content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from compactor.access.tier import Tier
+from compactor.config.units import count_noun, format_size
 from compactor.constants import NEVER_MS
 from compactor.errors import CompactorError
 from compactor.local.budget import Budget
@@ -112,8 +113,12 @@ class PinterestOutput:
         """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
         done = maintain_generation(opened, self.target, partition, WriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
-        parts = [f"generation {made.generation} {made.status}, {made.objects} segments, {made.bytes} bytes"] if made.objects else []
-        parts += [f"deleted generation {one.generation}, {one.objects} objects, {one.bytes} bytes" for one in deleted]
+        parts = (
+            [f"generation {made.generation} {made.status}, {count_noun(made.objects, 'segment')}, {format_size(made.bytes)}"]
+            if made.objects
+            else []
+        )
+        parts += [f"deleted generation {one.generation}, {count_noun(one.objects, 'object')}, {format_size(one.bytes)}" for one in deleted]
         return OutputReport(made.status, made.slot, done.again_ms, "; ".join(parts))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import format_size
 from compactor.constants import CompactorEpoch
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
@@ -423,7 +424,7 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
     )
     if need > disk_bytes:
         raise OutOfBudget(
-            f"group {group} of {state.name} needs {need} bytes of local disk, and the disk budget is {disk_bytes}",
+            f"group {group} of {state.name} needs {format_size(need)} of local disk, and the disk budget is {format_size(disk_bytes)}",
             hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
         )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import count_noun
 from compactor.constants import NEVER_MS
 from compactor.control.log_start import segments_removable_below
 from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
@@ -58,7 +59,8 @@ def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSet
     gone = segments_removable_below(state.live, offset)
     if offset == state.log_start and not gone:
         return None
-    why = [f"{aged} segments are older than retention_ms"] * bool(aged) + [f"{surplus} exceed retention_bytes"] * bool(surplus)
+    why = [f"{count_noun(aged, 'segment is', 'segments are')} older than retention_ms"] if aged else []
+    why += [f"{surplus} {'exceeds' if surplus == 1 else 'exceed'} retention_bytes"] if surplus else []
     return ExpiredSegments(
         offset, len(gone), sum(segment.size_bytes for segment in gone), " and ".join(why) or "they lie below the log start"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compactor.cleaner.keys.disk_map import scans_needed
 from compactor.config.settings import CleanerSettings, SparkSettings
+from compactor.config.units import format_size
 from compactor.kernels.common import KEY_BYTES
 from compactor.round.plan import RoundAssessment, S
 from compactor.round.skip import estimate_records
@@ -21,13 +22,13 @@ def reason_for_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment:
         return ""
     size = sum(segment.size_bytes for segment in assessment.covered_segments)
     if 0 < spark.above_bytes < size:
-        return f"its {size} bytes are more than [spark] above_bytes"
+        return f"its {format_size(size)} are more than [spark] above_bytes"
     budget = cleaner.disk_budget_bytes
     if not isinstance(budget, int):
         return ""
     largest = max((segment.size_bytes for segment in assessment.covered_segments), default=0)
     if 2 * largest > budget:
-        return f"its largest segment of {largest} bytes and the output do not fit disk_budget_bytes"
+        return f"its largest segment of {format_size(largest)} and the output do not fit disk_budget_bytes"
     if sum(estimate_records(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
     passes = count_key_passes(cleaner, assessment)

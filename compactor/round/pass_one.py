@@ -32,6 +32,7 @@ from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
+from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes
@@ -244,8 +245,8 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
     def open_spill_map(part: int, parts: int) -> DiskOffsetMap:
         if settings.engine == "memory":
             raise OutOfBudget(
-                f"the offset map is full: a map budget of {settings.map_budget_bytes} bytes holds about "
-                f"{settings.map_budget_bytes // KEY_BYTES} keys",
+                f"the offset map is full: a map budget of {format_size(settings.map_budget_bytes)} holds about "
+                f"{settings.map_budget_bytes // KEY_BYTES:,} keys",
                 hint='Raise map_budget_bytes, or set map_engine = "auto"',
             )
         # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
@@ -330,8 +331,8 @@ def _count_hash_ranges(job: _PassOneJob, expected_row_count: int) -> int:
     if parts > MOST_PASSES or budget <= largest:
         need = largest + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
-            f"the keys of {expected_row_count} records need {expected_row_count * KEY_ROW_BYTES} bytes of local disk in at most "
-            f"{MOST_PASSES} parts, next to a segment of {largest} bytes; the disk budget is {budget}",
+            f"the keys of {expected_row_count:,} records need {format_size(expected_row_count * KEY_ROW_BYTES)} of local disk in at most "
+            f"{MOST_PASSES} parts, next to a segment of {format_size(largest)}; the disk budget is {format_size(budget)}",
             hint=f"Set disk_budget_bytes to at least {need}, or map_budget_bytes to {expected_row_count * KEY_BYTES}. Nothing was changed",
         )
     return parts

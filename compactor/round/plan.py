@@ -13,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from checkpoint.lineage import merge_segment_lineages
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import count_noun
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
@@ -130,7 +131,7 @@ def _is_round_due(
     if late:
         return True, "max_compaction_lag_ms has passed"
     if assessment.horizon_due:
-        return True, f"a delete horizon has passed in {len(assessment.horizon_due)} segments"
+        return True, f"a delete horizon has passed in {count_noun(len(assessment.horizon_due), 'segment')}"
     if dirty:
         return False, f"dirty ratio {ratio:.2f} is not above {assessment.threshold}"
     return False, range_limit_reason or "nothing is dirty"

@@ -9,6 +9,7 @@ from bloom import sizing
 from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
 from bloom.sizing import TRIAL, FilterDesign, should_continue_filters
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import count_noun, format_size
 from compactor.control.state import PartitionState, Run
 from compactor.control.summary import SegmentFacts
 from compactor.kernels.common import KEY_BYTES
@@ -65,9 +66,9 @@ class FilterStatistics:
     def saved_reads_text(self) -> str:
         """Return the record as a sentence for people."""
         return (
-            f"of {self.asked} filters asked, {self.skipped} saved a read, "
-            f"{self.useless} were false positives ({100 * self.useless_rate:.2g} %); "
-            f"{self.bytes_read} bytes of filters were read, {self.bytes_saved} bytes of segments were not"
+            f"of {count_noun(self.asked, 'filter')} asked, {self.skipped} saved a read, "
+            f"{count_noun(self.useless, 'was a false positive', 'were false positives')} ({100 * self.useless_rate:.2g} %); "
+            f"{format_size(self.bytes_read)} of filters were read, {format_size(self.bytes_saved)} of segments were not"
         )
 
 

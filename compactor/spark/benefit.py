@@ -13,6 +13,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import substitute_segment_from_sidecar
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_to_read_for_markers
@@ -47,7 +48,7 @@ def reason_to_skip_round(tier: Tier, state: PartitionState, now_ms: int, min_ben
     if has_delete_horizon_work(state, assessment, heads, now_ms):
         return ""
     gain = estimate_gain_bytes(assessment, heads)
-    return f"a round would gain about {gain} bytes, less than {min_benefit}" if gain < min_benefit else ""
+    return f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit)}" if gain < min_benefit else ""
 
 
 def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int) -> bool:

@@ -56,6 +56,7 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     return {
         "topic": partition.topic,
         "partition": partition.partition,
+        "incarnation": partition.incarnation,
         "on": cleaner.bloom and record.are_filters_worthwhile,
         "reason": "bloom = false"
         if not cleaner.bloom

@@ -14,7 +14,8 @@ at once. Objects of which the log knows nothing may be unknown because of an err
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,15 +105,20 @@ class RetireReport:
     """Result of ``retire_partition``; with ``dry_run`` the deletions that it would make.
 
     deleted, swept, waiting: keys of objects.
-    bytes: size of all deleted and swept objects.
+    sizes: size in bytes of each of these objects.
     next_ms: earliest time at which a waiting object may be deleted, by the store's clock; NEVER_MS if nothing waits.
     """
 
     deleted: tuple[str, ...]
     swept: tuple[str, ...]
     waiting: tuple[str, ...]
-    bytes: int
+    sizes: Mapping[str, int]
     next_ms: int
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of all deleted and swept objects."""
+        return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
 
 def retire_partition(
@@ -344,13 +350,19 @@ def _retire_report(
     :param deleted_segments: the segments that were deleted.
     :param is_dry_run: report the survey as if it had been carried out (``dry_run``).
     """
+    sizes = {item.key: item.size for item in survey.orphans}
 
     def object_keys(segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(layout.object_name(partition, segment, kind) for segment in segments for kind in segment.files))
+        found: dict[str, int] = defaultdict(int)  # one object may hold several of a segment's files
+        for segment in segments:
+            for kind, file in segment.files.items():
+                found[layout.object_name(partition, segment, kind)] += file.size
+        sizes.update(found)
+        return tuple(found)
 
-    deleted = (*survey.unfinished, *survey.due) if is_dry_run else deleted_segments
-    size = sum(file.size for segment in deleted for file in segment.files.values()) + sum(item.size for item in survey.orphans)
-    return RetireReport(object_keys(deleted), tuple(item.key for item in survey.orphans), object_keys(survey.waiting), size, survey.next_ms)
+    deleted = object_keys((*survey.unfinished, *survey.due) if is_dry_run else deleted_segments)
+    swept = tuple(item.key for item in survey.orphans)
+    return RetireReport(deleted, swept, object_keys(survey.waiting), sizes, survey.next_ms)
 
 
 MAX_UNHINTED_INSPECTIONS = 64

@@ -71,6 +71,7 @@ def _log_document(ports: Ports, log: PartitionLog) -> Document:
     return {
         "topic": state.topic,
         "partition": state.partition,
+        "incarnation": state.incarnation,
         "slot": state.slot,
         "cleaner_offsets": state.vector,
         "lease": current_lease(ports, log),

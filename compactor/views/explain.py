@@ -47,8 +47,6 @@ class Fact:
 class Explanation:
     """Answer to a question about a partition, with the facts that support it."""
 
-    topic: str
-    partition: int
     answer: str
     facts: tuple[Fact, ...]
 
@@ -80,19 +78,19 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
         if why and state.has_segments and state.intent is None
         else _answer_why_not_cleaned(state, lease, found, outlook, now_ms)
     )
-    return Explanation(name.topic, name.partition, answer, facts)
+    return Explanation(answer, facts)
 
 
 def _explain_listed_partition(opened: Tier, name: TopicPartition) -> Explanation:
     """Explain a partition of a listed tier, which is only read: no round ever cleans it."""
     state = opened.open(name).refresh()
     if not state.has_segments:
-        return Explanation(name.topic, name.partition, "It holds no segments yet.", ())
+        return Explanation("It holds no segments yet.", ())
     answer = f"Nothing cleans it here: a tier of layout {opened.settings.tier.layout} is only read."
     held = f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}, {format_size(state.bytes)}"
     values = {"start_offset": state.start_offset, "end_offset": state.end_offset, "bytes": state.bytes}
     how = "`import --from-tier` copies it into a compactor-managed tier, where rounds clean it; `generations` writes this layout again"
-    return Explanation(name.topic, name.partition, answer, (Fact("offsets", held, values), Fact("only_read", how)))
+    return Explanation(answer, (Fact("offsets", held, values), Fact("only_read", how)))
 
 
 def _answer_why_not_cleaned(
@@ -148,7 +146,9 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
     if state.intent is not None:
         plan = state.intent.plan
         done = len(state.intent.receipts)
-        text = f"run {plan.run_id} is open since {format_iso_time(state.intent.at_ms)}: {done} of {len(plan.tasks)} groups are done"
+        text = (
+            f"run {plan.run_id} is open since {format_iso_time(state.intent.at_ms)}: {done} of {count_noun(len(plan.tasks), 'group')} done"
+        )
         yield Fact("open_round", text, {"run_id": plan.run_id, "groups": len(plan.tasks), "groups_done": done})
     if state.quarantine is not None:
         why = state.quarantine
@@ -188,7 +188,7 @@ def _facts_about_due_round(
     horizons = sorted(segment.due_ms for segment in state.live if segment.due_ms >= 0)
     passed = sum(horizon <= now_ms for horizon in horizons)
     if horizons:
-        text = f"{passed} segments hold tombstones or markers whose delete horizon has passed"
+        text = f"{count_noun(passed, 'segment holds', 'segments hold')} tombstones or markers whose delete horizon has passed"
         ahead = next((horizon for horizon in horizons if horizon > now_ms), None)
         text += f"; the next horizon is {format_iso_time(ahead)}" if ahead is not None else ""
         yield Fact("horizons", text, {"passed": passed, "next_ms": ahead})
@@ -227,7 +227,9 @@ def _facts_about_leftovers(state: PartitionState, opened: Tier, now_ms: int) -> 
         text = f"{named} ({held}) is kept for {format_duration(keep)}, then `retire` deletes it"
         yield Fact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
     for entry in state.registrations.values():
-        text = f"import {entry.import_id} by {entry.holder} is unfinished: {len(entry.ids)} segments are missing"
+        text = (
+            f"import {entry.import_id} by {entry.holder} is unfinished: {count_noun(len(entry.ids), 'segment is', 'segments are')} missing"
+        )
         yield Fact("import", text, {"import_id": entry.import_id, "holder": entry.holder, "segments": len(entry.ids)})
 
 
@@ -257,7 +259,7 @@ def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
     read = {segment.id: segment.reason for segment in plan.read}
     for task in plan.tasks:
         why = "; ".join(dict.fromkeys(read.get(name, "dirty") for name in task.sources))
-        what = f"{len(task.sources)} segments -> {task.new_segment_id}"
+        what = f"{count_noun(len(task.sources), 'segment')} -> {task.new_segment_id}"
         text = f"offsets {task.start_offset} to {task.end_offset} were rewritten ({why}): {what}"
         yield Fact("rewritten", text, {"sources": list(task.sources), "id": task.new_segment_id, "reason": why})
     for skipped in plan.skipped:
@@ -287,7 +289,7 @@ def explain_key(
         facts += _removed_facts(_removed_records(opened, state, found, on_bytes, key=key), found)
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [Fact("below_log_start", _describe_record(record) + hidden, _record_values(record)) for record in below]
-        return Explanation(name.topic, name.partition, _answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
+        return Explanation(_answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
 
     return _explain_present_state(opened, name, explain)
 
@@ -305,10 +307,10 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
             held = "Its segment stays as long as it holds later records, or is the newest one"
             held = held if offset >= state.start_offset else "Its segment has left the view; `retire` deletes its objects after grace"
             answer = f"Offset {offset} is below the log start {log_start}: retention or a person has deleted it. {held}."
-            return Explanation(name.topic, name.partition, answer, ())
+            return Explanation(answer, ())
         if not state.has_segments or not state.start_offset <= offset <= state.end_offset:
             where = f"offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "nothing"
-            return Explanation(name.topic, name.partition, f"Offset {offset} is not in the tier, which holds {where}.", ())
+            return Explanation(f"Offset {offset} is not in the tier, which holds {where}.", ())
         later_segments = [segment for segment in state.live if segment.end_offset >= offset]
         here = next(RecordSearch(opened, name, on_bytes).find_records(later_segments, offset=offset), None)
         if here is None:
@@ -317,9 +319,7 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
         if here.key is not None and not here.control:
             later = [s for s in RecordSearch(opened, name, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
         outlook = _RecordExplainer(state, now_ms, opened.kind.compacts)
-        return Explanation(
-            name.topic, name.partition, outlook.answer_about_offset(here, later), tuple(outlook.record_facts(later or [here]))
-        )
+        return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.record_facts(later or [here])))
 
     return _explain_present_state(opened, name, explain)
 
@@ -344,14 +344,14 @@ def _explain_removed_offset(
     if epoch is None:
         came = "imported" if opened.kind.compacts else "uploaded"
         answer = f"Offset {offset} held nothing when segment {segment.id} was {came}: the broker's log had no record there any more."
-        return Explanation(*state.name, answer, ())
+        return Explanation(answer, ())
     found = _removed_records(opened, state, [], on_bytes, offset=offset)
     answer = f"Offset {offset} holds no record any more: it was cleaned away when epoch {epoch} wrote segment {segment.id}."
     if not found:
-        return Explanation(*state.name, f"{answer} What it held is deleted.", ())
+        return Explanation(f"{answer} What it held is deleted.", ())
     group, old = found[0]
     if old.key is None:
-        return Explanation(*state.name, answer, (Fact("removed", _describe_record(old), _record_values(old)),))
+        return Explanation(answer, (Fact("removed", _describe_record(old), _record_values(old)),))
     later = [
         s
         for s in RecordSearch(opened, state.name, on_bytes).find_records(later_segments, key=old.key)
@@ -370,7 +370,7 @@ def _explain_removed_offset(
         Fact("removed", _describe_record(old), _record_values(old)),
         *(Fact("superseded_by", _describe_record(s), _record_values(s)) for s in later),
     ]
-    return Explanation(*state.name, answer, tuple(facts))
+    return Explanation(answer, tuple(facts))
 
 
 def _removed_records(
@@ -493,7 +493,7 @@ def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[
     """Return the answer to a question about a key in one sentence."""
     latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:
-        what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {latest.value_bytes} bytes,"
+        what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {format_size(latest.value_bytes)},"
         more = len(records) - 1
         later_segments = f"; {more} other records of it are still there" if more else ""
         return f"The key {key} is {what} at offset {latest.offset}{later_segments}."

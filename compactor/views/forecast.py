@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
@@ -322,5 +323,5 @@ def _expected_saving_and_reason(
         return min(round(dirty_bytes * rate), bytes_to_write), f"its last round saved {rate:.2f} bytes per dirty byte"
     if tombstones is None:
         return None, "only delete horizons are due, and not all sidecars have a count of tombstones"
-    why = f"only delete horizons are due: {tombstones} tombstones, {TOMBSTONE_BYTES} bytes each at most"
+    why = f"only delete horizons are due: {count_noun(tombstones, 'tombstone')}, {TOMBSTONE_BYTES} bytes each at most"
     return min(tombstones * TOMBSTONE_BYTES, bytes_to_write), why

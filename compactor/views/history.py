@@ -34,6 +34,7 @@ def run_document(state: PartitionState, run: Run) -> dict[str, object]:
         "run_id": run.run_id,
         "topic": state.topic,
         "partition": state.partition,
+        "incarnation": state.incarnation,
         "status": run.status,
         "leader_epoch": run.leader_epoch,
         "holder": run.holder,
@@ -58,12 +59,13 @@ def run_document(state: PartitionState, run: Run) -> dict[str, object]:
 
 def find_run(
     opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
-) -> tuple[PartitionState, str]:
-    """Search the partitions for a run. Return the state of the partition whose run history has it, and the run's complete id.
+) -> tuple[PartitionState, str] | None:
+    """Search the partitions for a run. Return the state of the partition whose run history has it, and the run's complete id; None if
+    there is none.
 
     :param run_id: the id, or its first characters.
     :param on_partition: called after each partition.
-    :raises UsageError: if no partition has such a run, or several runs have ids that begin so.
+    :raises UsageError: if several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
     logs = opened.read_logs_or_errors(names, on_partition)
@@ -78,7 +80,7 @@ def find_run(
     for log in logs:
         if isinstance(log, CompactorError):
             raise log
-    raise UsageError(f"no partition remembers a run {run_id}", hint="`runs list` shows those that are remembered")
+    return None
 
 
 def undo_problem(state: PartitionState, run_id: str) -> str:

@@ -1,41 +1,10 @@
-"""Formatting of sizes, durations and times for people."""
+"""Formatting of times for people; sizes, durations and counts are formatted in ``config.units``."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-_STEPS = (("d", 86_400), ("h", 3_600), ("min", 60))
-
-
-def format_size(count: int | None) -> str:
-    """Return a number of bytes such as ``1.4 GiB``; an empty string for None."""
-    if count is None:
-        return ""
-    if abs(count) < 1024:
-        return f"{count} B"
-    value, units = count / 1024, ["PiB", "TiB", "GiB", "MiB", "KiB"]
-    while abs(value) >= 1023.95 and len(units) > 1:  # 1023.95 would be printed as 1024.0
-        value /= 1024
-        units.pop()
-    return f"{value:.1f} {units[-1]}"
-
-
-def format_duration(milliseconds: float) -> str:
-    """Return a duration such as ``3 d 4 h``, ``12 min`` or ``0.4 s``: at most two units."""
-    seconds = max(0.0, milliseconds / 1000)
-    if seconds < 10:
-        return f"{seconds:.1f} s" if seconds % 1 >= 0.05 else f"{seconds:.0f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    for place, (unit, length) in enumerate(_STEPS):
-        if whole >= length:
-            rest = whole % length
-            smaller, part = _STEPS[place + 1] if place + 1 < len(_STEPS) else ("s", 1)
-            # Minutes stand alone from ten on, days from ten on.
-            shown = rest // part if whole < 10 * length else 0
-            return f"{whole // length} {unit}" + (f" {shown} {smaller}" if shown else "")
-    return f"{whole} s"
+from compactor.config.units import count_noun as count_noun, format_duration as format_duration, format_size as format_size
 
 
 def format_ago(at_ms: int, now_ms: int) -> str:
@@ -72,8 +41,3 @@ def format_iso_time(at_ms: int, timespec: str = "seconds") -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
-
-
-def count_noun(count: int, singular: str, plural: str = "") -> str:
-    """Return a count with its noun in singular or plural, such as ``1 partition`` or ``2 partitions``."""
-    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

@@ -37,7 +37,7 @@ ANSWERS = {
     "sizes of what waits": (
         "retire --dry-run",
         0,
-        r"0 objects to be deleted, 0 to be swept, \d+ wait for grace; 0 B\. The next are due at .*Z",
+        r"0 objects to be deleted, 0 to be swept \(0 B\), \d+ wait for grace \(\d[^)]*iB\)\. The next are due at .*Z",
     ),
     "filters that nobody asked yet": ("bloom show orders-0", 0, r"(?s)^(?!.*useless).*filter made for"),
     "re-compaction gives its reasons": (

@@ -514,7 +514,7 @@ def test_a_second_full_round_changes_nothing(started: StartedCluster, tmp_path: 
     assert first["saved_bytes"] == before["bytes"] - after["bytes"] > 0
     (second,) = cli.do("recompact", "--now", NOW_MS)["partitions"]  # markers whose records went in the first get their horizon
     (left,) = cli.do("recompact", "--now", NOW_MS, "--dry-run")["partitions"]
-    assert (left["status"], left["reason"]) == ("left_alone", "a round would gain about 0 bytes, less than 1")
+    assert (left["status"], left["reason"]) == ("left_alone", "a round would gain about 0 B, less than 1 B")
     assert (first["status"], second["status"]) == ("cleaned", "cleaned")
     assert second["records_read"] == second["records_kept"] == first["records_kept"]
     assert cli.do("recompact", "orders-0", "--now", NOW_MS)["partitions"][0]["status"] == "left_alone"

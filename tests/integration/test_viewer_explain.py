@@ -107,13 +107,13 @@ class TestPartition:
 class TestKey:
     def test_latest_superseded_and_removed(self, grown: Deployment) -> None:
         answer, facts = ask(grown, "--key", "a")
-        assert answer == "The key 'a' is a value of 1 bytes, at offset 7; 1 other records of it are still there."
+        assert answer == "The key 'a' is a value of 1 B, at offset 7; 1 other records of it are still there."
         assert [fact["offset"] for fact in facts["latest"]] == [7]
         assert [(fact["offset"], fact["superseded_by"]) for fact in facts["superseded"]] == [(2, 7)]
         assert [fact["offset"] for fact in facts["removed"]] == [0]
 
     def test_the_only_one(self, grown: Deployment) -> None:
-        assert ask(grown, "--key", "b")[0] == "The key 'b' is a value of 1 bytes, at offset 1."
+        assert ask(grown, "--key", "b")[0] == "The key 'b' is a value of 1 B, at offset 1."
 
     def test_a_tombstone_and_its_horizon(self, cleaned: Deployment) -> None:
         answer, facts = ask(cleaned, "--key", "t", "--now", 10 * HOUR)

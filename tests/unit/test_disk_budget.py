@@ -35,7 +35,7 @@ class TestGrants:
         assert [round_up_to_blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
-        with pytest.raises(OutOfBudget, match="group 3 needs 101 bytes of local disk.* at least 101"):
+        with pytest.raises(OutOfBudget, match="group 3 needs 101 B of local disk.* at least 101"):
             Budget(100).reserve(DiskUsage(), 101, "group 3")
 
     def test_waits_until_somebody_gives_back(self) -> None:

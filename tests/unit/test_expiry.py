@@ -99,7 +99,7 @@ class TestAge:
     def test_a_segment_expires_once_its_largest_timestamp_is_older_than_the_limit(self) -> None:
         live = (segment(0, NOW - 11), segment(1, NOW - 10), segment(2))
         found = expired(state(*live), cleaner(retention_ms=10))
-        assert found == ExpiredSegments(10, 1, 100, "1 segments are older than retention_ms")
+        assert found == ExpiredSegments(10, 1, 100, "1 segment is older than retention_ms")
 
     def test_a_young_segment_keeps_the_older_ones_behind_it(self) -> None:
         assert expired(state(segment(0), segment(1, NOW - 99), segment(2)), cleaner(retention_ms=10)) is None

@@ -90,7 +90,7 @@ def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None
     assert not costly.are_filters_worthwhile
     why = look(with_filter(), record=costly).must
     assert why.startswith(
-        "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 were false positives (25 %)"
+        "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 was a false positive (25 %)"
     )
     assert design_filter(CleanerSettings(), costly, 1_000, 50, 100_000) is None
     assert FilterStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"

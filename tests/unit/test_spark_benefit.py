@@ -32,7 +32,7 @@ def why(tier: Tier, min_benefit: int, now_ms: int = NOW_MS) -> str:
 
 def test_what_can_gain_nothing(tmp_path: Path) -> None:
     tier = tier_of(tmp_path, ("a=1", "b=1"), ("a=2",))
-    assert why(tier, 1) == "a round would gain about 0 bytes, less than 1"
+    assert why(tier, 1) == "a round would gain about 0 B, less than 1 B"
     assert why(tier, 0) == "", "forced"
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ATTEMPT_TIMEOUT_S = 0.5
 _RETRY_DELAY_S = 0.1
+_LOG_INTERVAL_S = 3.0
+"""Seconds after which an unanswered request is logged, and between two such lines."""
 _FUTURE_POLL_S = 0.005
 _RESERVED_PROPERTIES = (
     "bootstrap.servers", "group.id", "enable.auto.commit", "enable.auto.offset.store", "isolation.level", "auto.offset.reset",
@@ -177,14 +179,20 @@ def create_client(factory: Callable[[], Any]) -> Any:
 
 
 def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, request_name: str, send_once: Callable[[float], T]) -> T:
-    """Call ``attempt(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
+    """Call ``send_once(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
 
     :param request_name: the request, for messages.
     """
     kafka = load_confluent_kafka()
-    deadline = time.monotonic() + connection.timeout_s
+    began = time.monotonic()
+    deadline, next_line = began + connection.timeout_s, began + _LOG_INTERVAL_S
     while True:
-        left = deadline - time.monotonic()
+        now = time.monotonic()
+        left = deadline - now
+        if now >= next_line and left > _ATTEMPT_TIMEOUT_S:
+            waiting = f"{request_name}: no broker answers at {connection.bootstrap_servers}; waited"
+            _log.warning("%s %.0f of %.0f s", waiting, now - began, connection.timeout_s, extra={"transient": True})
+            next_line = now + _LOG_INTERVAL_S
         try:
             answer = send_once(max(0.1, min(_ATTEMPT_TIMEOUT_S, left)))
         except kafka.KafkaException as raised:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_hash_tag
+from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import inline_kernel, kernel
@@ -163,11 +164,11 @@ class KeySet:
         """
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
         if self._most_homes < SMALLEST:
-            raise OutOfBudget(f"a map budget of {budget_bytes} bytes is too small", hint=f"Give at least {MIN_MAP_BYTES} bytes")
+            raise OutOfBudget(f"a map budget of {format_size(budget_bytes)} is too small", hint=f"Give at least {MIN_MAP_BYTES} bytes")
         try:
             self.table: HashTable = np.zeros(3 * (self._most_homes + SPACE), dtype=np.uint32)
         except MemoryError as error:
-            raise OutOfBudget(f"this machine cannot give a map of {budget_bytes} bytes", hint="Lower map_budget_bytes") from error
+            raise OutOfBudget(f"this machine cannot give a map of {format_size(budget_bytes)}", hint="Lower map_budget_bytes") from error
         self.state: State = np.zeros(4, dtype=np.int64)
         self._resize(max(SMALLEST, int(expected_keys / MAX_LOAD) + 1))
 

@@ -22,6 +22,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
 from compactor.cleaner.second_reader import SecondReader, SecondReaderRows
+from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Flags, Hashes
 from compactor.kernels.jit import kernel
@@ -325,7 +326,7 @@ class BackwardKeyScan:
         seen = np.empty(len(hashed.hashes), np.bool_)
         if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
-                f"the offset map is full at {self._set.key_count} keys ({self._set.peak_bytes} bytes)",
+                f"the offset map is full at {self._set.key_count} keys ({format_size(self._set.peak_bytes)})",
                 hint='Raise map_budget_bytes, or let map_engine = "auto" choose an engine that needs less memory',
             )
         survives = np.zeros(int(hashed.first_row[-1]), np.bool_)

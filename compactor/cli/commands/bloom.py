@@ -6,6 +6,7 @@ import argparse
 
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun
 from compactor.local.budget import Budget
 from compactor.round.compaction import disk_budget_bytes
 from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
@@ -22,15 +23,14 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
             rows.append((*place, "", "", "", "", segment["problem"]))
         else:
             made_for = about["made_for_keys"]
-            promise = f"{made_for} keys at {about['rate_per_key']:.1g}" if made_for is not None else "none"
+            promise = f"{made_for:,} keys at {about['rate_per_key']:.1g}" if made_for is not None else "none"
             rows.append((*place, about["keys"], format_size(about["bytes"]), about["bits_per_key"], promise, about["due"]))
     columns = ("id", "offsets", "size", "clean", "keys", "sidecar", "bits a key", "filter made for", "read anyway because")
     reported = [f"off: {document['reason']}"] if document["reason"] else []
     if document["asked"]:
-        reported.append(
-            f"{document['asked']} filters asked, {document['skipped']} reads spared, {document['useless']} useless "
-            f"({document['useless_rate']:.2%} of the segments without a dirty key; the target is {document['target_rate']:.2%})"
-        )
+        asked = f"{count_noun(document['asked'], 'filter')} asked, {count_noun(document['skipped'], 'read')} spared"
+        rate = f"{document['useless_rate']:.2%} of the segments without a dirty key; the target is {document['target_rate']:.2%}"
+        reported.append(f"{asked}, {document['useless']} useless ({rate})")
     out.print_result(
         document, Table("", columns, rows, minor=("filter made for", "bits a key", "sidecar", "keys"), below=1), summary="\n".join(reported)
     )
@@ -42,14 +42,12 @@ def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     with out.progress("reading", tiers.sum_stored_bytes(opened, [name], out), "bytes") as progress:
         made = rebuild_sidecars(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {
-        "topic": name.topic,
-        "partition": name.partition,
+        **tiers.partition_document(name),
         "written": list(made.written),
         "kept": made.kept,
         "bytes_read": made.bytes_read,
         "bytes_written": made.bytes_written,
     }
-    reported = (
-        f"{len(made.written)} sidecars written ({format_size(made.bytes_written)}), {made.kept} kept; {format_size(made.bytes_read)} read"
-    )
+    written = f"{count_noun(len(made.written), 'sidecar')} written ({format_size(made.bytes_written)})"
+    reported = f"{written}, {made.kept} kept; {format_size(made.bytes_read)} read"
     out.print_result(document, summary=reported)

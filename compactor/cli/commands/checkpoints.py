@@ -34,7 +34,7 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
     now = opened.ports.clock_ms()
     rows = [
         (
-            f"{v['topic']}-{v['partition']}",
+            tiers.row_name(v),
             tiers.format_cleaner_offsets(v["cleaner_offsets"]),
             v["first_dirty_offset"],
             v["end_offset"],
@@ -101,8 +101,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     )
     found = compare_points(before, after)
     document = {
-        "topic": name.topic,
-        "partition": name.partition,
+        **tiers.partition_document(name),
         "from": _point_document(before),
         "to": _point_document(after),
         **tiers.report_document(found),
@@ -231,7 +230,7 @@ def _fenced_table(fenced: Sequence[Document]) -> list[Table]:
 def _epochs_tree(found: Document, now_ms: int) -> Tree:
     """Return the history of a partition as a tree: each compactor epoch (term of one leader) with its rounds."""
     offsets = tiers.format_cleaner_offsets(found["cleaner_offsets"])
-    title = f"{found['topic']}-{found['partition']} at slot {found['slot']}: cleaner offsets {offsets}"
+    title = f"{tiers.row_name(found)} at slot {found['slot']}: cleaner offsets {offsets}"
     branches = [_epoch_tree(epoch, found, now_ms) for epoch in found["epochs"]]
     branches += [Tree(_describe_void_record(entry), ()) for entry in found["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])
@@ -266,7 +265,7 @@ def _describe_run(run: Document, epoch: Document) -> str:
     text = f"run {run['run_id']}  {run['status']}"
     if run["published_slot"]:
         text += f", published in slot {run['published_slot']}: {run['first_dirty_offset']} -> {run['next_dirty_offset']}, "
-        text += f"{run['sources']} segments -> {run['outputs']}"
+        text += f"{count_noun(run['sources'], 'segment')} -> {run['outputs']}"
     if run["announced_by"] and run["announced_by"] != epoch["holder"]:
         text += f" (begun by {run['announced_by']})"
     return f"{text}: {run['reason']}" if run["reason"] else text

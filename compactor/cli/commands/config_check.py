@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from compactor.bootstrap import kafka_connection, open_tier
@@ -16,7 +17,7 @@ from compactor.cli import frame
 from compactor.cli.output import Output, Table
 from compactor.config.settings import Settings
 from compactor.config.store_sections import MINIMUM_DAYS
-from compactor.errors import BadData, CompactorError, StoreError, UsageError
+from compactor.errors import BadData, CompactorError, StoreError, Unavailable, UsageError
 from compactor.storage.factory import open_store
 from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
@@ -32,6 +33,8 @@ from compactor.views.checkpoints import read_only_tier
 
 CHECK_FIRST_ANSWER_MS = 4_000
 """Longest wait of `config check` for the first answer of a store, in milliseconds. Several parts of the check wait for it in turn."""
+CHECK_BROKERS_S = 5.0
+"""Longest wait of `config check` for each of the first answers of the brokers, in seconds."""
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> int:
@@ -199,9 +202,10 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects."""
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
-    admin = KafkaAdmin(kafka_connection(settings)) if servers else None
-    if admin is not None:
-        found += check_cluster(admin, servers, needs_append_right=bool(control_url(settings)))
+    connection = kafka_connection(settings) if servers else None
+    if connection is not None:
+        first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
+        found += check_cluster(first_admin, servers, needs_append_right=bool(control_url(settings)))
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:
@@ -211,7 +215,8 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
         return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
     names, problems = check_metadata_topic_reading(opened)
     found += problems
-    if admin is not None:
+    if connection is not None:
+        admin = KafkaAdmin(connection)
         topics = sorted({name.topic for name in names})
         found += check_topics(admin, topics, lambda topic: opened.settings.cleaner_for(topic).cleanup_policy)
         found += check_known_kafka_problems(admin, topics)
@@ -221,12 +226,14 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
 
 
 def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
-    """Check that tier and control store belong together. An empty tier with an empty control store passes."""
+    """Check that the stores answer, and that tier and control store belong together. An empty tier with an empty control store passes."""
     opened = open_tier(settings)
     try:
         state = opened.catalog.refresh()
         opened.ownership.require_no_other_owner(opened.ports, state)
         opened.ownership.require_data_root_is_unowned(opened.ports, state)
+    except Unavailable as error:  # a second wait for the same store would say the same
+        return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
     except StoreError:
         return []  # trying the store says it better
     except CompactorError as error:

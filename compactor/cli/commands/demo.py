@@ -11,6 +11,7 @@ from pathlib import Path
 from compactor.cli import frame
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
+from compactor.config.units import count_noun
 from compactor.demo.demo import Demo, DemoComparison, count_keys_with_value
 from compactor.errors import BadData, CompactorError
 from compactor.model.status import RoundStatus
@@ -70,7 +71,7 @@ def _run_demo_steps(demo: Demo, out: Output) -> float:
     with out.progress("importing", unit="bytes") as progress:
         imported = demo.import_topic(ImportProgress(progress.begin_step, progress.advance))
     offsets = f"offsets {imported.start_offset} to {imported.end_offset}"
-    out.note(f"2. import    {imported.segments} segments, {format_size(imported.bytes)}, {offsets}")
+    out.note(f"2. import    {count_noun(imported.segments, 'segment')}, {format_size(imported.bytes)}, {offsets}")
     plan = demo.plan_round()
     reads = (
         f"{format_size(plan.bytes_to_read)} to read, {format_size(plan.bytes_to_write)} to write at most, {plan.map_keys:,} keys at most"

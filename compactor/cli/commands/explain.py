@@ -5,10 +5,13 @@ offset.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
+from compactor.access.tier import Tier
 from compactor.cli import frame, tiers
 from compactor.cli.output import Output, Table
 from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_of_topic
+from compactor.model.ids import TopicPartition
 from compactor.views import explain as explaining
 
 MAX_EVENT_ROWS = 60
@@ -16,7 +19,23 @@ MAX_EVENT_ROWS = 60
 
 
 def run_explain(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_tier_and_partition(args)
+    opened = tiers.open_read_only(args)
+    names = tiers.select_partitions(opened, [args.partition])
+    found = [(name, _explain(opened, name, args, out)) for name in names]
+    documents = [
+        {
+            **tiers.partition_document(name),
+            "answer": one.answer,
+            "facts": [{"kind": fact.kind, "text": fact.text, **fact.values} for fact in one.facts],
+        }
+        for name, one in found
+    ]
+    tables = [_facts_table(f"{name}: {one.answer}" if len(found) > 1 else one.answer, one.facts) for name, one in found]
+    out.print_result(documents[0] if len(found) == 1 else {"partitions": documents}, *tables)
+
+
+def _explain(opened: Tier, name: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
+    """Return the answer to the user's question about one partition: about a key, an offset, or the partition itself."""
     now = frame.cleaner_clock_ms(args)
     searches = args.key is not None or args.offset is not None
     total = tiers.sum_stored_bytes(opened, [name], out, with_replaced=True) if searches else None
@@ -26,18 +45,15 @@ def run_explain(args: argparse.Namespace, out: Output) -> None:
             key = parse_key_of_topic(args.key, name.topic, decoder)
             decoded = decoder.decode(key) if decoder.has_registry else DecodedField()
             shown = f"{decoded.format_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
-            found = explaining.explain_key(opened, name, key, now, progress.advance, shown)
-        elif args.offset is not None:
-            found = explaining.explain_offset(opened, name, args.offset, now, progress.advance)
-        else:
-            found = explaining.explain_partition(opened, name, now)
-    document = {
-        "topic": found.topic,
-        "partition": found.partition,
-        "answer": found.answer,
-        "facts": [{"kind": fact.kind, "text": fact.text, **fact.values} for fact in found.facts],
-    }
-    rows = [(fact.kind.replace("_", " "), fact.text) for fact in found.facts[:MAX_EVENT_ROWS]]
-    if len(found.facts) > MAX_EVENT_ROWS:
-        rows.append(("", f"and {len(found.facts) - MAX_EVENT_ROWS} more; --output json has all"))
-    out.print_result(document, *([Table(found.answer, ("", ""), rows)] if rows else []), summary="" if rows else found.answer)
+            return explaining.explain_key(opened, name, key, now, progress.advance, shown)
+        if args.offset is not None:
+            return explaining.explain_offset(opened, name, args.offset, now, progress.advance)
+        return explaining.explain_partition(opened, name, now)
+
+
+def _facts_table(title: str, facts: Sequence[explaining.Fact]) -> Table:
+    """Return the first facts as a table below the answer."""
+    rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
+    if len(facts) > MAX_EVENT_ROWS:
+        rows.append(("", f"and {len(facts) - MAX_EVENT_ROWS} more; --output json has all"))
+    return Table(title, ("", ""), rows)

@@ -44,4 +44,6 @@ def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
     would = "would be " if args.dry_run else ""
     rows = [(would + "deleted", one.object, "") for one in done.deleted] + [("kept", name, why) for name, why in done.kept.items()]
     tables = [Table("", ("", "object", "because"), rows, below=2)] if rows else []
-    out.print_result(document, *tables, summary=f"{len(done.deleted)} objects {would}deleted, {len(done.kept)} kept; {format_size(freed)}")
+    out.print_result(
+        document, *tables, summary=f"{count_noun(len(done.deleted), 'object')} {would}deleted, {len(done.kept)} kept; {format_size(freed)}"
+    )

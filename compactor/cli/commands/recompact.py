@@ -87,7 +87,9 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
         cells.append((str(inspection.name), status, format_size(inspection.bytes), reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)
-    out.print_result({"partitions": rows}, table, summary=f"{todo} of {len(candidates)} partitions would be cleaned; nothing was changed")
+    out.print_result(
+        {"partitions": rows}, table, summary=f"{todo} of {count_noun(len(candidates), 'partition')} would be cleaned; nothing was changed"
+    )
     return outcomes.exit_code()
 
 

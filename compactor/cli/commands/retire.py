@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -78,7 +78,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     deleted: list[str] = []
     swept: list[str] = []
     waiting: list[str] = []
-    freed = 0
+    sizes: dict[str, int] = {}
     usual = args.now is None and not args.dry_run and opened.kind.has_complete_log
     removed = _delete_removed_topics(opened, outcomes) if usual else []
     every = opened.partitions()
@@ -109,22 +109,24 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
             deleted += report.deleted
             swept += report.swept
             waiting += report.waiting
-            freed += report.bytes
+            sizes |= report.sizes
             moments.append(report.next_ms)
     noted.write()
     swept += _sweep_unfinished_uploads(opened, args, outcomes)
     would = "to be " if args.dry_run else ""
     groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
-    rows = [row for state, keys in groups for row in _rows_by_partition(state, keys)]
-    tables = [Table("", ("state", "partition", "segments", "objects"), rows)] if rows else []
+    rows = [row for state, keys in groups for row in _rows_by_partition(state, keys, sizes)]
+    tables = [Table("", ("state", "partition", "segments", "objects", "size"), rows)] if rows else []
+    freed, held = (sum(sizes.get(key, 0) for key in keys) for keys in ([*deleted, *swept], waiting))
     later = min((moment for moment in moments if now_ms < moment < NEVER_MS), default=None)
-    summary = f"{count_noun(len(deleted), 'object')} {would}deleted, {len(swept)} {would}swept, {len(waiting)} wait for grace"
-    summary += f"; {format_size(freed)}"
+    summary = f"{count_noun(len(deleted), 'object')} {would}deleted, {len(swept)} {would}swept ({format_size(freed)})"
+    summary += f", {len(waiting)} wait for grace"
+    summary += f" ({format_size(held)})" if waiting else ""
     summary += f". {count_noun(len(removed), 'partition')} of deleted topics left the tier: {', '.join(removed)}" if removed else ""
     summary += f". The next are due at {format_iso_time(later)}" if later is not None else ""
     summary += f". Looked at {len(names)} of {len(every)} partitions" if len(names) < len(every) else ""
     document = {"deleted": deleted, "swept": swept, "waiting": waiting, "bytes": freed, "next_ms": later, "looked_at": len(names)}
-    document["topics_deleted"] = removed
+    document |= {"waiting_bytes": held, "topics_deleted": removed}
     out.print_result(document, *tables, summary=summary)
     return outcomes.exit_code()
 
@@ -151,9 +153,14 @@ def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: 
         return ()
 
 
-def _rows_by_partition(state: str, keys: Sequence[str]) -> list[tuple[str, str, int, int]]:
-    """Return a row for each partition with its number of segments and of objects. The objects of a segment differ in their suffix."""
-    segments: defaultdict[str, list[str]] = defaultdict(list)
+def _rows_by_partition(state: str, keys: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, str, int, int, str]]:
+    """Return a row for each partition with its number of segments and of objects, and their size. The objects of a segment differ in their
+    suffix. The size of unfinished uploads is unknown.
+    """
+    objects: defaultdict[str, list[str]] = defaultdict(list)
     for key in keys:
-        segments[key.rpartition("/")[0]].append(key.rpartition(".")[0])
-    return [(state, partition, len(set(found)), len(found)) for partition, found in segments.items()]
+        objects[key.rpartition("/")[0]].append(key)
+    return [
+        (state, partition, len({key.rpartition(".")[0] for key in found}), len(found), format_size(sum(sizes.get(key, 0) for key in found)))
+        for partition, found in objects.items()
+    ]

@@ -7,6 +7,7 @@ import argparse
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import Run
+from compactor.errors import UsageError
 from compactor.views.history import find_run, run_document, undo_problem
 from compactor.views.words import format_duration, format_iso_time
 
@@ -22,7 +23,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
     found.sort(key=lambda one: one[1].started_ms)
     rows = [
         (
-            f"{state.topic}-{state.partition}",
+            str(state.name),
             run.run_id[:SHORT],
             run.status,
             format_iso_time(run.started_ms),
@@ -47,12 +48,15 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.open_read_only(args)
     names = opened.partitions()
     with out.progress("looking for it", len(names), "partitions") as progress:
-        state, run_id = find_run(opened, args.run_id, names, progress.advance)
+        found = find_run(opened, args.run_id, names, progress.advance)
+    if found is None:
+        raise UsageError(f"no partition remembers a run {args.run_id}", hint="`runs list` shows those that are remembered")
+    state, run_id = found
     run = next(run for run in state.runs if run.run_id == run_id)
     undoing = undo_problem(state, run.run_id)
     offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.vector_before, run.vector)]
     rows: list[tuple[str, object]] = [
-        ("partition", f"{state.topic}-{state.partition}"),
+        ("partition", str(state.name)),
         ("status", run.status),
         ("reason", f"{run.reason} {run.segment}".strip()),
         ("began", f"{format_iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),

@@ -16,12 +16,12 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     for name in names:
         state = opened.open(name).refresh()
         listed = list_segments(state, opened.sidecars(name).stored_sidecar_sizes(), unread_broker_segments(opened, state))
-        found += [{"topic": name.topic, "partition": name.partition, **segment} for segment in listed]
+        found += [{**tiers.partition_document(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [
         (
             s["id"],
-            f"{s['topic']}-{s['partition']}" if len(names) > 1 else "",
+            tiers.row_name(s) if len(names) > 1 else "",
             _segment_state_word(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             format_size(s["bytes"]),

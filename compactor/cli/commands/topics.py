@@ -17,7 +17,7 @@ from compactor.control.pauses import pattern_matches
 from compactor.control.records import BadControlRecord, TopicAdopted
 from compactor.errors import CompactorError, UsageError
 from compactor.tier.kinds import control_url, tier_kind
-from compactor.views.words import format_duration
+from compactor.views.words import count_noun, format_duration
 
 
 def list_topics(args: argparse.Namespace, out: Output) -> int:
@@ -30,10 +30,10 @@ def list_topics(args: argparse.Namespace, out: Output) -> int:
         later = superseding_topic_id(opened.catalog.state, summary.topic, summary.topic_id)
         row = {field: getattr(summary, field) for field in fields}
         partitions.append(row | {"start_offset": summary.log_start, "superseded_by": later})
-    shown = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
-    rows = [tuple(format_size(row[name]) if name == "bytes" else row[name] for name in shown) for row in partitions]
-    titles = ("topic", "partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
-    out.print_result({"partitions": partitions}, Table("", titles, rows, minor=("topic id", "superseded by")))
+    shown = ("segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
+    rows = [(tiers.row_name(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown)) for row in partitions]
+    titles = ("partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
+    out.print_result({"partitions": partitions}, Table("", titles, rows, minor=("superseded by", "topic id", "start offset")))
     return outcomes.exit_code()
 
 
@@ -60,8 +60,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
         opened.changes.publish([log])
     grace = opened.retention.grace_ms
     document = {
-        "topic": name.topic,
-        "partition": name.partition,
+        **tiers.partition_document(name),
         "status": "deleted",
         "segments": len(before.live),
         "bytes": before.bytes,
@@ -96,7 +95,7 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
             else:
                 before, after = delete_records(opened, name, offset)
                 start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
-    document = {"topic": name.topic, "partition": name.partition, "log_start_offset": start, "segments": segments, "bytes": removed}
+    document = tiers.partition_document(name) | {"log_start_offset": start, "segments": segments, "bytes": removed}
     table = Table(
         f"Records of {name} below the log start are deleted",
         ("log start", "segments", "size"),
@@ -173,5 +172,6 @@ def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
         "partitions": sum(len(topic.partitions) for topic in snapshot.topics),
         "segments": snapshot.segment_count,
     }
-    reported = f"{document['segments']} segments of {document['partitions']} partitions are kept in {document['snapshot']}"
+    partitions = count_noun(sum(len(topic.partitions) for topic in snapshot.topics), "partition")
+    reported = f"The metadata of {count_noun(snapshot.segment_count, 'segment')} in {partitions} is saved in {document['snapshot']}"
     out.print_result(document, summary=reported)

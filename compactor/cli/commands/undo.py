@@ -16,11 +16,16 @@ from compactor.views.words import format_iso_time
 
 
 def _latest_round_error(opened: Tier, text: str) -> UsageError:
-    """Return the error for a user who named a partition or topic where the id of a run is needed.
+    """Return the error for a user who gave ``text``, the name of a partition or a topic or a pattern, where the id of a run is needed.
 
-    Its hint is the command that undoes the latest round.
+    Its hint is the command that undoes the latest round. If ``text`` names no partition of the tier, the hint is the nearest name.
     """
-    states = [opened.open(name).refresh() for name in tiers.select_partitions(opened, [text])]
+    try:
+        names = tiers.select_partitions(opened, [text])
+    except UsageError as error:
+        is_near_miss = error.hint.startswith("Did you mean")
+        return UsageError(f"no partition remembers a run {text}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
+    states = [opened.open(name).refresh() for name in names]
     runs = [(state, run) for state in states for run in state.runs if not undo_problem(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {text} can be undone", hint=f"`runs list {text}` shows its rounds")
@@ -34,10 +39,12 @@ def _latest_round_error(opened: Tier, text: str) -> UsageError:
 def run_undo(args: argparse.Namespace, out: Output) -> None:
     opened = tiers.open_configured_tier(args, writing_command="undo")
     names = opened.partitions([args.partition] if args.partition else None)
-    if args.run_id in {*map(str, names), *(name.topic for name in names)}:
-        raise _latest_round_error(opened, args.run_id)
+    is_name = args.run_id in {*map(str, names), *(name.topic for name in names)}
     with out.progress("looking for the run", len(names), "partitions") as progress:
-        before, run_id = find_run(opened, args.run_id, names, progress.advance)
+        found = None if is_name else find_run(opened, args.run_id, names, progress.advance)
+    if found is None:
+        raise _latest_round_error(opened, args.run_id)
+    before, run_id = found
     name = before.name
     if was_round_undone(before, run_id):
         out.note(f"{name}: run {run_id} was undone before; nothing to do")
@@ -51,8 +58,7 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
                 state = undo_round(opened.ports, log, opened.lease, run_id)
         opened.changes.publish([log])
     document = {
-        "topic": name.topic,
-        "partition": name.partition,
+        **tiers.partition_document(name),
         "run_id": run_id,
         "status": RunStatus.REVERTED,
         "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],

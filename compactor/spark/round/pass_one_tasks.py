@@ -24,6 +24,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ThreadBuffers
 from compactor.cleaner.row_spool import HashRanges, RowSpool
+from compactor.config.units import count_noun
 from compactor.constants import MAX_OFFSET
 from compactor.control.records import ScratchObject
 from compactor.errors import CompactorError, OutOfBudget
@@ -129,7 +130,9 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
 
         def reserve_disk_bytes(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
-            reserved.enter_context(staging.reserve_without_waiting(size, f"the keys of {len(segments)} segments of {shared.partition}"))
+            reserved.enter_context(
+                staging.reserve_without_waiting(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
+            )
 
         def open_row_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
             """Open an empty spool for rows that consist of ``words`` numbers."""

@@ -22,6 +22,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES
 from compactor.config.settings import CleanerSettings
+from compactor.config.units import format_size
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, OutOfBudget, StoreError
@@ -297,8 +298,8 @@ class _AnnouncedPlan:
         if need > share:
             each = self._worker.cluster.task_slots_per_executor
             raise OutOfBudget(
-                f"a group of {self._session.state.name} needs {need} bytes of local disk; of the disk budget each of {each} tasks at a "
-                f"time has {share}",
+                f"a group of {self._session.state.name} needs {format_size(need)} of local disk; of the disk budget each of {each} tasks "
+                f"at a time has {format_size(share)}",
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 

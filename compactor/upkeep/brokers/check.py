@@ -11,6 +11,7 @@ from typing import NamedTuple
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_version, setting_problem
 from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_problem
+from compactor.config.units import count_noun
 from compactor.errors import BadData, CompactorError, StoreError
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.known_problems import describe_topics, known_kafka_problem_findings
@@ -151,8 +152,8 @@ def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition
         return []
     count, name = tight[0]
     explanation = (
-        f"it is {per_hour}, and a first round over {name} with its {count} segments writes about {2 * (count + 1)} records: "
-        f"it waits for an hour without records ({len(tight)} partitions are that large)"
+        f"it is {per_hour}, and a first round over {name} with its {count_noun(count, 'segment')} writes about {2 * (count + 1)} records: "
+        f"it waits for an hour without records ({count_noun(len(tight), 'partition is', 'partitions are')} that large)"
     )
     hint = "Raise it, or keep it: later rounds are smaller"
     return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]

@@ -217,7 +217,9 @@ def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
     ) -> RoundAssessment[RemoteLogSegmentMetadata]:
         usual = assess_round(state, cleaner, now_ms, force=True)
         due = {segment.id for segment in usual.covered_segments if segment.id in segments}.union(usual.horizon_due)
-        reason = usual.reason if usual.due or not due else f"{len(due)} segments hold keys that are to be erased"
+        reason = (
+            usual.reason if usual.due or not due else f"{count_noun(len(due), 'segment holds', 'segments hold')} keys that are to be erased"
+        )
         return replace(usual, due=usual.due or bool(due), reason=reason, horizon_due=tuple(sorted(due)))
 
     return assess_round_with_segments
@@ -232,7 +234,8 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int
     if report.status in PUBLISHING:
         tier.changes.publish([log])
         report_step(
-            f"{name}: {report.status}, {report.records_read} records -> {report.records_kept}, clean up to {report.next_dirty_offset}"
+            f"{name}: {report.status}, {count_noun(report.records_read, 'record')} -> {report.records_kept:,}, "
+            f"clean up to {report.next_dirty_offset}"
         )
     elif report.status == RoundStatus.QUARANTINED:
         report_step(f"{name}: quarantined: {report.reason}")
