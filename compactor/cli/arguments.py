@@ -12,6 +12,7 @@ from compactor.cli.shared_arguments import (
     FILE_HELP,
     INT32_MAX,
     PARTITION_ARGUMENT,
+    PARTITION_OR_TOPIC_ARGUMENT,
     PARTITIONS_ARGUMENT,
     PATTERN_ARGUMENT,
     PRICES_OPTION,
@@ -322,7 +323,9 @@ COMMANDS = (
         "",
         (),
         (
-            Command("list", "list remote segments with state and lineage", "segments.list_segments_command", (PARTITION_ARGUMENT,)),
+            Command(
+                "list", "list remote segments with state and lineage", "segments.list_segments_command", (PARTITION_OR_TOPIC_ARGUMENT,)
+            ),
             Command(
                 "dump",
                 "print the batches and records of one segment",
@@ -403,10 +406,7 @@ COMMANDS = (
                 "find",
                 "list objects that no metadata names, and delete nothing",
                 "orphans.find_orphans_command",
-                (
-                    PARTITIONS_ARGUMENT,
-                    argument("--to", metavar="FILE", type=Path, help="write the list there, for `orphans purge`"),
-                ),
+                (PARTITIONS_ARGUMENT, argument("--to", metavar="FILE", type=Path, help="write the list there, for `orphans purge`")),
             ),
             Command(
                 "purge",
@@ -485,7 +485,7 @@ COMMANDS = (
         "explain why a partition is not cleaned, or what happened to a key or an offset",
         "explain.run_explain",
         (
-            PARTITION_ARGUMENT,
+            PARTITION_OR_TOPIC_ARGUMENT,
             exclusive_arguments(
                 argument("--key", metavar="K", help="text, base64:... or avro:JSON; reads every segment"),
                 argument("--offset", metavar="N", type=whole_number(), help="an offset; reads the segments from there on"),

@@ -117,8 +117,10 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             from difflib import get_close_matches
 
-            near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"See `{self.prog} --help`"
+            # Dashes do not count: every option has them.
+            options = {name.lstrip("-"): name for name in self._option_string_actions}
+            near = get_close_matches(unknown[0].partition("=")[0].lstrip("-"), options, n=1)
+            hint = f"Did you mean {options[near[0]]}?" if near else f"See `{self.prog} --help`"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
         return found, unknown
 

@@ -34,6 +34,7 @@ def parse_topic_id(text: str) -> TopicId:
 
 
 PARTITION_ARGUMENT = argument("partition", metavar="TOPIC-PARTITION")
+PARTITION_OR_TOPIC_ARGUMENT = argument("partition", metavar="TOPIC[-PARTITION]", help="a partition, a topic or a whole regular expression")
 PARTITIONS_ARGUMENT = argument(
     "partitions", nargs="*", metavar="TOPIC[-PARTITION]", help="a partition, a topic or a whole regular expression (default: all)"
 )

@@ -8,6 +8,7 @@ exceeded ``max.compaction.lag.ms``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import substitute_segment_from_sidecar
@@ -24,9 +25,15 @@ from compactor.tier.sidecars import SidecarHead
 NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
 
 
-def reason_to_skip_round(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> str:
-    """Return the reason why a full round over the partition is not worth running, or an empty string if it is worth running or the benefit
-    is unknown.
+class RoundBenefit(NamedTuple):
+    """Result of assessing a full round over a partition: if it is worth running, and why or why not."""
+
+    is_worthwhile: bool
+    reason: str
+
+
+def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> RoundBenefit:
+    """Return whether a full round over the partition is worth running. It is if the benefit is unknown.
 
     :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
     :raises StoreError: if sidecars cannot be read.
@@ -34,21 +41,28 @@ def reason_to_skip_round(tier: Tier, state: PartitionState, now_ms: int, min_ben
     cleaner = tier.cleaner_for(state.topic)
     assessment = assess_round(state, cleaner, now_ms, force=True)
     if not assessment.covered_segments:
-        return assessment.reason or "there is nothing to clean"
+        return RoundBenefit(False, assessment.reason or "there is nothing to clean")
     dirty = sum(segment.size_bytes for segment in assessment.dirty)
-    if state.intent is not None or not min_benefit or assessment.horizon_due or is_compaction_lag_exceeded(assessment, cleaner, now_ms):
-        return ""
-    if not cleaner.bloom:
-        return "" if dirty else NOTHING_DUE
-    if dirty and min_benefit <= 1:
-        return ""
-    heads = tier.sidecars(state.name).load_sidecar_heads([segment.id for segment in state.live])
-    if not dirty and any(head.sidecar is None for head in heads.values()):
-        return NOTHING_DUE
-    if has_delete_horizon_work(state, assessment, heads, now_ms):
-        return ""
+    if state.intent is not None:
+        return RoundBenefit(True, "a round was interrupted")
+    if assessment.horizon_due:
+        return RoundBenefit(True, "a delete horizon has passed")
+    if is_compaction_lag_exceeded(assessment, cleaner, now_ms):
+        return RoundBenefit(True, "max_compaction_lag_ms has passed")
+    if dirty and (min_benefit <= 1 or not cleaner.bloom):
+        return RoundBenefit(True, f"{format_size(dirty)} of {format_size(state.bytes)} is dirty")
+    if not min_benefit:
+        return RoundBenefit(True, "every partition is cleaned, also clean ones")
+    heads = tier.sidecars(state.name).load_sidecar_heads([segment.id for segment in state.live]) if cleaner.bloom else {}
+    if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
+        return RoundBenefit(False, NOTHING_DUE)
+    horizon_work = reason_for_delete_horizons(state, assessment, heads, now_ms)
+    if horizon_work:
+        return RoundBenefit(True, horizon_work)
     gain = estimate_gain_bytes(assessment, heads)
-    return f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit)}" if gain < min_benefit else ""
+    if gain < min_benefit:
+        return RoundBenefit(False, f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit)}")
+    return RoundBenefit(True, f"a round would gain about {format_size(gain)}")
 
 
 def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int) -> bool:
@@ -56,27 +70,28 @@ def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetad
     return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 
 
-def has_delete_horizon_work(
+def reason_for_delete_horizons(
     state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead], now_ms: int
-) -> bool:
-    """Return whether a segment of the round has a delete horizon that has passed or is not yet set. Also True if a sidecar is missing,
-    because then it is unknown.
+) -> str:
+    """Return why a segment of the round must be read for its delete horizons: one has passed, is not yet set, or is unknown because a
+    sidecar is missing. Return an empty string if none must.
     """
     sidecars = [heads[segment.id].sidecar for segment in state.live]
     segments = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
     if len(segments) < len(sidecars):
-        return True
+        return "a segment without a sidecar may hold tombstones"
     sources = [
         substitute_segment_from_sidecar(place, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, sidecar)
         for place, (segment, sidecar) in enumerate(segments)
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
-        if segment.id in cleaned_ids and (
-            sidecar.due.reason_to_read(now_ms) or reason_to_read_for_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
-        ):
-            return True
-    return False
+        reason = sidecar.due.reason_to_read(now_ms) or reason_to_read_for_markers(
+            source.table, verdicts.aborted, verdicts.discardable, now_ms
+        )
+        if reason and segment.id in cleaned_ids:
+            return reason
+    return ""
 
 
 def estimate_gain_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:

@@ -33,7 +33,7 @@ from compactor.model.status import CHANGING, RoundStatus
 from compactor.outputs.port import OutputReport
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import WorkStats
-from compactor.spark.benefit import reason_to_skip_round
+from compactor.spark.benefit import assess_round_benefit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -140,7 +140,7 @@ class RecompactionListener:
 class RecompactionCandidate:
     """Partition that may be re-compacted, as found before the work begins.
 
-    skip_reason: why no round is worth running, or an empty string.
+    is_skipped, reason: whether no round is worth running, and why or why not.
     log: the folded control log, if it is cached for the round.
     """
 
@@ -148,7 +148,8 @@ class RecompactionCandidate:
     bytes: int = 0
     records: int = 0
     segments: int = 0
-    skip_reason: str = ""
+    is_skipped: bool = False
+    reason: str = ""
     error: CompactorError | None = None
     log: PartitionLog | None = None
 
@@ -176,11 +177,11 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
         try:
             log = tier.open(partition)
             state = log.refresh()
-            left = reason_to_skip_round(tier, state, now_ms, min_benefit)
+            is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit)
         except CompactorError as error:
             return RecompactionCandidate(partition, error=error)
         records = sum(segment.records for segment in state.live)
-        return RecompactionCandidate(partition, state.bytes, records, len(state.live), left, log=log if keeps else None)
+        return RecompactionCandidate(partition, state.bytes, records, len(state.live), not is_worthwhile, reason, log=log if keeps else None)
 
     with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
         return list(pool.map(survey_partition, partitions))
@@ -297,13 +298,11 @@ class _Recompaction:
     def record_skipped_partitions(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
         """Record the partitions that failed the survey or need no round as finished. Return the others."""
         for candidate in candidates:
-            if candidate.error is not None or candidate.skip_reason:
+            if candidate.error is not None or candidate.is_skipped:
                 self._record_result(
-                    RecompactionResult(
-                        candidate.name, None, candidate.error, 0.0, candidate.skip_reason, candidate.segments, candidate.bytes
-                    )
+                    RecompactionResult(candidate.name, None, candidate.error, 0.0, candidate.reason, candidate.segments, candidate.bytes)
                 )
-        return [candidate for candidate in candidates if candidate.error is None and not candidate.skip_reason]
+        return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
 
     def max_led_partitions(self) -> int:
         """Return how many small partitions may be led at the same time."""

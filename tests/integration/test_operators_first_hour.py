@@ -30,6 +30,16 @@ ANSWERS = {
         2,
         r"the latest round that can be undone is that of orders-0 at .*Z\. tiered-compactor undo \S{22}\n",
     ),
+    "a topic in place of a round": ("undo orders", 2, r"is that of orders-0 at .*Z\. tiered-compactor undo \S{22}\n"),
+    "a pattern in place of a round": ("undo ord.*", 2, r"is that of orders-0 at .*Z\. tiered-compactor undo \S{22}\n"),
+    "a misspelt partition in place of a round": ("undo order-0", 2, r"no partition remembers a run order-0\. Did you mean orders-0\?\n"),
+    "a topic without rounds in place of a round": ("undo payments", 2, r"no round of payments can be undone\. `runs list payments` shows"),
+    "a pattern in place of a partition: reasons": ("explain .*", 0, r"(?s)^orders-0: .+^payments-0: .*the brokers move"),
+    "an option that is like no other": (
+        "cat orders-0 --max 3",
+        2,
+        r"unrecognized arguments: --max 3\. See `tiered-compactor cat --help`\n",
+    ),
     "durations in words": ("config show", 0, r"publish\.grace_ms +600000 \(10 min\)"),
     "a duration without a bound": ("config show", 0, r"cleaner\.max_compaction_lag_ms +9223372036854775807 \(no limit\)"),
     "a setting given as a duration": ("config show", 0, r"daemon\.interval_ms +15000 \(15 s\)"),
@@ -43,7 +53,7 @@ ANSWERS = {
     "re-compaction gives its reasons": (
         "recompact --dry-run",
         0,
-        r"(?s)orders-0 +(left_alone|would_be_cleaned) +\S+ KiB +\w+.*nothing was changed",
+        r"(?s)orders-0 +would_be_cleaned +\S+ KiB +\S+ KiB of \S+ KiB is dirty; \d+ segments.*nothing was changed",
     ),
 }
 

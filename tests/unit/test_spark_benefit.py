@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.spark.benefit import reason_to_skip_round
+from compactor.spark.benefit import assess_round_benefit
 from tests.builders import LogBuilder
 from tests.support.spark_tier import NAME, NOW_MS, Twins, state_of
 
@@ -27,7 +27,10 @@ def tier_of(folder: Path, *batches: tuple[str, ...], settings: str = SETTINGS, c
 
 
 def why(tier: Tier, min_benefit: int, now_ms: int = NOW_MS) -> str:
-    return reason_to_skip_round(tier, state_of(tier), now_ms, min_benefit)
+    """Return why no round is worth running, or an empty string."""
+    is_worthwhile, reason = assess_round_benefit(tier, state_of(tier), now_ms, min_benefit)
+    assert reason
+    return "" if is_worthwhile else reason
 
 
 def test_what_can_gain_nothing(tmp_path: Path) -> None:

@@ -80,10 +80,12 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
             outcomes.record_failure(str(inspection.name), inspection.error)
             continue
         outcomes.record_success()
-        status = "left_alone" if inspection.skip_reason else "would_be_cleaned"
-        reason = inspection.skip_reason or f"the whole log, {count_noun(inspection.segments, 'segment')}, is cleaned from its start"
+        status = "left_alone" if inspection.is_skipped else "would_be_cleaned"
+        reason = inspection.reason + (
+            "" if inspection.is_skipped else f"; {count_noun(inspection.segments, 'segment')} from the log's start on"
+        )
         facts = {"status": status, "reason": reason, "bytes": inspection.bytes}
-        rows.append({"topic": inspection.name.topic, "partition": inspection.name.partition, **facts})
+        rows.append(tiers.partition_document(inspection.name) | facts)
         cells.append((str(inspection.name), status, format_size(inspection.bytes), reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)

@@ -76,8 +76,8 @@ def _totals_lines(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
     totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
     lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []
     dirty, saved = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)
-    stored = f"{format_size(totals.stored_bytes)} stored in {count_noun(totals.segments, 'segment')}"
-    lines.append(f"{count_noun(totals.partitions, 'partition')}, {totals.due_partitions} due; {stored}, {dirty} dirty")
+    live = f"{format_size(totals.stored_bytes - totals.waiting_bytes)} in {count_noun(totals.segments, 'segment')}"
+    lines.append(f"{count_noun(totals.partitions, 'partition')}, {totals.due_partitions} due; {live}, {dirty} dirty")
     until = f", the first of it {format_until(totals.waiting_due_ms, document.now_ms)}" if totals.waiting_due_ms is not None else ""
     lines.append(f"{saved} saved, not deleted yet{until}; {format_size(totals.reclaimed_24h_bytes)} reclaimed in 24 h")
     return "\n".join(lines)
