@@ -181,7 +181,9 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
         except CompactorError as error:
             return RecompactionCandidate(partition, error=error)
         records = sum(segment.records for segment in state.live)
-        return RecompactionCandidate(partition, state.bytes, records, len(state.live), not is_worthwhile, reason, log=log if keeps else None)
+        return RecompactionCandidate(
+            partition, state.bytes, records, len(state.live), not is_worthwhile, reason, log=log if keeps else None
+        )
 
     with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
         return list(pool.map(survey_partition, partitions))
