@@ -28,7 +28,7 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.forwarding import NullStore, ReadOnlyStore
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstContact
+from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.settings import RetrySettings, TransferSettings
 from compactor.tier.kinds import TierKind, control_url, read_only_error, tier_kind
 from compactor.tier.names import TopicIdLookup
@@ -47,7 +47,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     :param topics: ids of the brokers' topics if they are known already.
     """
     counters = RequestCounters()
-    contact = FirstContact()
+    contact = FirstAnswerTracker()
     conditions = ConditionCheck(Path(settings.tier.state_dir) / "stores")
 
     def control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:

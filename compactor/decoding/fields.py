@@ -83,7 +83,7 @@ class FieldDecoder:
         if data is None:
             return DecodedField()
         if field_format == "avro":
-            return self._decode_by_schema(data, self._needed_registry(), is_native=is_native)
+            return self._decode_by_schema(data, self._require_registry(), is_native=is_native)
         if field_format == "auto" and self._registry and data[:1] == b"\0":
             found = self._decode_by_schema(data, self._registry, is_native=is_native)
             if found.is_decoded or found.schema_id is not None:
@@ -104,7 +104,7 @@ class FieldDecoder:
 
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
-        registry = self._needed_registry()
+        registry = self._require_registry()
         named, _, written = text.removeprefix("avro").partition(":")
         try:
             value = json.loads(written)
@@ -123,7 +123,7 @@ class FieldDecoder:
             raise UsageError(f"{subject} has {len(found)} schemas that encode this key, each to another key", hint=hint)
         return next(iter(found.values()))
 
-    def _needed_registry(self) -> SchemaRegistry:
+    def _require_registry(self) -> SchemaRegistry:
         """Return the access to the schema registry. Raises UsageError if none is configured."""
         if self._registry is None:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
@@ -133,7 +133,7 @@ class FieldDecoder:
         """Return an Avro schema of the registry as fastavro has parsed it, and the schemas of its named types. Raises KeyError if there is
         no such schema, ValueError if it is not valid, StoreError.
         """
-        schema = self._needed_registry().schema(schema_id)
+        schema = self._require_registry().schema(schema_id)
         if schema is None:
             raise KeyError(schema_id)
         return self._parsed(schema)

@@ -27,7 +27,7 @@ from compactor.local.budget import (
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 from compactor.profiling import WorkStage, measure_stage
-from compactor.storage.parallel import write_all
+from compactor.storage.parallel import write_at_position
 from compactor.tier import contents
 from compactor.tier.contents import StreamDigest
 from compactor.tier.ports import SegmentLayout
@@ -299,7 +299,7 @@ class StagingFolder:
                 raise BadData(
                     "the object ends before its recorded size", segment=self.object_key_of(remote_file), position=start + len(data)
                 )
-            write_all(file.fileno(), data, place)
+            write_at_position(file.fileno(), data, place)
             with self._lock:
                 self.bytes_fetched += length
 

@@ -69,7 +69,7 @@ def dirty_ratio_threshold(
         dirty_bytes = live * ratio / (1 - ratio)
         rounds = written_month / dirty_bytes
         stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
-        requests = costs.prices.round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean))
+        requests = costs.prices.compaction_round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean))
         return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
 
     ratio = min(CHOICES, key=monthly_cost_usd)

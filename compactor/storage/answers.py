@@ -9,7 +9,7 @@ class PreconditionFailed(StoreError):
     """Raised if a condition of a request did not hold (HTTP 412). Callers decide what that means for their request."""
 
 
-class OutOfRange(StoreError):
+class RangeNotSatisfiable(StoreError):
     """Raised if the requested range begins at or after the object's end (HTTP 416)."""
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,7 @@ from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
 from compactor.storage.port import CopiedRange, CopyLimits, ObjectInfo, ObjectStore
-from compactor.storage.retrying import FirstContact
+from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, part_length
 from compactor.storage.schemes import bucket_and_prefix
 
@@ -80,7 +81,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 @dataclass(frozen=True)
-class AccountAccess:
+class AccountCredentials:
     """Address and credentials of a storage account. Exactly one of key, sas and token is set.
 
     :param endpoint: URL of the account's blob service.
@@ -98,7 +99,9 @@ class AccountAccess:
 class AzureClient:
     """Requests to the blobs below one prefix of an Azure container. Connects at the first request."""
 
-    def __init__(self, account: str, container: str, prefix: str, settings: AzureSettings, meter: Meter, contact: FirstContact) -> None:
+    def __init__(
+        self, account: str, container: str, prefix: str, settings: AzureSettings, meter: Meter, contact: FirstAnswerTracker
+    ) -> None:
         self._account = account
         self._name = container
         self._prefix = prefix
@@ -107,11 +110,11 @@ class AzureClient:
         self._contact = contact
         self._lock = threading.Lock()
         self._latest = threading.local()
-        self._access = AccountAccess("")
+        self._access = AccountCredentials("")
         self._made: Any = None
 
     @property
-    def copy_limits(self) -> CopyLimits:
+    def server_copy_limits(self) -> CopyLimits:
         return _COPIES
 
     @property
@@ -130,7 +133,7 @@ class AzureClient:
             )
             data = bytes(found.readall())
         size = int(found.properties.content_range.rpartition("/")[2]) if found.size else start
-        self._meter.record_read(len(data))
+        self._meter.record_bytes_read(len(data))
         if len(data) != (size if length is None else min(size, start + length)) - start:
             raise Unavailable(f"cannot read {self.url}/{key}: asked for {length} bytes from {start} of {size}, the store sent {len(data)}")
         return ObjectRange(data, size, str(found.properties.etag))
@@ -162,7 +165,7 @@ class AzureClient:
                     blob.stage_block_from_url(block_id, source_offset=part.start, source_length=part.length, **source)
                 return
             data = b"".join(read_file_range(piece) for piece in part)
-            self._meter.record_write(len(data))
+            self._meter.record_bytes_written(len(data))
             with self._translated_errors("write", key):
                 blob.stage_block(block_id, data, length=len(data), validate_content=True)
 
@@ -171,9 +174,9 @@ class AzureClient:
                 blocks = [BlobBlock(block_id=block) for block in ids]
                 return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)
 
-        upload.run_all([lambda block=block, part=part: stage_block(block, part) for block, part in zip(ids, parts, strict=True)])  # type: ignore[misc]
+        upload.run_tasks_with_retries([partial(stage_block, block, part) for block, part in zip(ids, parts, strict=True)])
         upload.confirm()
-        made = upload.retrier.call(commit_blocks)
+        made = upload.retrier.call_with_retries(commit_blocks)
         return ObjectInfo(
             key, sum(part_length(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
@@ -214,7 +217,7 @@ class AzureClient:
 
         The service does not say whether the account keeps versions, so an existing object is asked instead.
         """
-        days, versions, holds = self._soft_delete_days(), self._has_object_versions(), self._container_holds()
+        days, versions, holds = self._soft_delete_days(), self._has_object_versions(), self._container_retention_locks()
         found = [
             ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
             ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
@@ -232,7 +235,7 @@ class AzureClient:
             return None
         return int(policy.days or 1) if policy.enabled else 0
 
-    def _container_holds(self) -> tuple[bool, bool] | None:
+    def _container_retention_locks(self) -> tuple[bool, bool] | None:
         """Return whether the container has an immutability policy and a legal hold, or None if the credentials may not ask.
 
         Shared access signatures of a container may not.
@@ -252,7 +255,7 @@ class AzureClient:
 
     def _upload_blob(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
         with self._translated_errors("write", key):
-            self._meter.record_write(len(data))
+            self._meter.record_bytes_written(len(data))
             made = self._blob_client(key).upload_blob(
                 data, overwrite=overwrite, metadata=dict(metadata), max_concurrency=1, validate_content=True, length=len(data)
             )
@@ -299,7 +302,7 @@ class AzureClient:
             if (error.status_code or 0) < HTTPStatus.BAD_REQUEST:  # the body broke off
                 raise connection_error(error, failed_request, _HINTS, answered_before=True) from error
             self._contact.record_answer()
-            raise _status_error(error, failed_request, key) from error
+            raise _http_status_error(error, failed_request, key) from error
         except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer lacks its headers
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
 
@@ -324,7 +327,7 @@ class AzureClient:
         return answer
 
 
-def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountAccess:
+def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountCredentials:
     """Return how an account is reached: by [azure] credentials_file, else by the variables of Azure's own tools, else by its identities.
 
     Raises UsageError for credentials that cannot be used.
@@ -342,10 +345,10 @@ def choose_credentials(account: str, settings: AzureSettings, environment: Mappi
 
     from azure.identity import DefaultAzureCredential
 
-    return AccountAccess(endpoint, token=DefaultAzureCredential(process_timeout=5))
+    return AccountCredentials(endpoint, token=DefaultAzureCredential(process_timeout=5))
 
 
-def _credentials_from_text(text: str, account: str, settings: AzureSettings, endpoint: str, origin: str) -> AccountAccess:
+def _credentials_from_text(text: str, account: str, settings: AzureSettings, endpoint: str, origin: str) -> AccountCredentials:
     """Return credentials from a connection string, a shared access signature or an account key, whichever ``text`` is.
 
     origin: where the text was found, for messages.
@@ -359,9 +362,9 @@ def _credentials_from_text(text: str, account: str, settings: AzureSettings, end
         suffix = fields.get("endpointsuffix", "core.windows.net")
         found = fields.get("blobendpoint", f"{fields.get('defaultendpointsprotocol', 'https')}://{account}.blob.{suffix}").rstrip("/")
         signature = fields.get("sharedaccesssignature", "").lstrip("?")
-        return AccountAccess(settings.endpoint_url or found, key="" if signature else fields["accountkey"], sas=signature)
+        return AccountCredentials(settings.endpoint_url or found, key="" if signature else fields["accountkey"], sas=signature)
     if "sig=" in text:
-        return AccountAccess(endpoint, sas=text.lstrip("?"))
+        return AccountCredentials(endpoint, sas=text.lstrip("?"))
     try:
         is_key = bool(base64.b64decode(text, validate=True))
     except ValueError:
@@ -369,10 +372,10 @@ def _credentials_from_text(text: str, account: str, settings: AzureSettings, end
     if not is_key:
         hint = "Write a connection string, an account key or a shared access signature, nothing else"
         raise UsageError(f"{origin} holds no credentials of Azure", hint=hint)
-    return AccountAccess(endpoint, key=text)
+    return AccountCredentials(endpoint, key=text)
 
 
-def _create_service_client(access: AccountAccess, account: str, observed: Callable[[Any, Callable[..., Any]], Any]) -> Any:
+def _create_service_client(access: AccountCredentials, account: str, observe_request: Callable[[Any, Callable[..., Any]], Any]) -> Any:
     import requests
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.core.pipeline.transport import RequestsTransport
@@ -382,7 +385,7 @@ def _create_service_client(access: AccountAccess, account: str, observed: Callab
         """Transport that reports every request and every answer."""
 
         def send(self, request: Any, **kwargs: Any) -> Any:
-            return observed(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
+            return observe_request(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
 
     session = requests.Session()
     for scheme in ("https://", "http://"):
@@ -403,7 +406,7 @@ def _create_service_client(access: AccountAccess, account: str, observed: Callab
     )
 
 
-def _status_error(error: Any, failed_request: str, key: str) -> CompactorError:
+def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorError:
     """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
     code = getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or ""
     code = str(getattr(code, "value", code))
@@ -427,7 +430,7 @@ def _status_error(error: Any, failed_request: str, key: str) -> CompactorError:
         return Unavailable(message, hint=_HINTS.bucket)
     if code == "Md5Mismatch":
         return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
-    return status_error(status, message, _HINTS, of_object=bool(key) and not code.startswith(("Container", "Resource")))
+    return status_error(status, message, _HINTS, is_object_request=bool(key) and not code.startswith(("Container", "Resource")))
 
 
 def _first_line_of_message(error: Exception) -> str:
@@ -441,9 +444,9 @@ def _version_condition(version: str) -> dict[str, Any]:
     return {"etag": version, "match_condition": MatchConditions.IfNotModified} if version else {}
 
 
-def _object_info(key: str, found: Any) -> ObjectInfo:
-    metadata = normalize_metadata_names(found.metadata or {})
-    return ObjectInfo(key, int(found.size), _epoch_ms(found.last_modified), _quoted_etag(str(found.etag)), metadata)
+def _object_info(key: str, properties: Any) -> ObjectInfo:
+    metadata = normalize_metadata_names(properties.metadata or {})
+    return ObjectInfo(key, int(properties.size), _epoch_ms(properties.last_modified), _quoted_etag(str(properties.etag)), metadata)
 
 
 def _quoted_etag(etag: str) -> str:

@@ -15,21 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
-from compactor.storage.answers import OutOfRange, PreconditionFailed
+from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.copied import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import file_errors
-from compactor.storage.parallel import run_in_parallel, write_all
+from compactor.storage.parallel import run_in_parallel, write_at_position
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
-from compactor.storage.retrying import FirstContact, Retrier
+from compactor.storage.retrying import FirstAnswerTracker, Retrier
 from compactor.storage.s3_errors import is_unknown_host
 from compactor.storage.s3_parts import UploadPart, parts_of_file, plan_parts
 
@@ -56,16 +57,17 @@ class ErrorHints:
     endpoint: str
 
 
-def status_error(status: int, message: str, hints: ErrorHints, *, of_object: bool) -> CompactorError:
-    """Return the port's error for an HTTP status. of_object: whether the request was about an object rather than the bucket; then 404 means
+def status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
+    """Return the port's error for an HTTP status. is_object_request: whether the request was about an object rather than the bucket; then
+    404 means
     that the object is missing.
     """
     if status == HTTPStatus.NOT_FOUND:
-        return NotFound(message) if of_object else Refused(f"{message}: it does not exist", hint=hints.bucket)
+        return NotFound(message) if is_object_request else Refused(f"{message}: it does not exist", hint=hints.bucket)
     if status == HTTPStatus.PRECONDITION_FAILED:
         return PreconditionFailed(message)
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        return OutOfRange(message)
+        return RangeNotSatisfiable(message)
     if status == HTTPStatus.UNAUTHORIZED:
         return Refused(f"{message}: the credentials are refused", hint=hints.credentials)
     if status == HTTPStatus.FORBIDDEN:
@@ -86,7 +88,7 @@ def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *
     return Unavailable(f"{failed_request}: {error}".rstrip("."), hint=hints.endpoint if not answered_before else "Try again")
 
 
-def request_timeouts(contact: FirstContact) -> tuple[float, float]:
+def request_timeouts(contact: FirstAnswerTracker) -> tuple[float, float]:
     """Return the timeouts of a request, in seconds: for the connection, and between received bytes. They are short until the store has
     answered once.
     """
@@ -110,11 +112,12 @@ class RequestRetry(Protocol):
 
 class ObjectClient(Protocol):
     """Client that makes single requests to the objects below one prefix. It repeats no request by itself; ``create`` and
-    ``create_in_parts`` repeat theirs through their arguments. All methods raise the port's errors, or PreconditionFailed or OutOfRange.
+    ``create_in_parts`` repeat theirs through their arguments. All methods raise the port's errors, or PreconditionFailed or
+    RangeNotSatisfiable.
     """
 
     @property
-    def copy_limits(self) -> CopyLimits | None:
+    def server_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies, or None if the store cannot copy."""
 
     @property
@@ -173,18 +176,18 @@ class PartUploader:
     threads: int
     confirm: Callable[[], None] = lambda: None
 
-    def run_all(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
+    def run_tasks_with_retries(self, tasks: Sequence[Callable[[], T]]) -> Sequence[T]:
         """Run tasks in parallel, each with retries, and return their results in order."""
 
-        def with_retries(task: Callable[[], T]) -> Callable[[threading.Event], T]:
+        def add_retries(task: Callable[[], T]) -> Callable[[threading.Event], T]:
             def run_with_retries(stop: threading.Event) -> T:
                 if stop.is_set():
                     raise CancelledError
                 return task()
 
-            return lambda stop: self.retrier.call(lambda _: run_with_retries(stop))
+            return lambda stop: self.retrier.call_with_retries(lambda _: run_with_retries(stop))
 
-        return run_in_parallel(self.threads, [with_retries(task) for task in tasks])
+        return run_in_parallel(self.threads, [add_retries(task) for task in tasks])
 
 
 class CloudStore:
@@ -203,8 +206,8 @@ class CloudStore:
         return self._client.url
 
     @property
-    def copy_limits(self) -> CopyLimits | None:
-        return self._client.copy_limits
+    def server_copy_limits(self) -> CopyLimits | None:
+        return self._client.server_copy_limits
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         check_key(key)
@@ -214,7 +217,7 @@ class CloudStore:
             return b""
         try:
             return self._object_request(key, lambda: self._client.read(key, start, length)).data
-        except OutOfRange:
+        except RangeNotSatisfiable:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
@@ -242,9 +245,9 @@ class CloudStore:
         Copied bytes are read back and compared, because these stores give no CRC-32C of a copy. Raises CopyDiffers.
         """
         check_key(key)
-        if self.copy_limits is None:
+        if self.server_copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
-        parts = plan_parts(pieces, self._transfers.part_bytes, self.copy_limits.max_bytes)
+        parts = plan_parts(pieces, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
         if not parts:
             return self.create(key, b"", metadata)
         check_copy_sources(self, pieces)
@@ -264,7 +267,7 @@ class CloudStore:
         if length == 0:
             self.head(key)
         else:
-            with suppress(OutOfRange):
+            with suppress(RangeNotSatisfiable):
                 first = self._object_request(key, lambda: self._client.read(key, start, part if length is None else min(part, length)))
         end = first.size if length is None else min(first.size, start + length)
         version = first.version
@@ -274,16 +277,16 @@ class CloudStore:
         def fetch_range(position: int) -> None:
             found = self._client.read(key, position, min(part, end - position), version)
             with file_errors("write", path):
-                write_all(descriptor, found.data, position - start)
+                write_at_position(descriptor, found.data, position - start)
 
         try:
             with file_errors("write", path):
-                write_all(descriptor, first.data, 0)
+                write_at_position(descriptor, first.data, 0)
             rest = range(start + len(first.data), end, part)
-            PartUploader(self._retrier, self._transfers.threads).run_all([lambda at=at: fetch_range(at) for at in rest])  # type: ignore[misc]
+            PartUploader(self._retrier, self._transfers.threads).run_tasks_with_retries([partial(fetch_range, at) for at in rest])
         except BaseException as error:
             path.unlink(missing_ok=True)
-            if isinstance(error, PreconditionFailed | OutOfRange):
+            if isinstance(error, PreconditionFailed | RangeNotSatisfiable):
                 hint = "Something else writes to this tier; run verify"
                 raise Unavailable(f"{self.url}/{key} changed while it was read", hint=hint) from error
             raise
@@ -316,7 +319,7 @@ class CloudStore:
         while batch := tuple(islice(left, _DELETES_AT_ONCE)):
             for key in batch:
                 check_key(key)
-            upload.run_all([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
+            upload.run_tasks_with_retries([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         """Yield nothing: these stores do not list unfinished uploads. They delete such uploads by themselves after a week."""
@@ -349,7 +352,7 @@ class CloudStore:
         """Return the same store without the test of conditions before its creates."""
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 
-    def try_upload_in_parts(self, key: str, file: FileRange) -> None:
+    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
         """Send a file as an object of parts, which the store is asked to create only if the key is free (``ConditionCheck``)."""
         self._client.create_in_parts(key, [(file,)], {}, PartUploader(self._retrier, 1))
 
@@ -416,6 +419,6 @@ class CloudStore:
                 self._options.meter.record_retry()
             return request()
 
-        answer = self._retrier.call(attempt_and_count_retries)
+        answer = self._retrier.call_with_retries(attempt_and_count_retries)
         self._bucket_seen = True
         return answer

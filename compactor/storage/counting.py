@@ -26,10 +26,10 @@ class Meter(Protocol):
     def record_retry(self) -> None:
         """Record that the next request repeats a failed one."""
 
-    def record_read(self, size: int) -> None:
+    def record_bytes_read(self, size: int) -> None:
         """Record body bytes that were received."""
 
-    def record_write(self, size: int) -> None:
+    def record_bytes_written(self, size: int) -> None:
         """Record body bytes before they are sent."""
 
     def record_wait(self, reason: str, seconds: float) -> None:
@@ -85,13 +85,13 @@ class RequestCounters:
         with self._lock:
             self._repeats += 1
 
-    def record_read(self, size: int) -> None:
+    def record_bytes_read(self, size: int) -> None:
         with self._lock:
             self._read += size
         if self._watcher:
             self._watcher(size)
 
-    def record_write(self, size: int) -> None:
+    def record_bytes_written(self, size: int) -> None:
         with self._lock:
             self._wrote += size
         if self._watcher:

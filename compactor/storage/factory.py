@@ -14,7 +14,7 @@ from compactor.extras import require_extra
 from compactor.storage.counting import Meter, RequestCounters
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstContact
+from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.schemes import store_kind
 from compactor.storage.settings import RetrySettings, TransferSettings
 
@@ -78,13 +78,13 @@ class ThrottledMeter:
     def record_retry(self) -> None:
         self._inner.record_retry()
 
-    def record_read(self, size: int) -> None:
+    def record_bytes_read(self, size: int) -> None:
         self._take_tokens("max_read_bytes_per_s", size)
-        self._inner.record_read(size)
+        self._inner.record_bytes_read(size)
 
-    def record_write(self, size: int) -> None:
+    def record_bytes_written(self, size: int) -> None:
         self._take_tokens("max_write_bytes_per_s", size)
-        self._inner.record_write(size)
+        self._inner.record_bytes_written(size)
 
     def record_wait(self, reason: str, seconds: float) -> None:
         self._inner.record_wait(reason, seconds)
@@ -97,7 +97,7 @@ class ThrottledMeter:
 # ---- stores -----------------------------------------------------------------------------------------------------------------
 
 
-class Adapter(Protocol):
+class StoreAdapter(Protocol):
     """A module of ``compactor.storage`` that opens the stores of one kind (``StoreKind.adapter``)."""
 
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
@@ -112,7 +112,7 @@ def open_store(
     retries: RetrySettings | None = None,
     transfers: TransferSettings | None = None,
     counters: RequestCounters | None = None,
-    contact: FirstContact | None = None,
+    contact: FirstAnswerTracker | None = None,
     holds_control_records: bool = False,
     before_create: Callable[[ObjectStore], None] = lambda store: None,
 ) -> ObjectStore:
@@ -130,13 +130,13 @@ def open_store(
     kind = store_kind(url)
     if kind.extra:
         require_extra(kind.extra, kind.example)
-    adapter: Adapter = import_module(f"compactor.storage.{kind.adapter}")
+    adapter: StoreAdapter = import_module(f"compactor.storage.{kind.adapter}")
     options = StoreOptions(
         settings=settings or Settings(),
         meter=ThrottledMeter(counters or RequestCounters(), _shared_rate_limits(limits or LimitSettings())),
         retries=retries,
         transfers=transfers or TransferSettings(),
-        contact=contact or FirstContact(),
+        contact=contact or FirstAnswerTracker(),
         records=holds_control_records,
         before_create=before_create,
     )

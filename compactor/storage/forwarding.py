@@ -35,8 +35,8 @@ class ForwardingStore:
         return self._store.url
 
     @property
-    def copy_limits(self) -> CopyLimits | None:
-        return self._store.copy_limits
+    def server_copy_limits(self) -> CopyLimits | None:
+        return self._store.server_copy_limits
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         return self._forward_read(key, lambda: self._store.get(key, start, length))
@@ -105,7 +105,7 @@ class NullStore(ForwardingStore):
 
     @property
     @override
-    def copy_limits(self) -> None:
+    def server_copy_limits(self) -> None:
         return None
 
     @override

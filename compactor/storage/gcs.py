@@ -33,7 +33,7 @@ from compactor.storage.counting import Meter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectInfo, ObjectStore
-from compactor.storage.retrying import FirstContact
+from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.s3_parts import UploadPart
 from compactor.storage.schemes import bucket_and_prefix
 
@@ -65,7 +65,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 class GcsClient:
     """Requests to the objects below one prefix of a Google Cloud Storage bucket. Connects at the first request."""
 
-    def __init__(self, bucket: str, prefix: str, settings: GcsSettings, meter: Meter, contact: FirstContact) -> None:
+    def __init__(self, bucket: str, prefix: str, settings: GcsSettings, meter: Meter, contact: FirstAnswerTracker) -> None:
         self._name = bucket
         self._prefix = prefix
         self._settings = settings
@@ -76,7 +76,7 @@ class GcsClient:
         self._made: Any = None
 
     @property
-    def copy_limits(self) -> None:
+    def server_copy_limits(self) -> None:
         return None
 
     @property
@@ -100,7 +100,7 @@ class GcsClient:
             )
         headers = self._session.answer.headers
         size = int(headers.get("Content-Range", f"/{len(data)}").rpartition("/")[2])
-        self._meter.record_read(len(data))
+        self._meter.record_bytes_read(len(data))
         if len(data) != (size if length is None else min(size, start + length)) - start:
             raise Unavailable(f"cannot read {self.url}/{key}: asked for {length} bytes from {start} of {size}, the store sent {len(data)}")
         return ObjectRange(data, size, headers.get("x-goog-generation", ""))
@@ -129,7 +129,7 @@ class GcsClient:
         with self._translated_errors("write", key):
             blob = self._blob_handle(key, metadata)
             blob.chunk_size = -(-first[0].length // _CHUNK_UNIT) * _CHUNK_UNIT
-            self._meter.record_write(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
+            self._meter.record_bytes_written(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
             blob.upload_from_filename(
                 str(first[0].path),
                 content_type="application/octet-stream",
@@ -200,7 +200,7 @@ class GcsClient:
     def _upload_object(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
         with self._translated_errors("write", key):
             blob = self._blob_handle(key, metadata)
-            self._meter.record_write(len(data))
+            self._meter.record_bytes_written(len(data))
             kind = "application/octet-stream"
             blob.upload_from_string(
                 data, content_type=kind, checksum="crc32c", timeout=request_timeouts(self._contact), retry=None, **condition
@@ -229,17 +229,19 @@ class GcsClient:
         from urllib3.exceptions import HTTPError
 
         failed_request = f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
-        of_object = bool(key) and verb != "write"
+        is_object_request = bool(key) and verb != "write"
         try:
             yield
         except CompactorError:
             raise
         except GoogleAPICallError as error:
             self._contact.record_answer()
-            raise _status_error(int(error.code or 0), error.response, failed_request, of_object=of_object) from error
+            raise _http_status_error(int(error.code or 0), error.response, failed_request, is_object_request=is_object_request) from error
         except InvalidResponse as error:
             self._contact.record_answer()
-            raise _status_error(int(error.response.status_code), error.response, failed_request, of_object=of_object) from error
+            raise _http_status_error(
+                int(error.response.status_code), error.response, failed_request, is_object_request=is_object_request
+            ) from error
         except DataCorruption as error:
             raise Unavailable(f"{failed_request}: it arrived damaged", hint="Try again") from error
         except AuthTransportError as error:
@@ -300,7 +302,7 @@ def _create_client(settings: GcsSettings, meter: Meter) -> tuple[Any, Any]:
     return session, client
 
 
-def _status_error(status: int, response: Any, failed_request: str, *, of_object: bool) -> CompactorError:
+def _http_status_error(status: int, response: Any, failed_request: str, *, is_object_request: bool) -> CompactorError:
     """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
     answer = _error_message(response, status)
     message = f"{failed_request}: {answer}"
@@ -310,7 +312,7 @@ def _status_error(status: int, response: Any, failed_request: str, *, of_object:
         return Refused(message, hint="Use a bucket without holds and retention policies")
     if status == HTTPStatus.FORBIDDEN and "billing" in answer:
         return Refused(message, hint="Enable billing for the project of the bucket")
-    return status_error(status, message, _HINTS, of_object=of_object)
+    return status_error(status, message, _HINTS, is_object_request=is_object_request)
 
 
 def _error_message(response: Any, status: int) -> str:

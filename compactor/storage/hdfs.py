@@ -33,7 +33,7 @@ from typing_extensions import override
 from compactor.config.store_sections import HdfsSettings
 from compactor.errors import AlreadyExists, CompactorError, NotFound, Refused, Unavailable
 from compactor.extras import require_extra
-from compactor.storage.answers import OutOfRange, PreconditionFailed
+from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
@@ -50,7 +50,7 @@ from compactor.storage.keys import RESERVED, check_prefix, key_part_problem
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
 from compactor.storage.port import FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
-from compactor.storage.retrying import FirstContact
+from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.s3_parts import UploadPart
 from compactor.storage.schemes import bucket_and_prefix
 
@@ -143,7 +143,7 @@ class FileStatus:
 class HdfsClient:
     """Requests to the files below one directory of HDFS. Connects at the first request."""
 
-    def __init__(self, namenode: str, prefix: str, settings: HdfsSettings, meter: Meter, contact: FirstContact) -> None:
+    def __init__(self, namenode: str, prefix: str, settings: HdfsSettings, meter: Meter, contact: FirstAnswerTracker) -> None:
         self._namenode = namenode
         self._prefix = prefix
         self._user = settings.user
@@ -155,7 +155,7 @@ class HdfsClient:
         self._made: Any = None
 
     @property
-    def copy_limits(self) -> None:
+    def server_copy_limits(self) -> None:
         return None
 
     @property
@@ -170,29 +170,29 @@ class HdfsClient:
         if version and length is not None:
             inode, size = int(version), start + length
         else:
-            status = self._file_status(key)
+            status = self._fetch_file_status(key)
             inode, size = status.inode, status.size
         if start >= size:
-            raise OutOfRange(f"cannot read {self.url}/{key}: it has {size} bytes")
+            raise RangeNotSatisfiable(f"cannot read {self.url}/{key}: it has {size} bytes")
         wanted = size - start if length is None else min(length, size - start)
         try:
-            answer = self._request(
+            answer = self._request_with_redirect(
                 "GET", _inode_path(inode), "OPEN", failed_request=self._describe_failed_request("read", key), offset=start, length=wanted
             )
         except NotFound as error:
             changed = f"{self.url}/{key} changed while it was read"
             raise (PreconditionFailed(changed) if version else Unavailable(changed, hint="Try again")) from error
         data = answer.content
-        self._meter.record_read(len(data))
+        self._meter.record_bytes_read(len(data))
         if len(data) != wanted:
             raise Unavailable(f"cannot read {self.url}/{key}: asked for {wanted} bytes from {start} of {size}, the store sent {len(data)}")
         return ObjectRange(data, size, str(inode))
 
     def head(self, key: str) -> ObjectInfo:
-        status = self._file_status(key)
+        status = self._fetch_file_status(key)
         failed_request = self._describe_failed_request("read", key)
         attributes = _json_field(
-            self._request("GET", _inode_path(status.inode), "GETXATTRS", failed_request=failed_request, encoding="BASE64"),
+            self._request_with_redirect("GET", _inode_path(status.inode), "GETXATTRS", failed_request=failed_request, encoding="BASE64"),
             failed_request,
             "XAttrs",
         )
@@ -208,7 +208,7 @@ class HdfsClient:
         body = _RequestBody(_FileChunks(ranges), sum(piece.length for piece in ranges))
 
         def retried(request: Callable[[], T]) -> T:
-            return upload.retrier.call(lambda _: request())
+            return upload.retrier.call_with_retries(lambda _: request())
 
         return self._create_by_rename(key, body, metadata, retried)
 
@@ -224,8 +224,8 @@ class HdfsClient:
 
     def delete(self, key: str, version: str = "") -> None:
         failed_request = self._describe_failed_request("delete", key)
-        path = _inode_path(int(version)) if version else self._path(key)
-        if not _json_field(self._request("DELETE", path, "DELETE", failed_request=failed_request), failed_request, "boolean"):
+        path = _inode_path(int(version)) if version else self._url_path(key)
+        if not _json_field(self._request_with_redirect("DELETE", path, "DELETE", failed_request=failed_request), failed_request, "boolean"):
             raise NotFound(f"{failed_request}: no such object")
 
     def clock_ms(self) -> int:
@@ -246,20 +246,20 @@ class HdfsClient:
         """Return the files and directories in a folder, in no order; an empty list if the folder does not exist."""
         failed_request = self._describe_failed_request("list", folder.rstrip("/"))
         try:
-            found = self._list_status(self._path(folder), failed_request)
+            found = self._list_status(self._url_path(folder), failed_request)
         except NotFound:
             return []
         return [
-            _file_status(f"{folder}{each['pathSuffix']}{'/' if each['type'] == 'DIRECTORY' else ''}", each)
+            _parse_file_status(f"{folder}{each['pathSuffix']}{'/' if each['type'] == 'DIRECTORY' else ''}", each)
             for each in found
             if each["pathSuffix"]  # a file was asked for as if it were a folder
         ]
 
     def _list_status(self, path: str, failed_request: str) -> list[dict[str, Any]]:
         return list(
-            _json_field(self._request("GET", path, "LISTSTATUS", failed_request=failed_request), failed_request, "FileStatuses")[
-                "FileStatus"
-            ]
+            _json_field(
+                self._request_with_redirect("GET", path, "LISTSTATUS", failed_request=failed_request), failed_request, "FileStatuses"
+            )["FileStatus"]
         )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
@@ -278,11 +278,11 @@ class HdfsClient:
         failed_request = self._describe_failed_request("write", key)
         encoded = "0s" + base64.b64encode(json.dumps(dict(metadata)).encode()).decode()
         attribute: dict[str, Any] = {"xattr.name": _ATTRIBUTE, "xattr.value": encoded, "flag": "CREATE,REPLACE"}
-        path = self._path(staged.name)
+        path = self._url_path(staged.name)
         try:
-            retried(lambda: self._request("PUT", path, "SETXATTR", failed_request=failed_request, **attribute))
+            retried(lambda: self._request_with_redirect("PUT", path, "SETXATTR", failed_request=failed_request, **attribute))
             retried(
-                lambda: self._request(
+                lambda: self._request_with_redirect(
                     "PUT", path, "SETTIMES", failed_request=failed_request, modificationtime=staged.modified_ms + UNDATED_MS
                 )
             )
@@ -298,9 +298,9 @@ class HdfsClient:
         name = f"{_STAGING}{uuid.uuid4().hex}"
         failed_request = self._describe_failed_request("write", key)
         try:
-            self._meter.record_write(len(body))
-            self._request("PUT", self._path(name), "CREATE", failed_request=failed_request, body=body, overwrite="false")
-            staged = self._file_status(name)
+            self._meter.record_bytes_written(len(body))
+            self._request_with_redirect("PUT", self._url_path(name), "CREATE", failed_request=failed_request, body=body, overwrite="false")
+            staged = self._fetch_file_status(name)
         except BaseException:
             self._delete_staged_file(name)
             raise
@@ -320,15 +320,15 @@ class HdfsClient:
         destination = "/" + self._prefix + key
 
         def rename() -> Any:
-            return self._request(
-                "PUT", self._path(name), "RENAME", failed_request=failed_request, destination=destination, renameoptions=option
+            return self._request_with_redirect(
+                "PUT", self._url_path(name), "RENAME", failed_request=failed_request, destination=destination, renameoptions=option
             )
 
         try:
             answer = rename()
         except NotFound:
-            parent = self._path(key).rpartition("/")[0] or "/"
-            self._request("PUT", parent, "MKDIRS", failed_request=failed_request)
+            parent = self._url_path(key).rpartition("/")[0] or "/"
+            self._request_with_redirect("PUT", parent, "MKDIRS", failed_request=failed_request)
             try:
                 answer = rename()
             except NotFound as error:
@@ -344,14 +344,14 @@ class HdfsClient:
         request that began after the publication was seen, plus one second because it has whole seconds.
         """
         now_ms = self._clock_ms(_inode_path(inode)) + 1000
-        self._request(
+        self._request_with_redirect(
             "PUT", _inode_path(inode), "SETTIMES", failed_request=self._describe_failed_request("date", key), modificationtime=now_ms
         )
         return now_ms
 
     def _clock_ms(self, path: str) -> int:
         failed_request = self._describe_failed_request("ask for the time of")
-        answer = self._request("GET", path, "GETFILESTATUS", failed_request=failed_request)
+        answer = self._request_with_redirect("GET", path, "GETFILESTATUS", failed_request=failed_request)
         date = answer.headers.get("Date", "").partition(" GMT")[0]  # Hadoop sends it twice
         try:
             return int(parsedate_to_datetime(f"{date} GMT").timestamp() * 1000)
@@ -368,24 +368,26 @@ class HdfsClient:
                     found.append(path or "/")
         return found
 
-    def _file_status(self, key: str) -> FileStatus:
-        status = self._status(self._path(key), "read", key)
+    def _fetch_file_status(self, key: str) -> FileStatus:
+        status = self._fetch_status(self._url_path(key), "read", key)
         if status.name.endswith("/"):
             raise NotFound(f"{self._describe_failed_request('read', key)}: it is a directory")
         return status
 
-    def _status(self, path: str, verb: str, key: str) -> FileStatus:
+    def _fetch_status(self, path: str, verb: str, key: str) -> FileStatus:
         failed_request = self._describe_failed_request(verb, key)
-        found = _json_field(self._request("GET", path, "GETFILESTATUS", failed_request=failed_request), failed_request, "FileStatus")
-        return _file_status(key + ("/" if found["type"] == "DIRECTORY" else ""), found)
+        found = _json_field(
+            self._request_with_redirect("GET", path, "GETFILESTATUS", failed_request=failed_request), failed_request, "FileStatus"
+        )
+        return _parse_file_status(key + ("/" if found["type"] == "DIRECTORY" else ""), found)
 
-    def _path(self, key: str) -> str:
+    def _url_path(self, key: str) -> str:
         return "/" + quote(self._prefix + key).rstrip("/")
 
     def _describe_failed_request(self, verb: str, key: str = "") -> str:
         return f"cannot {verb} {self.url}{f'/{key}' if key else ''}"
 
-    def _request(
+    def _request_with_redirect(
         self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
     ) -> Any:
         """Send a request to the namenode and return the answer. If the namenode redirects to a datanode, send the request there with the
@@ -397,20 +399,20 @@ class HdfsClient:
         named = {"op": operation, **({"user.name": self._user} if self._user and not self._kerberos else {}), **parameters}
         url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
         try:
-            answer = self._send(method, url, failed_request)
+            answer = self._send_http_request(method, url, failed_request)
             if answer.status_code == HTTPStatus.UNAUTHORIZED:
                 ticket = _negotiation_header(urlsplit(url).hostname or "", self._user, failed_request)
-                answer = self._send(method, url, failed_request, ticket=ticket)
+                answer = self._send_http_request(method, url, failed_request, ticket=ticket)
         except _broken_connections() as error:
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
         if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
             try:
-                answer = self._send(method, answer.headers.get("Location", ""), failed_request, body)
+                answer = self._send_http_request(method, answer.headers.get("Location", ""), failed_request, body)
             except _broken_connections() as error:
                 raise Unavailable(f"{failed_request}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
         return answer
 
-    def _send(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = "") -> Any:
+    def _send_http_request(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = "") -> Any:
         """Send one request and return the answer, also where it demands a ticket and none was sent. Raises StoreError for other errors."""
         self._meter.record_request(meter_kind_of_request(method, url))
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
@@ -420,7 +422,7 @@ class HdfsClient:
         self._contact.record_answer()
         demands_ticket = answer.status_code == HTTPStatus.UNAUTHORIZED and "Negotiate" in answer.headers.get("WWW-Authenticate", "")
         if answer.status_code >= HTTPStatus.BAD_REQUEST and not (demands_ticket and self._kerberos and not ticket):
-            raise _status_error(answer, failed_request)
+            raise _http_status_error(answer, failed_request)
         return answer
 
     def _session(self) -> Any:
@@ -492,8 +494,8 @@ def _inode_path(inode: int) -> str:
     return f"/.reserved/.inodes/{inode}"
 
 
-def _file_status(name: str, found: Mapping[str, Any]) -> FileStatus:
-    return FileStatus(name, int(found["fileId"]), int(found["length"]), int(found["modificationTime"]))
+def _parse_file_status(name: str, properties: Mapping[str, Any]) -> FileStatus:
+    return FileStatus(name, int(properties["fileId"]), int(properties["length"]), int(properties["modificationTime"]))
 
 
 def _json_field(answer: Any, failed_request: str, field: str) -> Any:
@@ -504,14 +506,14 @@ def _json_field(answer: Any, failed_request: str, field: str) -> Any:
         raise Unavailable(f"{failed_request}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
 
 
-def _status_error(answer: Any, failed_request: str) -> CompactorError:
+def _http_status_error(answer: Any, failed_request: str) -> CompactorError:
     """Return the storage error for an error answer, by the name of the exception in it."""
     status = int(answer.status_code)
     try:
         remote = answer.json()["RemoteException"]
         name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0].rstrip(".")
     except (KeyError, TypeError, ValueError):
-        return status_error(status, f"{failed_request}: the store answered {status}", _HINTS, of_object=False)
+        return status_error(status, f"{failed_request}: the store answered {status}", _HINTS, is_object_request=False)
     message = f"{failed_request}: the store answered {status} ({name}: {text})"
     if name == "FileAlreadyExistsException":
         return AlreadyExists(message)
@@ -521,7 +523,7 @@ def _status_error(answer: Any, failed_request: str) -> CompactorError:
         return Refused(message, hint="Raise the quota of the directory, or shorten grace and undo window")
     if name in _PASSING:
         return Unavailable(message, hint="Try again; if it stays, see whether the namenode is active and the datanodes have space")
-    return status_error(status, message, _HINTS, of_object=False)
+    return status_error(status, message, _HINTS, is_object_request=False)
 
 
 def meter_kind_of_request(method: str, url: str) -> str:

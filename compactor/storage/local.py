@@ -86,7 +86,7 @@ class LocalStore:
             file.seek(start)
             # A huge length would be allocated in advance.
             data = file.read() if length is None else file.read(min(length, os.fstat(file.fileno()).st_size))
-        self._meter.record_read(len(data))
+        self._meter.record_bytes_read(len(data))
         return data
 
     def head(self, key: str) -> ObjectInfo:
@@ -109,7 +109,7 @@ class LocalStore:
         return self._create_object(key, write_content, metadata)
 
     @property
-    def copy_limits(self) -> CopyLimits:
+    def server_copy_limits(self) -> CopyLimits:
         return CopyLimits(min_run_bytes=0, max_bytes=_MOST_COPY_BYTES)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
@@ -149,7 +149,7 @@ class LocalStore:
             try:
                 with file_errors("write", path), open(path, "wb") as target:
                     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length - done)):
-                        self._meter.record_read(len(chunk))
+                        self._meter.record_bytes_read(len(chunk))
                         target.write(chunk)
                         done += len(chunk)
             except BaseException:
@@ -216,13 +216,13 @@ class LocalStore:
 
     def _write_chunks(self, file: BinaryIO, chunks: Iterable[bytes]) -> None:
         for chunk in chunks:
-            self._meter.record_write(len(chunk))
+            self._meter.record_bytes_written(len(chunk))
             file.write(chunk)
 
     def _read_range(self, file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
         file.seek(start)
         for chunk in _read_chunks(file, length):
-            self._meter.record_read(len(chunk))
+            self._meter.record_bytes_read(len(chunk))
             yield chunk
 
     def _append_file_range(self, piece: FileRange, file: BinaryIO) -> None:
@@ -313,12 +313,12 @@ class LocalStore:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            self._sweep_staged(folder, staged.lstat().st_mtime_ns)
+            self._delete_stale_staged_files(folder, staged.lstat().st_mtime_ns)
             yield staged
         finally:
             staged.unlink(missing_ok=True)
 
-    def _sweep_staged(self, folder: Path, now_ns: int) -> None:
+    def _delete_stale_staged_files(self, folder: Path, now_ns: int) -> None:
         """Delete stale staged files once an hour. A writer that was stopped for an hour finds its file gone and fails."""
         if 0 <= now_ns - self._swept_ns < _STALE_NS:
             return
@@ -333,7 +333,7 @@ def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterato
     """Yield the keys below ``base`` in UTF-8 byte order. A directory sorts as its name with a slash."""
     try:
         with os.scandir(folder) as entries:
-            named = sorted((_sort_name(entry), entry) for entry in entries if not key_part_problem(entry.name))
+            named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not key_part_problem(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return
     for name, entry in named:
@@ -348,7 +348,7 @@ def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterato
                     yield key, status
 
 
-def _sort_name(entry: os.DirEntry[str]) -> str:
+def _utf8_sort_key(entry: os.DirEntry[str]) -> str:
     return entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from compactor.config.settings import Settings
 from compactor.storage.counting import STORE, Meter
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstContact, Retrier
+from compactor.storage.retrying import FirstAnswerTracker, Retrier
 from compactor.storage.settings import RetrySettings, TransferSettings
 
 
@@ -21,7 +21,7 @@ class StoreOptions:
     meter: Meter
     retries: RetrySettings | None
     transfers: TransferSettings
-    contact: FirstContact
+    contact: FirstAnswerTracker
     records: bool
     before_create: Callable[[ObjectStore], None]
 

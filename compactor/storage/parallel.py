@@ -13,7 +13,7 @@ from compactor.storage.os_errors import file_errors
 from compactor.storage.port import FileRange
 
 
-def write_all(descriptor: int, data: bytes, position: int) -> int:
+def write_at_position(descriptor: int, data: bytes, position: int) -> int:
     """Write all bytes at a position of an open file and return their number."""
     view = memoryview(data)
     while view:

@@ -100,7 +100,7 @@ class ObjectStore(Protocol):
         """Create an object like ``create`` from a file of any size (streamed, in several parts if large)."""
 
     @property
-    def copy_limits(self) -> CopyLimits | None:
+    def server_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
@@ -109,8 +109,8 @@ class ObjectStore(Protocol):
         A failed call leaves nothing behind, and an object is never composed of two versions of a source.
 
         :raises NotFound: or Unavailable, if a source is gone or has another etag.
-        :raises CannotCopy: if the store turns out not to copy ranges; ``copy_limits`` is None from then on.
-        :raises CopyDiffers: if the store has copied other bytes. :raises ValueError: if ``copy_limits`` does not allow these pieces.
+        :raises CannotCopy: if the store turns out not to copy ranges; ``server_copy_limits`` is None from then on.
+        :raises CopyDiffers: if the store has copied other bytes. :raises ValueError: if ``server_copy_limits`` does not allow these pieces.
         """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

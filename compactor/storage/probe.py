@@ -51,7 +51,7 @@ class ServerStore(Protocol):
     def without_condition_check(self) -> ObjectStore:
         """Return the same store without a check before its creates."""
 
-    def try_upload_in_parts(self, key: str, file: FileRange) -> None:
+    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
         """Send a file as an object of parts, which the store is asked to create only if the key is free. Raises AlreadyExists,
         PreconditionFailed or NoSuchUpload if it is not.
         """
@@ -66,7 +66,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
         return findings
     try:
         findings += _clock_findings(store, now_ms)
-        findings += find_lost_races(store, prefix)
+        findings += find_unsafe_concurrent_creates(store, prefix)
         if isinstance(store, InspectableStore):
             findings += store.inspect(now_ms())
     except CompactorError as error:
@@ -88,9 +88,9 @@ def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | N
         except AlreadyExists:
             pass
         else:
-            return _ignored_condition(store, "conditional-puts", "an object that existed was created once more")
+            return _ignored_condition_finding(store, "conditional-puts", "an object that existed was created once more")
         if _is_overwritten_in_parts(store, key):
-            return _ignored_condition(store, "conditional-multipart", "an upload in parts wrote over an existing object")
+            return _ignored_condition_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
     finally:
         with suppress(Refused):
             store.delete([key])
@@ -106,12 +106,12 @@ def _is_overwritten_in_parts(store: ObjectStore, key: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "parts").write_bytes(b"in parts")
         with suppress(AlreadyExists, PreconditionFailed, NoSuchUpload):
-            store.try_upload_in_parts(key, FileRange(Path(folder) / "parts", 0, 8))
+            store.upload_in_parts_if_absent(key, FileRange(Path(folder) / "parts", 0, 8))
     # Of a range no checksum is compared: such a server may have kept that of the object which it wrote over.
     return store.get(key, 0, 5) != b"first"
 
 
-def _ignored_condition(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
+def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> StoreFinding:
     return StoreFinding.error(
         kind,
         f"{store.url} ignores conditional requests: {detail} ({store_kind(store.url).can.create_only})",
@@ -120,7 +120,9 @@ def _ignored_condition(store: ObjectStore, kind: str, detail: str) -> StoreFindi
     )
 
 
-def find_lost_races(store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS) -> list[StoreFinding]:
+def find_unsafe_concurrent_creates(
+    store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS
+) -> list[StoreFinding]:
     """Let ``threads`` writers create one key at once, ``rounds`` times. Return a finding if any race has not exactly one winner.
 
     A passed test is remembered by a marker object. Only creating one key twice is then tested again, in case the marker came with a copy of
@@ -138,7 +140,7 @@ def find_lost_races(store: ObjectStore, prefix: str, threads: int = PROBE_THREAD
     for number in range(rounds):
         key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
         try:
-            winners = _race_for_key(store, key, threads)
+            winners = _create_key_concurrently(store, key, threads)
             content = store.get(key)
         finally:
             store.delete([key])
@@ -171,7 +173,7 @@ def deletes_free_space(store: ObjectStore) -> bool | None:
         return None
 
 
-def _race_for_key(store: ObjectStore, key: str, threads: int) -> list[bytes]:
+def _create_key_concurrently(store: ObjectStore, key: str, threads: int) -> list[bytes]:
     barrier = threading.Barrier(threads)
 
     def create_once(number: int) -> bytes | None:

@@ -13,7 +13,7 @@ _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 _DAY_MS = 86_400_000
 
 
-class BucketState(Value):
+class BucketDeletionSettings(Value):
     """Settings of a bucket that decide whether a delete frees space. A field is None if the credentials may not read it."""
 
     versioning: str | None
@@ -26,11 +26,11 @@ class BucketState(Value):
         return self.versioning == "" and not self.object_lock
 
 
-def read_bucket_state(store: S3Store) -> BucketState:
+def read_deletion_settings(store: S3Store) -> BucketDeletionSettings:
     """Return the settings of the store's bucket, with two requests. Raises StoreError if the store cannot be reached."""
     versioning = _query_setting(store, "get_bucket_versioning")
     lock = _query_setting(store, "get_object_lock_configuration")
-    return BucketState(
+    return BucketDeletionSettings(
         versioning=None if versioning is None else str(versioning.get("Status", "")),
         object_lock=None if lock is None else lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled",
     )
@@ -38,7 +38,7 @@ def read_bucket_state(store: S3Store) -> BucketState:
 
 def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
     """Return the findings about versioning, object lock, archived objects and unfinished uploads."""
-    state = read_bucket_state(store)
+    state = read_deletion_settings(store)
     return [
         *_versioning_findings(store, state),
         *_archive_findings(store),
@@ -46,7 +46,7 @@ def bucket_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
     ]
 
 
-def _versioning_findings(store: S3Store, state: BucketState) -> list[StoreFinding]:
+def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[StoreFinding]:
     findings = []
     if state.versioning:
         findings.append(

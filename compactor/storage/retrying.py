@@ -27,7 +27,7 @@ _LOG_INTERVAL_S = 1.0
 """Least time between two log lines about one store, because many threads may wait for it."""
 
 
-class FirstContact:
+class FirstAnswerTracker:
     """Record of whether a store has ever answered this process, shared by everything that sends requests to it.
 
     A store that never answered is more likely a wrong address than a busy one. Therefore the time to wait for its first answer counts once,
@@ -54,7 +54,7 @@ class FirstContact:
             self._asked_at = requested_at
         return now - self._asked_at
 
-    def may_log(self, now: float) -> bool:
+    def may_log_silence(self, now: float) -> bool:
         """Return whether the next log line about the silent store is due, and record it as written."""
         if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S:
             return False
@@ -70,9 +70,9 @@ class Retrier:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     fraction: Callable[[], float] = random.random
-    contact: FirstContact = field(default_factory=FirstContact)
+    contact: FirstAnswerTracker = field(default_factory=FirstAnswerTracker)
 
-    def call(self, attempt: Callable[[int], T]) -> T:
+    def call_with_retries(self, attempt: Callable[[int], T]) -> T:
         """Call ``attempt`` until it does not raise Unavailable or the deadline is over, then raise its last Unavailable.
 
         The deadline counts from the first failure, because [limits] may delay an attempt for minutes. From the second retry on, each one is
@@ -94,7 +94,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if number and self.contact.may_log(now):
+                if number and self.contact.may_log_silence(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()
@@ -112,7 +112,7 @@ class RetryingStore(ForwardingStore):
 
     @override
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:
-        return self._retrier.call(lambda _: request())
+        return self._retrier.call_with_retries(lambda _: request())
 
     @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
@@ -125,6 +125,6 @@ class RetryingStore(ForwardingStore):
                 listing = self._store.list(prefix, last)
             return next(listing, None)
 
-        while (info := self._retrier.call(next_object)) is not None:
+        while (info := self._retrier.call_with_retries(next_object)) is not None:
             last = info.key
             yield info

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from compactor.config.store_sections import S3Settings
 from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
-from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.copied import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, normalize_metadata_names
@@ -37,7 +37,7 @@ from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
 from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
-from compactor.storage.s3_requests import S3Requests, ServerTraits, check_returned_span, range_header
+from compactor.storage.s3_requests import S3RequestClient, ServerTraits, check_returned_span, range_header
 from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
@@ -58,7 +58,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     """Return the store at ``s3://bucket/prefix``. Makes no request. Raises UsageError."""
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
-    requests = S3Requests(
+    requests = S3RequestClient(
         bucket, prefix, settings, options.retrier(settings.first_answer_ms / 1000), options.meter, _traits_of_bucket(bucket, settings)
     )
     return S3Store(requests, options.transfers, options.before_create)
@@ -74,7 +74,7 @@ class S3Store:
     """ObjectStore in an S3 bucket. before_create: called with this store before each create, may raise StoreError (``ConditionCheck``)."""
 
     def __init__(
-        self, requests: S3Requests, transfers: TransferSettings, before_create: Callable[[ObjectStore], None] = lambda store: None
+        self, requests: S3RequestClient, transfers: TransferSettings, before_create: Callable[[ObjectStore], None] = lambda store: None
     ) -> None:
         self._requests = requests
         self._transfers = transfers
@@ -85,7 +85,7 @@ class S3Store:
         return self._requests.object_url().rstrip("/")
 
     @property
-    def requests(self) -> S3Requests:
+    def requests(self) -> S3RequestClient:
         """Return the client for single requests, which `config check` and the reader of old versions use beyond ObjectStore."""
         return self._requests
 
@@ -97,9 +97,9 @@ class S3Store:
 
     def deletes_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
-        from compactor.storage.probe_s3 import read_bucket_state
+        from compactor.storage.probe_s3 import read_deletion_settings
 
-        return read_bucket_state(self).deletes_free_space
+        return read_deletion_settings(self).deletes_free_space
 
     def required_permission(self, verb: str) -> str:
         """Return the action that a policy must allow for this verb of ``probe``."""
@@ -113,7 +113,7 @@ class S3Store:
         """Return the same store without ``before_create``."""
         return S3Store(self._requests, self._transfers)
 
-    def try_upload_in_parts(self, key: str, file: FileRange) -> None:
+    def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
         """Send a file by a multipart upload that is completed on the condition that the key is free (``ConditionCheck``)."""
         upload = MultipartUpload(self._requests, self._transfers, key, {})
         try:
@@ -132,13 +132,13 @@ class S3Store:
         params = {"ChecksumMode": "ENABLED"} if whole else {"Range": range_header(start, length)}
 
         def get_once(_: int) -> bytes:
-            answer = self._requests.request_once("get_object", "read", key, **params)
+            answer = self._requests.send_request_once("get_object", "read", key, **params)
             span = check_returned_span(answer, self._requests.object_url(key), start, length)
             return b"".join(self._requests.read_body(answer, key, span))
 
         try:
             return self._requests.retry_request(get_once)
-        except OutOfRange:
+        except RangeNotSatisfiable:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
@@ -163,7 +163,7 @@ class S3Store:
         return self._create_by_multipart_upload(key, size, described, "CRC32", lambda upload: upload.send_parts(parts))
 
     @property
-    def copy_limits(self) -> CopyLimits | None:
+    def server_copy_limits(self) -> CopyLimits | None:
         return COPIES if self._requests.traits.can_copy else None
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
@@ -204,8 +204,8 @@ class S3Store:
         check_key(key)
 
         def put_once(_: int) -> ObjectInfo:
-            self._requests.meter.record_write(len(data))
-            answer = self._requests.request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
+            self._requests.meter.record_bytes_written(len(data))
+            answer = self._requests.send_request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
             return _info_of_written_object(key, len(data), answer, {})
 
         return self._requests.retry_request(put_once)
@@ -217,7 +217,7 @@ class S3Store:
             if length != 0:
                 return download_object(self._requests, self._transfers, key, path, start, length)
             self.head(key)
-        except OutOfRange:
+        except RangeNotSatisfiable:
             pass
         with file_errors("write", path):
             path.write_bytes(b"")
@@ -281,7 +281,7 @@ class S3Store:
 
     def _list_page(self, params: dict[str, Any]) -> dict[str, Any]:
         def list_once(_: int) -> dict[str, Any]:
-            answer = self._requests.request_once("list_objects_v2", "list", **params)
+            answer = self._requests.send_request_once("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
                 raise Unavailable(f"cannot list {self.url}: the store's answer is incomplete")
@@ -310,8 +310,8 @@ class S3Store:
         def put_once(number: int) -> ObjectInfo:
             nonlocal attempts
             attempts = number + 1
-            self._requests.meter.record_write(len(data))
-            answer = self._requests.request_once(
+            self._requests.meter.record_bytes_written(len(data))
+            answer = self._requests.send_request_once(
                 "put_object",
                 "write",
                 key,
@@ -393,7 +393,7 @@ class S3Store:
         wanted = {root + key for key in batch}
 
         def delete_once(_: int) -> None:
-            answer = self._requests.request_once(
+            answer = self._requests.send_request_once(
                 "delete_objects",
                 "delete in",
                 ChecksumAlgorithm="CRC32",

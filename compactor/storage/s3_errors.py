@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compactor.errors import CompactorError, NotFound, Refused, StoreError, Unavailable, UsageError
-from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
 
 _POLICY = (
     "Grant what conf/iam-policy.json lists (also s3:ListBucket, without which an absent key answers 403), then run config check."
@@ -29,8 +29,8 @@ _INTERNAL: dict[str, type[StoreError]] = {
     "PreconditionFailed": PreconditionFailed,
     "412": PreconditionFailed,
     "NoSuchUpload": NoSuchUpload,
-    "InvalidRange": OutOfRange,
-    "416": OutOfRange,
+    "InvalidRange": RangeNotSatisfiable,
+    "416": RangeNotSatisfiable,
 }
 
 _REFUSALS: dict[str, tuple[str, str]] = {

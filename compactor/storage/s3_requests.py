@@ -67,7 +67,7 @@ class ByteSpan:
     etag: str
 
 
-class S3Requests:
+class S3RequestClient:
     """Requests to one bucket, with translated errors, retries and counting.
 
     :param prefix: prepended to every key; empty, or ending in a slash.
@@ -99,7 +99,7 @@ class S3Requests:
                 self._clients[answered] = _create_client(self.settings, self.meter, waiting_s)
             return self._clients[answered]
 
-    def request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+    def send_request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
         """Send one request without retries. ``Key`` is added to the parameters if a key is given."""
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
@@ -118,7 +118,7 @@ class S3Requests:
 
     def request(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
         """Send a request and retry while the store is unavailable."""
-        return self.retry_request(lambda _: self.request_once(operation, verb, key, **params))
+        return self.retry_request(lambda _: self.send_request_once(operation, verb, key, **params))
 
     def list_one_key(self) -> dict[str, Any]:
         """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
@@ -132,7 +132,7 @@ class S3Requests:
                 self.meter.record_retry()
             return attempt(number)
 
-        return self.retrier.call(attempt_and_count_retries)
+        return self.retrier.call_with_retries(attempt_and_count_retries)
 
     def read_body(self, answer: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
         """Yield the body of a GET in chunks. Raises Unavailable if its length differs from that of ``span`` or the connection breaks."""
@@ -143,7 +143,7 @@ class S3Requests:
         left = span.end - span.start
         try:
             while chunk := stream.read(_CHUNK):
-                self.meter.record_read(len(chunk))
+                self.meter.record_bytes_read(len(chunk))
                 left -= len(chunk)
                 if left < 0:
                     break

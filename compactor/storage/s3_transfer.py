@@ -17,14 +17,14 @@ from typing import Any, Literal
 import crc32c as castagnoli
 
 from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
-from compactor.storage.answers import NoSuchUpload, OutOfRange, PreconditionFailed
+from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.copied import changed_source_error
 from compactor.storage.os_errors import file_errors
-from compactor.storage.parallel import read_file_range, run_in_parallel, write_all
+from compactor.storage.parallel import read_file_range, run_in_parallel, write_at_position
 from compactor.storage.port import CopiedRange
 from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart
-from compactor.storage.s3_requests import ByteSpan, S3Requests, check_returned_span, range_header
+from compactor.storage.s3_requests import ByteSpan, S3RequestClient, check_returned_span, range_header
 from compactor.storage.settings import TransferSettings
 
 _ABORT_S = 10.0
@@ -48,7 +48,7 @@ def md5_base64(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def download_object(requests: S3Requests, transfers: TransferSettings, key: str, path: Path, start: int, length: int | None) -> int:
+def download_object(requests: S3RequestClient, transfers: TransferSettings, key: str, path: Path, start: int, length: int | None) -> int:
     """Write a range of an object to a file and return its length. Long ranges are fetched in parallel.
 
     The first answer tells the object's size and version; all other requests insist on that version.
@@ -78,7 +78,7 @@ def download_object(requests: S3Requests, transfers: TransferSettings, key: str,
 
 
 def _fetch_range(
-    requests: S3Requests,
+    requests: S3RequestClient,
     key: str,
     path: Path,
     descriptor: int,
@@ -97,7 +97,7 @@ def _fetch_range(
     def fetch_once(_: int) -> ByteSpan:
         if stop and stop.is_set():
             raise CancelledError
-        answer = requests.request_once("get_object", "read", key, Range=range_header(start, length), **condition)
+        answer = requests.send_request_once("get_object", "read", key, Range=range_header(start, length), **condition)
         span = check_returned_span(answer, requests.object_url(key), start, length)
         if etag and (span.etag != etag or span.end != start + length):
             answer["Body"].close()
@@ -105,12 +105,12 @@ def _fetch_range(
         at = start - file_start
         for chunk in requests.read_body(answer, key, span):
             with file_errors("write", path):
-                at += write_all(descriptor, chunk, at)
+                at += write_at_position(descriptor, chunk, at)
         return span
 
     try:
         return requests.retry_request(fetch_once)
-    except (PreconditionFailed, OutOfRange) as error:
+    except (PreconditionFailed, RangeNotSatisfiable) as error:
         if not etag:
             raise
         raise Unavailable(
@@ -126,7 +126,7 @@ class MultipartUpload:
 
     def __init__(
         self,
-        requests: S3Requests,
+        requests: S3RequestClient,
         transfers: TransferSettings,
         key: str,
         metadata: Mapping[str, str],
@@ -164,7 +164,7 @@ class MultipartUpload:
         def copy_once(_: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
-            answer = self._requests.request_once(
+            answer = self._requests.send_request_once(
                 "upload_part_copy",
                 "copy to",
                 self._key,
@@ -181,7 +181,7 @@ class MultipartUpload:
 
         try:
             return self._requests.retry_request(copy_once)
-        except (PreconditionFailed, OutOfRange) as error:
+        except (PreconditionFailed, RangeNotSatisfiable) as error:
             raise changed_source_error(self._requests.object_url(part.key)) from error
         except Refused as error:
             if not is_copy_refusal(error):
@@ -196,8 +196,8 @@ class MultipartUpload:
         def send_once(_: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
-            self._requests.meter.record_write(len(data))
-            answer = self._requests.request_once(
+            self._requests.meter.record_bytes_written(len(data))
+            answer = self._requests.send_request_once(
                 "upload_part",
                 "write",
                 self._key,
@@ -221,7 +221,7 @@ class MultipartUpload:
         """
 
         def complete_once(_: int) -> dict[str, Any]:
-            answer = self._requests.request_once(
+            answer = self._requests.send_request_once(
                 "complete_multipart_upload",
                 "write",
                 self._key,
@@ -248,7 +248,9 @@ class MultipartUpload:
         retrier = self._requests.retrier
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))
         try:
-            hasty.call(lambda _: self._requests.request_once("abort_multipart_upload", "write", self._key, UploadId=self._id))
+            hasty.call_with_retries(
+                lambda _: self._requests.send_request_once("abort_multipart_upload", "write", self._key, UploadId=self._id)
+            )
         except NoSuchUpload:
             return
         except StoreError as error:

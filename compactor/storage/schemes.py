@@ -20,7 +20,7 @@ _MAX_PREFIX_BYTES = 1024 - MAX_KEY_BYTES - 1
 
 
 @dataclass(frozen=True)
-class Capabilities:
+class StoreCapabilities:
     """Abilities of a kind of store, as docs/stores.md lists them and the contract suite tests them.
 
     :param create_only: how an object is created only if its key is free.
@@ -67,15 +67,15 @@ class StorePrices:
     write_request_usd: float
     stored_gib_month_usd: float
 
-    def stored_usd_month(self, size: int) -> float:
-        """Return the price in USD of storing ``size`` bytes for a month."""
-        return round(size / GIB * self.stored_gib_month_usd, 6)
+    def storage_usd_per_month(self, size_bytes: int) -> float:
+        """Return the price in USD of storing ``size_bytes`` for a month."""
+        return round(size_bytes / GIB * self.stored_gib_month_usd, 6)
 
     def requests_usd(self, reads: int, writes: int) -> float:
         """Return the price in USD of so many reading and writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
-    def round_usd(self, sources: int, outputs: int) -> float:
+    def compaction_round_usd(self, sources: int, outputs: int) -> float:
         """Return the estimated price in USD of a round's requests: both passes read the logs of ``sources`` segments, and each of
         ``outputs`` new objects is written and read back.
         """
@@ -100,7 +100,7 @@ class StoreKind:
     scheme: str
     example: str
     adapter: str
-    can: Capabilities
+    can: StoreCapabilities
     prices: StorePrices
     tested_with: str
     container: re.Pattern[str] | None = None
@@ -114,7 +114,7 @@ DIRECTORY = StoreKind(
     scheme="file",
     example="file:///var/lib/tier",
     adapter="local",
-    can=Capabilities(
+    can=StoreCapabilities(
         create_only="an exclusive hard link",
         conditional_delete="",
         range_copy="copy_file_range; shares blocks on Btrfs and XFS",
@@ -139,7 +139,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         adapter="s3",
         section="s3",
         container=re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}"),
-        can=Capabilities(
+        can=StoreCapabilities(
             create_only="If-None-Match: *, on PutObject and on CompleteMultipartUpload",
             conditional_delete="",
             range_copy="UploadPartCopy; parts of at least 5 MiB but the last",
@@ -161,7 +161,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         extra="gcs",
         container=re.compile(r"[a-z0-9][a-z0-9._-]{2,221}"),
         pinterest=False,
-        can=Capabilities(
+        can=StoreCapabilities(
             create_only="ifGenerationMatch=0, for resumable uploads too",
             conditional_delete="ifGenerationMatch",
             range_copy="",
@@ -183,7 +183,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         container=re.compile(r"[a-z0-9]{3,24}/[a-z0-9](?:-?[a-z0-9]){2,62}"),
         noun="account and container",
         pinterest=False,
-        can=Capabilities(
+        can=StoreCapabilities(
             create_only="If-None-Match: *, on Put Blob and on Put Block List",
             conditional_delete="If-Match",
             range_copy="Put Block From URL; of at least 5 MiB but the last, as planned for all servers; read back",
@@ -206,7 +206,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
         container=re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?"),
         noun="namenode",
         pinterest=False,
-        can=Capabilities(
+        can=StoreCapabilities(
             create_only="a staged file, and a rename with renameoptions=NONE",
             conditional_delete="by the number of the inode",
             range_copy="",

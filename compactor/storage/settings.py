@@ -13,7 +13,7 @@ class RetrySettings(Value):
     The last attempt begins at most ``deadline_s`` after the first failure.
 
     Short outages, such as a minute of 503 answers, are survived if the deadline is clearly longer. ``first_answer_s``: for all
-    requests together, as long as the store has not answered any, not even with an error (retrying.FirstContact).
+    requests together, as long as the store has not answered any, not even with an error (retrying.FirstAnswerTracker).
     """
 
     deadline_s: float = Field(default=120.0, ge=0)

@@ -17,7 +17,7 @@ from compactor.storage.forwarding import NullStore
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3Requests, check_returned_span, range_header
+from compactor.storage.s3_requests import S3RequestClient, check_returned_span, range_header
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[VersionStore
     return [VersionStore(store, [versions[n] for versions in by_key.values() if len(versions) > n]) for n in range(deepest)]
 
 
-def _old_versions(requests: S3Requests, prefix: str) -> Iterator[ObjectVersion]:
+def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
     """Yield the old versions below a prefix as S3 lists them: by key, the newest first."""
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
@@ -81,7 +81,7 @@ class VersionStore(NullStore):
 
         def get_once(_: int) -> bytes:
             span = {} if start == 0 and length is None else {"Range": range_header(start, length)}
-            answer = self._requests.request_once("get_object", "read", key, VersionId=version.version, **span)
+            answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version, **span)
             return b"".join(
                 self._requests.read_body(answer, key, check_returned_span(answer, self._requests.object_url(key), start, length))
             )
@@ -97,7 +97,7 @@ class VersionStore(NullStore):
         version = self._version_of_key(key)
 
         def download_once(_: int) -> int:
-            answer = self._requests.request_once("get_object", "read", key, VersionId=version.version)
+            answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version)
             span = check_returned_span(answer, self._requests.object_url(key), 0, None)
             with file_errors("write", path), path.open("wb") as file:
                 return sum(file.write(part) for part in self._requests.read_body(answer, key, span))

@@ -157,7 +157,7 @@ class ComposableLayout(PlainLayout):
     @property
     @override
     def log_copy_limits(self) -> CopyLimits | None:
-        return self._store.copy_limits
+        return self._store.server_copy_limits
 
     @override
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:

@@ -340,8 +340,8 @@ def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
         cost_bytes_read=read_statistic("bytes_read"),
         cost_bytes_written=read_statistic("bytes_written"),
         cost_ms=max(0, run.ended_ms - run.started_ms) if run.ended_ms >= 0 else None,
-        cost_usd=prices.round_usd(run.sources, run.outputs) if billed else None,
-        saved_usd_month=prices.stored_usd_month((before or 0) - (after or 0)) if billed else None,
+        cost_usd=prices.compaction_round_usd(run.sources, run.outputs) if billed else None,
+        saved_usd_month=prices.storage_usd_per_month((before or 0) - (after or 0)) if billed else None,
         reason=run.reason,
         segment=run.segment,
     )

@@ -28,7 +28,7 @@ from compactor.storage.keys import RESERVED
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
-from compactor.storage.schemes import DIRECTORY, UTF_8, Capabilities, local_path, store_kind_of_scheme
+from compactor.storage.schemes import DIRECTORY, UTF_8, StoreCapabilities, local_path, store_kind_of_scheme
 from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.cloud_servers import AnyBucket, CloudBucket
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -159,14 +159,14 @@ class TestCreate:
         assert before <= next(store.list("k")).modified_ms <= after
 
 
-def capabilities(store: ObjectStore) -> Capabilities:
+def capabilities(store: ObjectStore) -> StoreCapabilities:
     """What the row of its scheme says; the memory that tests use can do what a directory can."""
     return (store_kind_of_scheme(store.url) or DIRECTORY).can
 
 
 def test_a_store_copies_ranges_if_its_row_says_so(store: ObjectStore) -> None:
-    assert (store.copy_limits is not None) == bool(capabilities(store).range_copy)
-    if store.copy_limits is None:
+    assert (store.server_copy_limits is not None) == bool(capabilities(store).range_copy)
+    if store.server_copy_limits is None:
         with pytest.raises(CannotCopy):
             store.compose("new", [CopiedRange("old", 0, 5, "etag")])
 
@@ -183,7 +183,7 @@ class TestCompose:
             (tmp_path / "end").write_bytes(b"end")
             with pytest.raises(CannotCopy, match="checksum for each part"):
                 store.compose("composed", [whole.range(0, PART), FileRange(tmp_path / "end", 0, 3)], {})
-            assert store.copy_limits is None
+            assert store.server_copy_limits is None
             pytest.skip("S3Proxy joins no copied part with one that was sent, and that is noticed")
 
     @pytest.fixture

@@ -124,12 +124,12 @@ def test_an_answer_that_was_lost_after_the_rename_is_one_s_own_success(hdfs_dire
 def test_a_file_that_arrives_cut_off_is_never_published(hdfs_directory: CloudBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     store = hdfs_directory.open(retries=QUICK)
     assert isinstance(store, HdfsStore)
-    real = HdfsClient._request
+    real = HdfsClient._request_with_redirect
 
     def cut(*words: object, body: object = None, **parameters: object) -> object:
         return real(*words, body=_RequestBody([b"half"], 4) if body else None, **parameters)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(HdfsClient, "_request", cut)
+    monkeypatch.setattr(HdfsClient, "_request_with_redirect", cut)
     with pytest.raises(Unavailable, match="4 bytes of 8 arrived"):
         store.create("k", b"complete")
     assert (list(store.list("")), list(store.unfinished_uploads(""))) == ([], [])

@@ -141,13 +141,15 @@ def test_a_server_that_does_not_copy_is_not_asked_again(
     proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
 ) -> None:
     other = bucket.open(transfers=PARTS, retries=QUICK)
-    assert all(one.copy_limits for one in (store, other))
+    assert all(one.server_copy_limits for one in (store, other))
     proxy.faults = [Fault("unknown", ("copy",))]
     with pytest.raises(CannotCopy, match=r"cannot copy a range of .*/source: .*NotImplemented"):
         store.compose("k", [source, local])
     assert proxy.seen.requests["copy"] == 1
     assert left_behind(bucket, store) == []
-    assert [one.copy_limits for one in (store, other)] == [None, None], "all stores of this process in one bucket learn from each other"
+    assert [one.server_copy_limits for one in (store, other)] == [None, None], (
+        "all stores of this process in one bucket learn from each other"
+    )
 
 
 def test_a_copy_that_may_not_be_says_nothing_of_others(
@@ -157,7 +159,7 @@ def test_a_copy_that_may_not_be_says_nothing_of_others(
     with pytest.raises(Refused, match="access denied"):
         store.compose("k", [source, local])
     assert left_behind(bucket, store) == []
-    assert store.copy_limits is not None
+    assert store.server_copy_limits is not None
 
 
 def test_a_source_that_changes_between_two_copies(

@@ -17,7 +17,7 @@ from compactor.errors import AlreadyExists, NotFound, Refused, Unavailable
 from compactor.storage.counting import RequestCounters
 from compactor.storage.retrying import Retrier
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3Requests
+from compactor.storage.s3_requests import S3RequestClient
 from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.s3_server import ROOT, Bucket
@@ -88,7 +88,7 @@ class TestLostAnswers:
             other.create("lock", b"same")
 
         retrier = Retrier(QUICK, sleep=meanwhile)
-        store = S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
+        store = S3Store(S3RequestClient(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
         proxy.faults = [Fault("reset", ("put",), times=1)]
         with pytest.raises(AlreadyExists):
             store.create("lock", b"same")
@@ -229,7 +229,7 @@ class TestDownloads:
         proxy.faults = [Fault("cut", ("get",))]
         hasty = Retrier(RetrySettings(deadline_s=0.1, base_s=0.01))
         impatient = S3Store(
-            S3Requests(store.requests.bucket, store.requests.prefix, store.requests.settings, hasty, RequestCounters()), PARTS
+            S3RequestClient(store.requests.bucket, store.requests.prefix, store.requests.settings, hasty, RequestCounters()), PARTS
         )
         with pytest.raises(Unavailable):
             impatient.download("k", tmp_path / "out")
@@ -258,7 +258,7 @@ def test_a_store_that_answers_503_for_a_minute_is_waited_for(proxy: FaultProxy, 
 
     def store_with(deadline_s: float) -> S3Store:
         retrier = Retrier(RetrySettings(deadline_s=deadline_s), lambda: elapsed[0], sleep)
-        return S3Store(S3Requests(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
+        return S3Store(S3RequestClient(bucket.name, f"{bucket.prefix}/", bucket.settings, retrier, RequestCounters()), PARTS)
 
     path, data = large_file(tmp_path / "in")
     proxy.faults = [Fault("slow_down")]

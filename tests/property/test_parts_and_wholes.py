@@ -59,7 +59,7 @@ def add(log: LogBuilder, steps: list[Any]) -> None:
 def test_parts_come_out_as_wholes(first: list[Any], rounds: list[Any], least: int, threads: int) -> None:
     """``least``: bytes of the shortest range that the store copies, as S3 has such a bound."""
     with tempfile.TemporaryDirectory() as scratch, small_copies(150) as patch:
-        patch.setattr(LocalStore, "copy_limits", property(lambda store: CopyLimits(least, 1 << 30)))
+        patch.setattr(LocalStore, "server_copy_limits", property(lambda store: CopyLimits(least, 1 << 30)))
         folder = Path(scratch)
         cleaner = {"delete_retention_ms": RETENTION, "min_cleanable_dirty_ratio": 0.0}
         tier = TierCli(folder / "tier", {"cleaner": cleaner, "publish": {"grace_ms": 0}, "daemon": {"threads": threads}})

@@ -21,7 +21,7 @@ from typing_extensions import override
 from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
-from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
+from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers import ObjectLogPublisher
@@ -38,11 +38,11 @@ TRYING = RetrySettings(deadline_s=5, base_s=0.1)
 T = TypeVar("T")
 
 
-class Unheard(FirstContact):
+class Unheard(FirstAnswerTracker):
     """Nobody wants to read of each request that is tried again: a schedule has hundreds, ``--trace`` tells them."""
 
     @override
-    def may_log(self, now: float) -> bool:
+    def may_log_silence(self, now: float) -> bool:
         return False
 
 
@@ -361,7 +361,7 @@ class SimStore:
         return self.create(key, path.read_bytes(), metadata)
 
     @property
-    def copy_limits(self) -> CopyLimits:
+    def server_copy_limits(self) -> CopyLimits:
         return CopyLimits(min_run_bytes=0, max_bytes=1 << 30)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from compactor.storage import options
-from compactor.storage.retrying import FirstContact, Retrier
+from compactor.storage.retrying import FirstAnswerTracker, Retrier
 from compactor.storage.settings import RetrySettings
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import FaultProxy
@@ -58,8 +58,8 @@ class Minutes:
         self.until = float("inf")
         self.then: Callable[[], None] = lambda: None
 
-        def retrier(policy: RetrySettings, sleep: object = None, contact: FirstContact | None = None) -> Retrier:
-            return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or FirstContact())
+        def retrier(policy: RetrySettings, sleep: object = None, contact: FirstAnswerTracker | None = None) -> Retrier:
+            return Retrier(policy, clock=lambda: self.seconds, sleep=self.pause, contact=contact or FirstAnswerTracker())
 
         monkeypatch.setattr(options, "Retrier", retrier)
 

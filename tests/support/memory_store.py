@@ -33,7 +33,7 @@ class Clock:
 class MemoryStore:
     """``down``: no request is answered any more. ``begun``: uploads that somebody left unfinished; it makes none by itself.
 
-    ``copy_limits``: None makes it a store that cannot copy ranges.
+    ``server_copy_limits``: None makes it a store that cannot copy ranges.
     """
 
     def __init__(self, clock: Clock, counters: RequestCounters) -> None:
@@ -44,7 +44,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self.down = False
-        self.copy_limits: CopyLimits | None = CopyLimits(min_run_bytes=0, max_bytes=1 << 30)
+        self.server_copy_limits: CopyLimits | None = CopyLimits(min_run_bytes=0, max_bytes=1 << 30)
         self.begun: list[UnfinishedUpload] = []
 
     @property
@@ -137,7 +137,7 @@ class MemoryStore:
         if isinstance(piece, FileRange):
             return piece.path.read_bytes()[piece.start : piece.start + piece.length]
         self._ask("copy")
-        if self.copy_limits is None:
+        if self.server_copy_limits is None:
             raise CannotCopy("this store copies no ranges")
         data, info = self._found(piece.key)
         if info.etag != piece.etag:

@@ -45,7 +45,7 @@ def measured(bucket: AnyBucket, folder: Path) -> dict[str, int]:
             lambda: list(store.list("")),
             lambda: store.delete([f"ten/{number}" for number in range(10)]),
         ]
-        if store.copy_limits is not None:
+        if store.server_copy_limits is not None:
             uses.append(lambda: store.compose("composed", [CopiedRange("source", 0, PART, version), FileRange(folder / "small", 0, 9)]))
         for name, use in zip(COSTS, uses, strict=False):
             before = proxy.seen.requests.total()

@@ -12,10 +12,10 @@ import pytest
 from compactor.config.settings import Settings
 from compactor.config.store_sections import AzureSettings, GcsSettings, HdfsSettings
 from compactor.errors import Refused, Unavailable, UsageError
-from compactor.storage.azure import AccountAccess, choose_credentials
+from compactor.storage.azure import AccountCredentials, choose_credentials
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
-from compactor.storage.retrying import FirstContact
+from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.settings import RetrySettings
 from tests.support.canned_s3 import Answer, answering, failure
 from tests.support.cloud_servers import ACCOUNT, KEY
@@ -85,7 +85,7 @@ PASSING: list[tuple[str, Answer]] = [
 ]
 
 
-def open_store_at(folder: Path, scheme: str, url: str, contact: FirstContact | None = None) -> ObjectStore:
+def open_store_at(folder: Path, scheme: str, url: str, contact: FirstAnswerTracker | None = None) -> ObjectStore:
     (folder / "key").write_text(KEY)
     account = AzureSettings(endpoint_url=f"{url}/{ACCOUNT}", credentials_file=str(folder / "key"))
     settings = Settings(gcs=GcsSettings(endpoint_url=url), azure=account, hdfs=HdfsSettings(webhdfs_url=url))
@@ -124,7 +124,7 @@ def test_what_may_pass_is_tried_again(opened: Callable[[str, str], ObjectStore],
 )
 def test_a_refusal_to_serve_counts_as_the_stores_first_answer(tmp_path: Path, scheme: str, answer: Answer) -> None:
     """Otherwise a busy store would be taken for a wrong address, and given up after ten seconds."""
-    contact = FirstContact()
+    contact = FirstAnswerTracker()
     with answering([answer]) as canned, pytest.raises(Unavailable):
         open_store_at(tmp_path, scheme, canned.url, contact).get("k")
     assert contact.answered
@@ -136,22 +136,24 @@ class TestAccessToAzure:
     @pytest.mark.parametrize(
         ("name", "text", "expected"),
         [
-            ("AZURE_STORAGE_KEY", KEY, AccountAccess(ENDPOINT, key=KEY)),
-            ("AZURE_STORAGE_SAS_TOKEN", "?sv=2026&sig=abc", AccountAccess(ENDPOINT, sas="sv=2026&sig=abc")),
-            ("AZURE_STORAGE_CONNECTION_STRING", f"AccountName={ACCOUNT};AccountKey={KEY}", AccountAccess(ENDPOINT, key=KEY)),
+            ("AZURE_STORAGE_KEY", KEY, AccountCredentials(ENDPOINT, key=KEY)),
+            ("AZURE_STORAGE_SAS_TOKEN", "?sv=2026&sig=abc", AccountCredentials(ENDPOINT, sas="sv=2026&sig=abc")),
+            ("AZURE_STORAGE_CONNECTION_STRING", f"AccountName={ACCOUNT};AccountKey={KEY}", AccountCredentials(ENDPOINT, key=KEY)),
             (
                 "AZURE_STORAGE_CONNECTION_STRING",
                 "BlobEndpoint=https://private/;SharedAccessSignature=?sig=abc",
-                AccountAccess("https://private", sas="sig=abc"),
+                AccountCredentials("https://private", sas="sig=abc"),
             ),
             (
                 "AZURE_STORAGE_CONNECTION_STRING",
                 f"AccountName={ACCOUNT};AccountKey={KEY};EndpointSuffix=core.usgovcloudapi.net",
-                AccountAccess(f"https://{ACCOUNT}.blob.core.usgovcloudapi.net", key=KEY),
+                AccountCredentials(f"https://{ACCOUNT}.blob.core.usgovcloudapi.net", key=KEY),
             ),
         ],
     )
-    def test_is_by_the_variables_of_azures_tools_or_by_a_file(self, tmp_path: Path, name: str, text: str, expected: AccountAccess) -> None:
+    def test_is_by_the_variables_of_azures_tools_or_by_a_file(
+        self, tmp_path: Path, name: str, text: str, expected: AccountCredentials
+    ) -> None:
         assert choose_credentials(ACCOUNT, AzureSettings(), {name: text}) == expected
         (tmp_path / "credentials").write_text(f"{text}\n")
         assert choose_credentials(ACCOUNT, AzureSettings(credentials_file=str(tmp_path / "credentials")), {}) == expected

@@ -79,8 +79,8 @@ class TestCrash:
 
             class Dying:
                 def record_request(self, kind): pass
-                def record_read(self, size): pass
-                def record_write(self, size):
+                def record_bytes_read(self, size): pass
+                def record_bytes_written(self, size):
                     if self.left == 0:
                         os.kill(os.getpid(), signal.SIGKILL)
                     self.left -= 1

@@ -20,7 +20,7 @@ from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import RequestCounters, StoreUsage
 from compactor.storage.factory import RateLimits, ThrottledMeter, TokenBucket, open_store
 from compactor.storage.port import ObjectInfo
-from compactor.storage.retrying import FirstContact, Retrier, RetryingStore
+from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.memory_store import Clock as MemoryClock, MemoryStore
 
@@ -44,7 +44,7 @@ class Clock:
 
 class TestRetrier:
     def retrier(self, clock: Clock, fraction: float = 1.0, **policy: float) -> Retrier:
-        contact = FirstContact()
+        contact = FirstAnswerTracker()
         contact.record_answer()
         return Retrier(RetrySettings(**policy), clock.time, clock.sleep, lambda: fraction, contact)
 
@@ -57,14 +57,14 @@ class TestRetrier:
                 raise Unavailable("busy")
             return "done"
 
-        assert self.retrier(clock, base_s=1, cap_s=8).call(attempt) == "done"
+        assert self.retrier(clock, base_s=1, cap_s=8).call_with_retries(attempt) == "done"
         assert clock.slept == [1, 2, 4, 8, 8, 8]
         assert numbers == [0, 1, 2, 3, 4, 5, 6]
 
     def test_full_jitter(self) -> None:
         clock = Clock()
         with pytest.raises(Unavailable):
-            self.retrier(clock, fraction=0.25, deadline_s=5, base_s=1).call(fail)
+            self.retrier(clock, fraction=0.25, deadline_s=5, base_s=1).call_with_retries(fail)
         assert clock.slept[:3] == [0.25, 0.5, 1.0]
 
     def test_a_minute_of_503_is_survived_and_a_store_that_is_gone_is_given_up_in_time(self) -> None:
@@ -75,10 +75,10 @@ class TestRetrier:
                 raise Unavailable("503")
             return "back"
 
-        assert self.retrier(clock).call(back_after_a_minute) == "back"
+        assert self.retrier(clock).call_with_retries(back_after_a_minute) == "back"
         clock = Clock()
         with pytest.raises(Unavailable, match=r"down \(tried \d+ times in 1\d\d\.\d s\)") as caught:
-            self.retrier(clock).call(fail)
+            self.retrier(clock).call_with_retries(fail)
         assert 100 <= clock.now <= 120
         assert caught.value.hint == "wait"
 
@@ -92,7 +92,7 @@ class TestRetrier:
                 raise Unavailable("reset")
             return "done"
 
-        assert self.retrier(clock).call(slow) == "done"
+        assert self.retrier(clock).call_with_retries(slow) == "done"
 
     @pytest.mark.parametrize("kind", [NotFound, Refused])
     def test_an_answer_is_not_tried_again(self, kind: type[Exception]) -> None:
@@ -102,43 +102,43 @@ class TestRetrier:
             raise kind("no")
 
         with pytest.raises(kind):
-            self.retrier(clock).call(answered)
+            self.retrier(clock).call_with_retries(answered)
         assert clock.slept == []
 
 
 class TestAStoreThatNeverAnswered:
-    def retrier(self, clock: Clock, contact: FirstContact) -> Retrier:
+    def retrier(self, clock: Clock, contact: FirstAnswerTracker) -> Retrier:
         return Retrier(RetrySettings(deadline_s=120, first_answer_s=60), clock.time, clock.sleep, lambda: 1.0, contact)
 
     def test_is_waited_for_once_and_not_again_by_every_request(self) -> None:
-        clock, contact = Clock(), FirstContact()
+        clock, contact = Clock(), FirstAnswerTracker()
         with pytest.raises(Unavailable, match="tried"):
-            self.retrier(clock, contact).call(fail)
+            self.retrier(clock, contact).call_with_retries(fail)
         assert 50 <= clock.now <= 60
         before = clock.now
         for _ in range(8):
             clock.now += 1
             with pytest.raises(Unavailable):
-                self.retrier(clock, contact).call(fail)
+                self.retrier(clock, contact).call_with_retries(fail)
         assert clock.now - before <= 60 - before + 8
 
     def test_once_it_has_answered_it_has_its_two_minutes(self) -> None:
-        clock, contact = Clock(), FirstContact()
+        clock, contact = Clock(), FirstAnswerTracker()
         retrier = self.retrier(clock, contact)
-        assert retrier.call(lambda _: "hello") == "hello"
+        assert retrier.call_with_retries(lambda _: "hello") == "hello"
         with pytest.raises(Unavailable):
-            retrier.call(fail)
+            retrier.call_with_retries(fail)
         assert 100 <= clock.now <= 120
 
     def test_repetitions_are_said_from_the_second_on(self, caplog: pytest.LogCaptureFixture) -> None:
-        clock, contact = Clock(), FirstContact()
+        clock, contact = Clock(), FirstAnswerTracker()
         failures = iter([True, True, True, False])
 
         def attempt(_: int) -> None:
             if next(failures):
                 raise Unavailable("cannot read s3://bucket/k: no answer")
 
-        Retrier(RetrySettings(base_s=2), clock.time, clock.sleep, lambda: 1.0, contact).call(attempt)
+        Retrier(RetrySettings(base_s=2), clock.time, clock.sleep, lambda: 1.0, contact).call_with_retries(attempt)
         assert [record.getMessage() for record in caplog.records] == [
             "cannot read s3://bucket/k: no answer; try 3 in 4.0 s",
             "cannot read s3://bucket/k: no answer; try 4 in 8.0 s",
@@ -223,9 +223,9 @@ class TestThrottle:
         clock, counters = Clock(), RequestCounters()
         buckets = RateLimits(LimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
         meter = ThrottledMeter(counters, buckets)
-        meter.record_write(10**9)
+        meter.record_bytes_written(10**9)
         assert clock.slept == []
-        meter.record_read(300)
+        meter.record_bytes_read(300)
         assert clock.slept == [2.0]
         meter.record_request("get")
         meter.record_request("get")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
-from compactor.storage.schemes import STORE_KINDS, Capabilities
+from compactor.storage.schemes import STORE_KINDS, StoreCapabilities
 from tests.support.store_costs import COSTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
@@ -139,7 +139,7 @@ segments are sent whole from then on.
 
 def page() -> str:
     rows = [["", *(f"`{kind.example}`" for kind in STORE_KINDS)], ["---"] * (1 + len(STORE_KINDS))]
-    rows += [[NOUNS[field.name], *(shown(getattr(kind.can, field.name)) for kind in STORE_KINDS)] for field in fields(Capabilities)]
+    rows += [[NOUNS[field.name], *(shown(getattr(kind.can, field.name)) for kind in STORE_KINDS)] for field in fields(StoreCapabilities)]
     rows += [["tried with", *(kind.tested_with for kind in STORE_KINDS)]]
     costs = [["requests to", *(f"`{kind.scheme}://`" for kind in SERVERS)], ["---"] * (1 + len(SERVERS))]
     costs += [[use, *(str(by_scheme.get(kind.scheme, "")) for kind in SERVERS)] for use, by_scheme in COSTS.items()]

@@ -149,5 +149,5 @@ def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: 
         expected_saving_bytes=sample.at_least_bytes,
         expected_saving_why=str(sample),
         expected_saving_error_bytes=sample.error_bytes,
-        expected_saving_usd_month=prices.stored_usd_month(sample.at_least_bytes),
+        expected_saving_usd_month=prices.storage_usd_per_month(sample.at_least_bytes),
     )

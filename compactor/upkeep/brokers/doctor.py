@@ -109,7 +109,7 @@ def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: Pri
     else:
         means = "no effect on consumers: later segments are tiered. Objects of these copies may stay and cost money"
         todo = "`orphans find` lists such objects once the topic or the segments are deleted; brokers do not resume the copies"
-        yield _finding_about_partition(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.stored_usd_month(size))
+        yield _finding_about_partition(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.storage_usd_per_month(size))
 
 
 def _late_upload_findings(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
@@ -174,7 +174,7 @@ def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: Pr
             "no effect on consumers: readers do not find these segments; their objects cost money",
             "Check the leader's log for errors of the plug-in's deletions, such as missing permissions",
         )
-        yield _finding_about_partition(facts, "warning", "delete-hangs", words, size, prices.stored_usd_month(size))
+        yield _finding_about_partition(facts, "warning", "delete-hangs", words, size, prices.storage_usd_per_month(size))
     limit_ms = int(facts.settings.get("retention.ms", "-1"))
     if limit_ms < 0:
         return
@@ -192,7 +192,7 @@ def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: Pr
             "consumers still read records that should be deleted, and the objects cost money",
             "Check RLMExpirationTask in the leader's log: a segment that cannot be deleted delays all later ones",
         )
-        yield _finding_about_partition(facts, "warning", "delete-overdue", words, size, prices.stored_usd_month(size))
+        yield _finding_about_partition(facts, "warning", "delete-overdue", words, size, prices.storage_usd_per_month(size))
 
 
 def _join_first_few(texts: Sequence[str]) -> str:
@@ -222,7 +222,7 @@ def _lost_object_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
 def _leaked_object_findings(facts: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield a finding if the store has objects that no metadata names (orphans)."""
     if facts.orphans:
-        usd = prices.stored_usd_month(facts.orphan_bytes)
+        usd = prices.storage_usd_per_month(facts.orphan_bytes)
         words = (
             f"{count_noun(facts.orphans, 'object')} of {format_size(facts.orphan_bytes)} that no metadata names, {usd:.2f} USD a month",
             "no effect on consumers; the objects cost money for ever",
