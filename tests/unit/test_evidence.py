@@ -39,3 +39,11 @@ def test_a_run_with_violations_is_counted_against_its_promise(tmp_path: Path) ->
     write_record(tmp_path / "one.json", "simulation", SIMULATION | {"violations": 2})
     assert "| 1 runs, 1 with violations |" in page(read_records(tmp_path))
     assert json.loads((tmp_path / "one.json").read_text())["kind"] == "simulation"
+
+
+def test_deleted_records_count_as_faults_and_discarded_ones_do_not() -> None:
+    [run] = (record for record in read_records() if record["file"] == "broker-soak-4.4.0-seed-59.json")
+    text = page([run])
+    assert "| 59 | 60.0 | 4,466 | 14,600,939 | 246 | 0 |" in text
+    assert "| records deleted | 20 |" in text
+    assert "unclean elections discarded |" not in text
