@@ -136,14 +136,13 @@ def _broker_soak(records: Sequence[Record]) -> str:
     rows: list[Sequence[object]] = []
     for run in runs:
         passes = sum(count for name, count in run["passes"].items() if "read_" in name)
-        where = f"{run['kafka']}, {run['flavour']}"
-        rows.append((run["when"], where, run["seed"], run["minutes"], passes, run["records_read"], sum(_faults(run).values()), _violations(run)))
+        where, faults = f"{run['kafka']}, {run['flavour']}", _faults(run).total()
+        rows.append((run["when"], where, run["seed"], run["minutes"], passes, run["records_read"], faults, _violations(run)))
     text = _table(("when", "Kafka, tier", "seed", "minutes", "passes judged", "records read", "faults", "violations"), rows)
-    faults, damaged = Counter[str](), Counter[str]()
+    damaged = Counter[str]()
     for run in runs:
-        faults.update(_faults(run))
         damaged.update(run["s3_requests_damaged"])
-    text += "\n\nFaults by kind, all runs:\n\n" + _table(("fault", "times"), faults.most_common())
+    text += "\n\nFaults by kind, all runs:\n\n" + _table(("fault", "times"), sum(map(_faults, runs), Counter[str]()).most_common())
     text += f"\n\nBesides, {sum(damaged.values()):,} requests to the S3 server failed on purpose: " + ", ".join(
         f"{name} {count:,}" for name, count in damaged.most_common()
     )
@@ -168,13 +167,10 @@ def _broker_soak(records: Sequence[Record]) -> str:
     return text + "\n\n`make broker-soak MINUTES=60`"
 
 
-def _faults(run: Record) -> dict[str, int]:
+def _faults(run: Record) -> Counter[str]:
     """Return how often each kind of fault happened. A run counts two more things among them: each storm again by its kind, and records."""
-    return {
-        name: count
-        for name, count in run["faults"].items()
-        if name != "records that unclean elections discarded" and not name.startswith("S3 storm:")
-    }
+    no_faults = {name for name in run["faults"] if name == "records that unclean elections discarded" or name.startswith("S3 storm:")}
+    return Counter({name: count for name, count in run["faults"].items() if name not in no_faults})
 
 
 def _simulation(records: Sequence[Record]) -> str:
@@ -188,8 +184,8 @@ def _simulation(records: Sequence[Record]) -> str:
 def _mutants(records: Sequence[Record]) -> str:
     parts = []
     for run in records:
-        rows = [(rule["name"], _first_seeds(rule), rule["covered_by"] or rule["violation"]) for rule in run["rules"]]
-        survived = sum(not rule["seeds"] for rule in run["rules"])
+        rows = [(rule["name"], _first_seeds(rule), _noticed_by(rule)) for rule in run["rules"]]
+        survived = sum(not rule["seeds"] and not rule.get("test") for rule in run["rules"])
         text = (
             f"{run['suite'].capitalize()}: {len(rows)} rules dropped one by one, {run['seeds']:,} seeds each, {survived} not noticed.\n\n"
         )
@@ -197,6 +193,10 @@ def _mutants(records: Sequence[Record]) -> str:
             text + _table(("rule that was dropped", "first seeds that notice", "what they notice, or why it is harmless alone"), rows)
         )
     return "\n\n".join(parts) + "\n\n`python -m tests.simulation --drop all`"
+
+
+def _noticed_by(rule: Record) -> str:
+    return f"`{rule['test']}` fails" if rule.get("test") else rule["covered_by"] or rule["violation"]
 
 
 def _first_seeds(rule: Record) -> str:
@@ -248,9 +248,9 @@ def _gaps(by_kind: Mapping[str, Sequence[Record]]) -> str:
     if len({run["kafka"] for run in soaks}) < 2:
         gaps.append("The broker soak is recorded for one Kafka version only.")
     gaps += [f"No run is recorded: {title[0].lower()}{title[1:]}." for kind, (title, _) in SECTIONS.items() if not by_kind.get(kind)]
-    noticed = {(run["suite"], rule["name"]) for run in by_kind.get("mutants", ()) for rule in run["rules"] if rule["seeds"]}
+    noticed = {(run["suite"], rule["name"]) for run in by_kind.get("mutants", ()) for rule in run["rules"] if _noticed_by(rule)}
     for run in by_kind.get("mutants", ()):
-        bare = [rule["name"] for rule in run["rules"] if not rule["covered_by"] and (run["suite"], rule["name"]) not in noticed]
+        bare = [rule["name"] for rule in run["rules"] if (run["suite"], rule["name"]) not in noticed]
         gaps += [f"Nothing notices within {run['seeds']:,} seeds that this rule is dropped ({run['suite']}): {name}." for name in bare]
     for run in soaks:
         if _violations(run):

@@ -10,14 +10,19 @@ import pytest
 from confluent_kafka import Producer
 
 from checkpoint.lineage import EpochEntry
-from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, encode_record
+from compactor.brokers.metadata_topic.codec import (
+    RemoteLogSegmentMetadataRecord,
+    RemoteLogSegmentMetadataUpdateRecord,
+    TopicIdPartition,
+    encode_record,
+)
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.follow import metadata_partition
 from compactor.constants import Offset
 from compactor.model.segment import SegmentState
 from compactor.upkeep.brokers.doctor import SLACK_MS
-from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS
+from compactor.upkeep.brokers.known_problems import LAST_TIERED_SETTING, MANY_METADATA_RECORDS
 from tests.broker.test_compaction import BrokerTierCli, cli
 from tests.broker.test_elections import readable_segments
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
@@ -34,23 +39,45 @@ TWO_HOURS_LATER = "import time, compactor.bootstrap as started\nstarted._clock_m
 """Runs in doctor's process: its clock is two hours ahead of the brokers'."""
 
 
-def write_copy_that_hangs(cluster: KafkaCluster) -> None:
-    """Write a COPY_SEGMENT_STARTED record of a broker for offsets after the tier's end, begun long ago."""
-    newest = max(readable_segments(cluster, TOPIC), key=lambda one: one.end_offset)
-    begun_ms = int(time.time() * 1000) - SLACK_MS - 60_000
-    hangs = newest._replace(
-        segment_id=bytes(15) + b"x",
-        start_offset=newest.end_offset + 1,
-        end_offset=newest.end_offset + 9,
-        leader_epochs=(EpochEntry(newest.leader_epochs[-1].epoch, Offset(newest.end_offset + 1)),),
-        event_timestamp_ms=begun_ms,
-        state=SegmentState.COPY_SEGMENT_STARTED,
-    )
+def newest_segment(cluster: KafkaCluster) -> RemoteLogSegmentMetadataRecord:
+    return max(readable_segments(cluster, TOPIC), key=lambda one: one.end_offset)
+
+
+def append_metadata(cluster: KafkaCluster, partition: TopicIdPartition, value: bytes) -> None:
+    """Append a record to the partition of the metadata topic that has a partition's segments."""
     topic = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
     try:
-        topic.append(metadata_partition(hangs.partition.topic_id, 0, topic.identity().partitions), encode_record(hangs))
+        topic.append(metadata_partition(partition.topic_id, 0, topic.identity().partitions), value)
     finally:
         topic.close()
+
+
+def write_begun_copy(cluster: KafkaCluster, letter: bytes, start: int, end: int) -> None:
+    """Write that a broker began a copy of these offsets long ago: a COPY_SEGMENT_STARTED record."""
+    newest = newest_segment(cluster)
+    begun = newest._replace(
+        segment_id=bytes(15) + letter,
+        start_offset=start,
+        end_offset=end,
+        leader_epochs=(EpochEntry(newest.leader_epochs[-1].epoch, Offset(start)),),
+        event_timestamp_ms=int(time.time() * 1000) - SLACK_MS - 60_000,
+        state=SegmentState.COPY_SEGMENT_STARTED,
+    )
+    append_metadata(cluster, begun.partition, encode_record(begun))
+
+
+def write_state(cluster: KafkaCluster, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> None:
+    """Write that a segment has this state now."""
+    now_ms = int(time.time() * 1000)
+    update = RemoteLogSegmentMetadataUpdateRecord(segment.partition, segment.segment_id, segment.broker_id, now_ms, state)
+    append_metadata(cluster, segment.partition, encode_record(update))
+
+
+def set_alone(cluster: KafkaCluster, node: int, setting: str, value: str) -> None:
+    """Give one broker another setting than the others."""
+    with (cluster.directory / f"node-{node}" / "server.properties").open("a") as file:
+        file.write(f"{setting}={value}\n")
+    cluster.restart(node)
 
 
 @pytest.mark.timeout(300)
@@ -61,27 +88,42 @@ def test_doctor_finds_each_fault_that_was_made_and_nothing_before(
     new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli], version: str, by_version: set[str]
 ) -> None:
     is_newest = version.startswith("4")
-    settings = {"follower.fetch.last.tiered.offset.enable": "true"} if is_newest else {}
-    with new_cluster(version, settings=settings) as cluster, ClusterAdmin(cluster) as admin:
+    with new_cluster(version, brokers=2 if is_newest else 1) as cluster, ClusterAdmin(cluster) as admin:
+        if is_newest:
+            set_alone(cluster, 2, LAST_TIERED_SETTING, "true")
         story = TopicStory(cluster, admin, TOPIC, first_ms=int(time.time() * 1000)).create().tell()
         story.tiered()
         ours = cli(cluster, TOPIC, publish={"orphan_age_ms": 0})
         healthy = ours.process("doctor", "--fail-on", "error")
-        assert {(one["severity"], one["kind"]) for one in healthy["problems"]} == ({("note", "last-tiered")} if is_newest else set())
+        assert {(one["severity"], one["kind"]) for one in healthy["problems"]} == ({("warning", "last-tiered")} if is_newest else set())
         lag = {"remote.copy.lag.ms": "60000"} if is_newest else {}
         admin.set_config(TOPIC, {"retention.bytes": "1000000000", "local.retention.ms": "3600000", **lag})
         assert by_version <= {one["kind"] for one in ours.process("config", "check")["problems"]}
+
+        def found_and_explained() -> set[str]:
+            problems = ours.process("doctor", code=3)["problems"]
+            assert all(one["means"] and one["todo"] for one in problems)
+            assert all(one["bytes"] > 0 for one in problems if one["kind"] == "leaked")
+            return {one["kind"] for one in problems}
+
         admin.set_config(METADATA_TOPIC, {"retention.bytes": "1000000000"})
         first = min(path for path in admin.tier_files(TOPIC) if path.suffix == ".log")
         (first.parent / first.name.replace(first.name[21:43], "AAAAAAAAAAAAAAAAAAAAAQ")).write_bytes(first.read_bytes())
         first.unlink()
-        write_copy_that_hangs(cluster)
-        found = ours.process("doctor", code=3)
-        made = {"metadata-topic", "copy-hangs", "deleted-too-early", "leaked"} | by_version
-        assert {one["kind"] for one in found["problems"]} == made
-        assert all(one["means"] and one["todo"] for one in found["problems"])
-        [leaked] = [one for one in found["problems"] if one["kind"] == "leaked"]
-        assert leaked["bytes"] > 0
+        made = {"metadata-topic", "deleted-too-early", "leaked"} | by_version
+        newest = newest_segment(cluster)
+        write_begun_copy(cluster, b"a", newest.start_offset, newest.end_offset)
+        assert found_and_explained() == made | {"copy-abandoned"}
+
+        admin.set_config(TOPIC, {"local.retention.ms": "-2", "local.retention.bytes": "-2", "remote.log.copy.disable": "true"})
+        story.later(HOUR_MS)  # later than the control records, which have the broker's time
+        story.plain()
+        write_begun_copy(cluster, b"x", newest.end_offset + 1, newest.end_offset + 9)
+        write_state(cluster, readable_segments(cluster, TOPIC)[1], SegmentState.DELETE_SEGMENT_STARTED)
+        assert found_and_explained() == made | {"copy-hangs", "copy-disabled", "gap"}
+
+        append_metadata(cluster, newest.partition, b"no record of a segment")
+        assert found_and_explained() == {"metadata-topic", "unreadable-metadata"} | by_version
 
 
 def segment_logs(admin: ClusterAdmin, topic: str) -> list[Path]:
@@ -98,7 +140,7 @@ def break_deletion(log: Path) -> None:
 
 def write_many_metadata_records(cluster: KafkaCluster, count: int) -> None:
     """Write that a copy is finished again and again: brokers accept the record, and their next start reads all of them."""
-    newest = max(readable_segments(cluster, TOPIC), key=lambda one: one.end_offset)
+    newest = newest_segment(cluster)
     again = RemoteLogSegmentMetadataUpdateRecord(
         newest.partition, newest.segment_id, newest.broker_id, newest.event_timestamp_ms, SegmentState.COPY_SEGMENT_FINISHED
     )

@@ -161,7 +161,7 @@ def test_deletions_that_no_log_start_explains_cut_the_rest_off(expiring: Expirin
             "expired by the log start alone",
             partial(test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual, stage=Stage.ANNOUNCED),
         ),
-        ("a deletion needs no log start", test_deletions_that_no_log_start_explains_cut_the_rest_off),
+        ("expired without log start", test_deletions_that_no_log_start_explains_cut_the_rest_off),
     ],
 )
 def test_missing_rule_about_expired_segments_is_noticed(rule: str, noticed_by: Callable[[Expiring], None], expiring: Expiring) -> None:

@@ -193,7 +193,7 @@ EXPIRY_MUTATIONS: dict[str, Mutation] = {
 
 RARE_EXPIRY_MUTATIONS: dict[str, Mutation] = {
     "expired by the log start alone": expired_by_log_start_alone,
-    "a deletion needs no log start": expired_without_log_start,
+    "expired without log start": expired_without_log_start,
 }
 """Rare in schedules (the first one in none of 100): tests/integration/test_broker_expiry.py notices, and tests/model/Expiry.tla."""
 

@@ -15,8 +15,6 @@ NOTICED = {
     "content is not compared": 2,
     "gaps are accepted": 6,
     "staged files are not taken": 187,
-    "a cut is made where the directory begins in an unknown epoch": 20259,
-    "epochs that begin in a gap are compared": 23755,
 }
 """Mutation -> a seed that notices it, or one of the seeds after it."""
 SEEDS_TRIED = 40

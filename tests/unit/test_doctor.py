@@ -24,7 +24,7 @@ from compactor.upkeep.brokers.checkup import examine_tier
 from compactor.upkeep.brokers.doctor import SLACK_MS, ExaminedPartition, FirstUntieredRecord, partition_findings
 from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
 from compactor.views.prices import NO_PRICES, PriceTable
-from tests.metadata_events import finished, segment
+from tests.metadata_events import segment, update
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on
 
@@ -167,7 +167,7 @@ class Cluster:
         [at_ms] = wanted.values()
         if self.pending is None:
             raise Refused("list offsets by time: Unknown broker error")
-        assert at_ms > 1000  # the newest tiered record has it
+        assert at_ms > 1001  # a tiered record has it, though not one of the newest segment
         found = next((one for one in self.pending if one[1] >= at_ms), None)
         return {("orders", 7): found} if found else {}
 
@@ -188,7 +188,8 @@ OTHER_SEGMENT = (30, 1003 + DAY_MS)
 def test_doctor_examines_cluster_metadata_and_objects(
     tmp_path: Path, pending: Sequence[tuple[int, int]] | None, told: Sequence[str]
 ) -> None:
-    brokers = brokers_of([event for number in range(2) for event in finished(number, number * 10, number * 10 + 9)], tmp_path)
+    copies = [segment(number, number * 10, number * 10 + 9, max_ms=1001 - number) for number in range(2)]
+    brokers = brokers_of([event for one in copies for event in (one, update(one.segment_id[-1], S.COPY_SEGMENT_FINISHED))], tmp_path)
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))

@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecor
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.doctor import ExaminedPartition, FirstUntieredRecord, newest_tiered_segment, partition_findings
+from compactor.upkeep.brokers.doctor import ExaminedPartition, FirstUntieredRecord, partition_findings
 from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topics, known_kafka_problem_findings, metadata_growth_findings
 from compactor.upkeep.brokers.objects import inspect_partition_objects
 from compactor.views.prices import PriceTable
@@ -76,7 +76,7 @@ def _examine_partition(
     settings = {setting: found.value for setting, found in topics[partition.topic].settings.items()} if partition.topic in topics else {}
     pending, lookup_problem = None, ""
     try:
-        pending = _first_record_not_tiered(admin, partition, newest_tiered_segment(segments), topics)
+        pending = _first_record_not_tiered(admin, partition, seen.readable, topics)
     except Refused as error:
         lookup_problem = error.message
     return ExaminedPartition(
@@ -93,15 +93,19 @@ def _examine_partition(
 
 
 def _first_record_not_tiered(
-    admin: HealthQueries, partition: TopicPartition, newest: RemoteLogSegmentMetadataRecord | None, topics: Mapping[str, TopicDescription]
+    admin: HealthQueries,
+    partition: TopicPartition,
+    tiered: Sequence[RemoteLogSegmentMetadataRecord],
+    topics: Mapping[str, TopicDescription],
 ) -> FirstUntieredRecord | None:
-    """Return the earliest record that is not tiered yet, found by its time, or None.
+    """Return the earliest record that is not tiered yet and later than all ``tiered`` segments, found by its time, or None.
 
-    None is also returned if timestamps do not ascend, because the record cannot be found by time then.
+    Timestamps of segments need not ascend: control records have the broker's time, and others the producer's.
     """
-    after_ms, after = (newest.max_timestamp_ms + 1, newest.end_offset) if newest is not None else (0, -1)
-    if partition.topic not in topics or after_ms < 0:
+    if partition.topic not in topics:
         return None
+    after_ms = max((one.max_timestamp_ms + 1 for one in tiered), default=0)
+    after = max((one.end_offset for one in tiered), default=-1)
     offset, timestamp_ms = _first_offset_at_time(admin, partition, after_ms)
     if offset <= after or timestamp_ms < 0:
         return None
