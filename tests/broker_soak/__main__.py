@@ -30,7 +30,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -154,7 +154,7 @@ def play(arguments: argparse.Namespace, folder: Path, minutes: float, *, compact
             phase.requests_damaged = proxy.seen.faults
             phase.excused = sum(written.history.excused for written in topics.partitions())
             if arguments.keep:
-                _keep(arguments.keep / ("compacted" if compacts else "control"), cluster, daemons, phase)
+                _keep(arguments.keep / ("compacted" if compacts else "control"), cluster, daemons, phase, faults)
     return phase
 
 
@@ -342,14 +342,18 @@ def unlike_control(control: Phase | None, compacted: Phase, passing: set[str]) -
     return found
 
 
-def _keep(folder: Path, cluster: SoakCluster, daemons: list[Compactor], phase: Phase) -> None:
-    """Write what brokers, daemons and ``verify`` said, and the metadata topic, so that findings can be explained."""
+def _keep(folder: Path, cluster: SoakCluster, daemons: list[Compactor], phase: Phase, faults: Faults) -> None:
+    """Write what brokers, daemons and ``verify`` said, the times of faults, and the metadata topic, so that findings can be explained."""
     folder.mkdir(parents=True, exist_ok=True)
     for node, process in cluster.nodes.items():
         (folder / f"broker-{node}.log").write_text(process.text())
     for daemon in daemons:
         (folder / f"{daemon.name}.log").write_text(daemon.log_text())
     (folder / "verify.json").write_text(phase.verified)
+    (folder / "faults.txt").write_text("\n".join(faults.diary))
+    if not phase.metadata:
+        with suppress(KafkaError, subprocess.SubprocessError, OSError), ClusterAdmin(cluster) as admin:
+            phase.metadata = admin.metadata_events()
     (folder / "metadata.txt").write_text("\n".join(phase.metadata))
 
 

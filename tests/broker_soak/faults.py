@@ -57,6 +57,7 @@ class Faults:
     happened: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    diary: list[str] = field(default_factory=list)
 
     def run(self) -> None:
         """Inject faults. Each kind comes once before any comes again."""
@@ -68,6 +69,7 @@ class Faults:
                 deck = sorted(kinds)
                 self.dice.shuffle(deck)
             name = deck.pop()
+            began = time.strftime("%H:%M:%S")
             try:
                 kinds[name]()
                 self.happened[name] += 1
@@ -76,6 +78,7 @@ class Faults:
             except BrokerFailed as error:
                 self.problems.append(f"{name}: {error}")
             self._restore()
+            self.diary.append(f"{began} to {time.strftime('%H:%M:%S')} {name}")
         self.proxy.faults = []
 
     def kinds(self) -> dict[str, Callable[[], None]]:
