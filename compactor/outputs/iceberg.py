@@ -47,11 +47,11 @@ COMMIT_ATTEMPTS: Final = 5
 class IcebergOutput:
     """Iceberg tables of topics as an output (compactor.outputs.port).
 
-    writer: what writes data files. swept: tables whose orphans this process has swept.
+    writer: what writes data files. swept: tables and numbers of the partitions whose orphans this process has swept.
     """
 
     writer: FileWriter = field(default_factory=LocalFileWriter)
-    swept: set[str] = field(default_factory=set)
+    swept: set[tuple[str, int]] = field(default_factory=set)
 
     def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises as ``OutputWriter.update_output``."""
@@ -70,16 +70,16 @@ class IcebergOutput:
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
-                    return self._with_expiry(opened, read_table() or table, report)
+                    return self._with_expiry(opened, name.partition, read_table() or table, report)
         raise Unavailable(f"{name}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later")
 
-    def _with_expiry(self, opened: Tier, table: TopicTable, report: OutputReport) -> OutputReport:
+    def _with_expiry(self, opened: Tier, partition: int, table: TopicTable, report: OutputReport) -> OutputReport:
         """Expire old snapshots, sweep orphans, and return the report with what was deleted and with the time of the next expiry."""
         now = opened.ports.clock_ms()
         deleted, next_ms = table.expire_snapshots(opened.settings.outputs.iceberg.keep_ms, now)
-        if deleted or table.name not in self.swept:
-            deleted += table.delete_orphan_files(now - opened.retention.orphan_age_ms)
-            self.swept.add(table.name)
+        if report.status not in {"behind", "empty"} and (deleted or (table.name, partition) not in self.swept):
+            deleted += table.delete_orphan_files(partition, now - opened.retention.orphan_age_ms)
+            self.swept.add((table.name, partition))
         summary = "; ".join(part for part in (report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "") if part)
         content = replace(report.content, snapshots=len(table.snapshot_ages())) if report.content else None
         return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary, content=content)

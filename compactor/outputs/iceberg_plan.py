@@ -24,7 +24,7 @@ from compactor.model.status import RunStatus
 ENTRY_PREFIX = "tiered-compactor.partition."
 """Prefix of the keys in a snapshot's summary under which the entries of partitions are stored."""
 
-_FILE_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.[0-9a-f]{32}\.parquet")
+_FILE_NAME = re.compile(r"(?:[01]+-)?(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.[0-9a-f]{32}\.parquet")
 
 
 class Slice(NamedTuple):

@@ -7,6 +7,7 @@ property ``commit.retry.num-retries = 0`` turns that off, because a change must 
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file, schem
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import _OverwriteFiles
@@ -71,6 +73,12 @@ PROPERTIES: Final = {
 
 ERROR_COLUMN: Final = "decoding_error"
 """Column with the reason why a key or value has no typed columns; null if they have. Tables with typed columns have it."""
+
+_COMMIT_PREFIX: Final = b"tiered".hex()
+_OWN_MANIFEST: Final = re.compile(
+    rf"(?:snap-\d+-\d+-)?{_COMMIT_PREFIX[:8]}-{_COMMIT_PREFIX[8:]}-8[0-9a-f]{{3}}-[0-9a-f]{{4}}-[0-9a-f]{{12}}(?:-m\d+)?\.avro"
+)
+"""Names of manifests and manifest lists of this program's commits. The id of such a commit is a UUID of version 8 with a prefix."""
 
 MAX_COLUMNS: Final = 1000
 """Most columns of a table, nested ones included. JSON objects with ever new names must not make the table's metadata grow for ever."""
@@ -218,6 +226,7 @@ class TopicTable:
                 operation=Operation.OVERWRITE if self.snapshot else Operation.APPEND,
                 transaction=transaction,
                 io=self.table.io,
+                commit_uuid=_make_commit_id(),
                 snapshot_properties=self._entries() | own,
             ) as producer,
         ):
@@ -249,24 +258,48 @@ class TopicTable:
                     self.table.io.delete(path)
             return len(deleted), next_ms
 
-    def delete_orphan_files(self, older_than_ms: int) -> int:
-        """Delete data files that this program wrote before a time and that no snapshot names, and return their number.
+    def delete_orphan_files(self, partition: int, older_than_ms: int) -> int:
+        """Delete files that this program wrote before a time and that no snapshot names: data files of a partition, manifests, and metadata
+        of commits that never took effect. Return their number.
 
-        Another process may have written a younger file and not committed it yet.
+        The table must show the partition's current view. Another process that is still writing then writes files that it will not commit.
         """
-        io, folder = self.table.io, self.table.properties.get("write.data.path", f"{self.table.location()}/data")
+        io, provider = self.table.io, self.table.location_provider()
         if not isinstance(io, PyArrowFileIO):
             return 0
         with _iceberg_errors(self.name):
+            listed = [*_list_folder(io, provider.data_path), *_list_folder(io, provider.metadata_path)]
+            self.table.refresh()  # after the files were listed, so that each of them was committed before or is an orphan
             used = {path.rpartition("/")[2] for path in self._files_of(self.table.snapshots())}
-            scheme, netloc, path = PyArrowFileIO.parse_location(folder, io.properties)
-            store = io.fs_by_scheme(scheme, netloc)
-            found = store.get_file_info(pa.fs.FileSelector(path, allow_not_found=True, recursive=True))
-            own = [one for one in found if DataFileName.parse(one.base_name) and one.mtime_ns is not None]
-            orphans = [one.path for one in own if one.base_name not in used and one.mtime_ns < older_than_ms * 1_000_000]
-            for orphan in orphans:
-                store.delete_file(orphan)
+            current = [self.table.metadata_location, *(entry.metadata_file for entry in self.table.metadata.metadata_log)]
+            used |= {path.rpartition("/")[2] for path in current}
+            orphans = [
+                (store, one.path)
+                for store, one in listed
+                if one.base_name not in used
+                and one.mtime_ns is not None
+                and one.mtime_ns < older_than_ms * 1_000_000
+                and self._is_leftover(one.base_name, partition)
+            ]
+            for store, path in orphans:
+                store.delete_file(path)
         return len(orphans)
+
+    def _is_leftover(self, name: str, partition: int) -> bool:
+        """Return whether a file that the table does not use is a data file of a partition, a manifest or the metadata of a commit, and was
+        written by this program.
+        """
+        if (data := DataFileName.parse(name)) is not None:
+            return data.partition == partition
+        if not name.endswith(".metadata.json"):
+            return _OWN_MANIFEST.fullmatch(name) is not None
+        try:
+            metadata = FromInputFile.table_metadata(self.table.io.new_input(self.table.location_provider().new_metadata_location(name)))
+        except (iceberg_errors.ValidationError, UnicodeError, FileNotFoundError):
+            return False
+        if (last := metadata.current_snapshot()) is None or not _OWN_MANIFEST.fullmatch(last.manifest_list.rpartition("/")[2]):
+            return False
+        return metadata.table_uuid == self.table.metadata.table_uuid and self.table.snapshot_by_id(last.snapshot_id) is None
 
     def files_with_keys(self, keys: Collection[bytes]) -> Iterator[tuple[str, bytes, tuple[int, ...]]]:
         """Yield each data file that has a row with one of the keys: its path, the key, and the snapshots that name the file."""
@@ -365,6 +398,20 @@ def _load_table(catalog: Catalog, name: str, tier_id: str, topic: str, *, create
     if changed:
         raise UsageError(f"table {name} was altered: {', '.join(changed)}", hint="Set it back, or drop the table to have it written anew")
     return TopicTable(name, table)
+
+
+def _make_commit_id() -> uuid.UUID:
+    """Return an id for a commit of this program, by which the names of its manifests are told from those of other programs."""
+    digits = uuid.uuid4().hex  # noqa: TID251 - no other commit has it
+    return uuid.UUID(f"{_COMMIT_PREFIX}8{digits[13:]}")
+
+
+def _list_folder(io: PyArrowFileIO, location: str) -> list[tuple[pa.fs.FileSystem, pa.fs.FileInfo]]:
+    """Return the files below a location, each with the file system that it is on. An absent folder has none."""
+    scheme, netloc, path = PyArrowFileIO.parse_location(location, io.properties)
+    store = io.fs_by_scheme(scheme, netloc)
+    found = store.get_file_info(pa.fs.FileSelector(path, allow_not_found=True, recursive=True))
+    return [(store, one) for one in found if one.type == pa.fs.FileType.File]
 
 
 def _snapshot_properties(snapshot: Snapshot | None) -> dict[str, str]:

@@ -397,35 +397,6 @@ def test_a_table_of_another_topic_is_refused(house: House) -> None:
         IcebergOutput().update_output(opened, TopicPartition("payments", 0), Budget(1 << 30))
 
 
-def test_older_snapshots_show_older_views_until_they_expire(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    views: dict[int, list[Row]] = {}
-    for number in range(3):
-        house.advance(f"a=round {number}", f"x{number}=1")
-        views[house.table().current_snapshot().snapshot_id] = house.expected()  # type: ignore[union-attr]
-    assert {snapshot: house.rows(snapshot) for snapshot in views} == views
-    data = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
-    now = house.opened().ports.clock_ms() + 100_000_000
-    with house.topic_table() as read:
-        table = read()
-        assert table is not None
-        deleted, _ = table.expire_snapshots(86_400_000, now)
-    assert deleted > 0
-    left = {path.name for path in (house.folder / "warehouse").rglob("*.parquet")}
-    assert left == {path.rpartition("/")[2] for path in house.files()} < data
-    house.check()
-    house.advance("a=after")
-    house.check()
-
-
-def test_manifests_do_not_accumulate(house: House) -> None:
-    for number in range(4):
-        house.advance(f"a=round {number}")
-    table = house.table()
-    snapshot = table.current_snapshot()
-    assert snapshot is not None
-    assert [one.deleted_files_count for one in snapshot.manifests(table.io) if not one.added_files_count] == [1]
-
-
 def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:
     house.cli.run()
     house.update()
@@ -450,51 +421,6 @@ def test_rows_of_another_program_stop_updates(house: House) -> None:
     with pytest.raises(BadData, match="not written by this program"):
         house.update()
     assert house.rows() == before
-
-
-def test_a_sweep_deletes_only_own_files_that_no_snapshot_names(house: House) -> None:
-    house.cli.run()
-    house.update()
-    (mine,) = house.files()
-    folder = Path(mine.removeprefix("file://")).parent
-    orphan = folder / Path(mine).name.replace(".parquet", "").rpartition(".")[0]
-    orphan = folder / f"{orphan.name}.{'0' * 32}.parquet"
-    orphan.write_bytes(b"of a crash")
-    (folder / "somebody.parquet").write_bytes(b"not ours")
-    for older_than_ms, left in ((0, 3), (2**50, 2)):
-        with house.topic_table() as read:
-            table = read()
-            assert table is not None
-            table.delete_orphan_files(older_than_ms)
-        assert len(list(folder.glob("*.parquet"))) == left
-    house.check()
-
-
-def test_erasure_names_files_and_snapshots_that_hold_a_key_until_they_expire(house: House) -> None:
-    house.cli.run()
-    house.update()
-    house.segment("a", "z=1")
-    house.bring()
-
-    def holders() -> list[tuple[str, str]]:
-        document = house.cli.ask("erasure", "orders", "--key", "a").document
-        return [(one["object"], one["waits_for"]) for one in document["holders"] if one["state"] == "table"]
-
-    first = house.table().current_snapshot()
-    assert first is not None
-    ((path, waits_for),) = holders()
-    assert {path} == house.files()
-    bounds = [set(task.file.lower_bounds) | set(task.file.upper_bounds) for task in house.table().scan().plan_files()]
-    assert bounds == [{3, 4, 5, 6, 8}], "manifests hold no keys and values"
-    assert "`outputs write`" in waits_for
-    house.cli.run()
-    house.update()
-    assert holders() == [(path, f"the expiry of snapshots {first.snapshot_id} ([outputs.iceberg] keep_ms)")]
-    with house.topic_table() as read:
-        table = read()
-        assert table is not None
-        table.expire_snapshots(60_000, house.opened().ports.clock_ms() + 100_000)
-    assert holders() == []
 
 
 def test_a_list_of_outputs_shows_how_far_a_table_is(house: House) -> None:
