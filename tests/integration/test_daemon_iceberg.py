@@ -34,7 +34,7 @@ def test_the_table_follows_rounds_and_their_undoing(house: House) -> None:
     daemon = Daemon(house.opened(), seed=1, log=told)
     idle(daemon)
     assert daemon.status().totals.jobs[("output", "written")] == 1
-    assert any("table kafka.orders: 1 files with 3 rows" in line for line in told)
+    assert any("table kafka.orders: 1 file with 3 rows" in line for line in told)
     house.check()
     before = house.rows()
     house.segment("a=3", "d=1")
