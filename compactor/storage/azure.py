@@ -6,7 +6,8 @@
 each attempt uses block ids of its own. Put Block List of anybody drops all other blocks of the name: "InvalidBlockList" means that another
 attempt was faster, or that the answer to an earlier one was lost.
 
-*Copies* of ranges are Put Block From URL. The source is read with a signature for one hour, or with the caller's own token.
+*Copies* of ranges are Put Block From URL. The source is read with a signature for one hour, or with the caller's own token. The firewall of
+an account may refuse that the service reads from itself; the first refusal ends the copying of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from compactor.config.store_sections import AzureSettings
-from compactor.errors import AlreadyExists, CompactorError, Refused, Unavailable, UsageError
+from compactor.errors import AlreadyExists, CannotCopy, CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.answers import PreconditionFailed
 from compactor.storage.cloud import (
     CloudStore,
@@ -112,10 +113,11 @@ class AzureClient:
         self._latest = threading.local()
         self._access = AccountCredentials("")
         self._made: Any = None
+        self._can_copy = True
 
     @property
-    def server_copy_limits(self) -> CopyLimits:
-        return _COPIES
+    def server_copy_limits(self) -> CopyLimits | None:
+        return _COPIES if self._can_copy else None
 
     @property
     def url(self) -> str:
@@ -150,7 +152,9 @@ class AzureClient:
         return self._upload_blob(key, data, {}, overwrite=True)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object of staged blocks. Raises PreconditionFailed if the key is taken or the blocks are gone."""
+        """Create an object of staged blocks. Raises PreconditionFailed if the key is taken or the blocks are gone, CannotCopy if a copy is
+        refused.
+        """
         from azure.core import MatchConditions
         from azure.storage.blob import BlobBlock
 
@@ -160,9 +164,13 @@ class AzureClient:
 
         def stage_block(block_id: str, part: UploadPart) -> None:
             if isinstance(part, CopiedRange):
-                with self._translated_errors("copy", part.key):
-                    source = self._copy_source_arguments(part.key)
-                    blob.stage_block_from_url(block_id, source_offset=part.start, source_length=part.length, **source)
+                try:
+                    with self._translated_errors("copy", part.key):
+                        source = self._copy_source_arguments(part.key)
+                        blob.stage_block_from_url(block_id, source_offset=part.start, source_length=part.length, **source)
+                except Refused as error:
+                    self._can_copy = False
+                    raise CannotCopy(error.message) from error
                 return
             data = b"".join(read_file_range(piece) for piece in part)
             self._meter.record_bytes_written(len(data))

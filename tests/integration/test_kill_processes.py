@@ -41,7 +41,7 @@ def test_killed_while_segments_expire_and_a_topic_is_created_again(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("server", ["moto", "fake-gcs-server", "Azurite", "HDFS"])
+@pytest.mark.parametrize("server", ["moto", "versitygw", "fake-gcs-server", "Azurite", "HDFS"])
 def test_killed_over_a_server(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])
     ordeal = Ordeal.over(tmp_path, 20261123, print, sections=bucket.sections(), partitions=2)

@@ -27,7 +27,9 @@ NETWORK = [
     Fault("internal", rate=0.03),
     Fault("reset", rate=0.03),
     Fault("lost", rate=0.05),
+    Fault("torn", rate=0.02),
     Fault("cut", rate=0.03),
+    Fault("delay", rate=0.02, seconds=0.05),
 ]
 
 

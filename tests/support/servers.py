@@ -64,6 +64,8 @@ ON_SERVERS_THAT_SIGN_NOTHING = _on(["moto", "fake-gcs-server"], ["HDFS"])
 """For tests that take ``proxied_bucket`` and drop conditions of requests: versitygw and Azurite check signatures over them."""
 ON_SERVERS_IN_TIME = _on(["moto"], ["versitygw", "fake-gcs-server", "Azurite"])
 """For modules of many tests that take ``proxied_bucket``: all but one server are left to ``make slow-tests``."""
+ON_ALL_SERVERS_IN_TIME = _on(["fake-gcs-server"], ["moto", "versitygw", "Azurite", "HDFS"])
+"""For one long test that takes ``proxied_bucket``."""
 
 
 def missing(why: Exception) -> NoReturn:
