@@ -18,7 +18,8 @@ nor Google Cloud Storage nor Azure Blob Storage was ever tried on the provider's
 Every store must create an object only if its key is free, also where an object is sent in parts. The first process on each machine
 that writes in a tier tries both on a key of its own (once, with eight requests on S3), and so does each `config check`; a store that
 ignores the condition is refused before anything else is written. `config check` also lets 32 writers create one key at once. A store
-that cannot copy ranges (an empty cell) receives partially rewritten segments whole.
+that cannot copy ranges (an empty cell) receives partially rewritten segments whole. So does an Azure account that refuses a copy, as
+firewalls of accounts do, from the first refusal on.
 
 Credentials: S3 as in [S3](s3.md). Google Cloud Storage: `[gcs] credentials_file`, or the default credentials of the machine;
 install the extra `gcs`. Azure: `[azure] credentials_file` (a connection string, an account key or a shared access signature), else
