@@ -92,7 +92,7 @@ def request_timeouts(contact: FirstAnswerTracker) -> tuple[float, float]:
     """Return the timeouts of a request, in seconds: for the connection, and between received bytes. They are short until the store has
     answered once.
     """
-    return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S - _CONNECT_S
+    return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S / 2
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ class Retrier:
     def call_with_retries(self, attempt: Callable[[int], T]) -> T:
         """Call ``attempt`` until it does not raise Unavailable or the deadline is over, then raise its last Unavailable.
 
-        The deadline counts from the first failure, because [limits] may delay an attempt for minutes. From the second retry on, each one is
-        logged with its cause and delay.
+        The deadline counts from the first failure, because [limits] may delay an attempt for minutes. From the second retry on, or from the
+        first if the store was silent for a second, each one is logged with its cause and delay.
 
         :param attempt: receives 0, 1, 2, ...; from 1 on, an earlier attempt may have taken effect.
         """
@@ -94,7 +94,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if number and self.contact.may_log_silence(now):
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.may_log_silence(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()

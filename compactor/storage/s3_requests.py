@@ -91,11 +91,13 @@ class S3RequestClient:
 
     @property
     def boto_client(self) -> Any:
-        """Return botocore's client. Until the store has answered for the first time, its timeout is short."""
+        """Return botocore's client. Until the store has answered for the first time, its timeout is half the time after which it is given
+        up: the second attempt is the last, and people are told of it.
+        """
         with self._lock:
             answered = self.retrier.contact.answered
             if answered not in self._clients:
-                waiting_s = _READ_S if answered else max(1.0, self.retrier.policy.first_answer_s - _CONNECT_S)
+                waiting_s = _READ_S if answered else max(1.0, self.retrier.policy.first_answer_s / 2)
                 self._clients[answered] = _create_client(self.settings, self.meter, waiting_s)
             return self._clients[answered]
 
