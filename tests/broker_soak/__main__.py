@@ -343,13 +343,14 @@ def unlike_control(control: Phase | None, compacted: Phase, passing: set[str]) -
 
 
 def _keep(folder: Path, cluster: SoakCluster, daemons: list[Compactor], phase: Phase, faults: Faults) -> None:
-    """Write what brokers, daemons and ``verify`` said, the times of faults, and the metadata topic, so that findings can be explained."""
+    """Write what brokers, daemons and ``verify`` said, errors of clients, times of faults, and the metadata topic."""
     folder.mkdir(parents=True, exist_ok=True)
     for node, process in cluster.nodes.items():
         (folder / f"broker-{node}.log").write_text(process.text())
     for daemon in daemons:
         (folder / f"{daemon.name}.log").write_text(daemon.log_text())
     (folder / "verify.json").write_text(phase.verified)
+    (folder / "errors.txt").write_text("\n".join(phase.findings.error_log))
     (folder / "faults.txt").write_text("\n".join(faults.diary))
     if not phase.metadata:
         with suppress(KafkaError, subprocess.SubprocessError, OSError), ClusterAdmin(cluster) as admin:

@@ -207,6 +207,7 @@ class Findings:
     out_of_range: what ``judge_out_of_range`` has not judged yet.
     holes: passes that ended at offsets that brokers themselves had made unreadable, by hole.
     errors: passes that failed, and log starts that rose, by client and kind of error.
+    error_log: all of them, each with its time and text.
     tolerated: offsets of records that brokers hand out from uncompacted segments against their own rules, by kind and partition.
     """
 
@@ -214,6 +215,7 @@ class Findings:
     records: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     error_texts: dict[str, str] = field(default_factory=dict)
+    error_log: list[str] = field(default_factory=list)
     tolerated: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     out_of_range: list[OutOfRange] = field(default_factory=list)
     holes: Counter[str] = field(default_factory=Counter)
@@ -223,8 +225,10 @@ class Findings:
     def failed(self, kind: str, text: str, at_ms: int | None = None) -> None:
         """Count an error; the first text of each kind is kept. at_ms: when it happened, None for now."""
         when = time.localtime(None if at_ms is None else at_ms / 1000)
+        dated = f"{time.strftime('%H:%M:%S', when)} {text}"
         self.errors[kind] += 1
-        self.error_texts.setdefault(kind, f"{time.strftime('%H:%M:%S', when)} {text}")
+        self.error_texts.setdefault(kind, dated)
+        self.error_log.append(f"{dated} ({kind})")
 
     def judge_out_of_range(self, metadata: Iterable[str]) -> bool:
         """Judge the passes that were out of range. Returns whether there were any, and all of them met holes that brokers had made.
