@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from kafka.errors import RequestTimedOutError
 
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
 from tests.support.kafka_broker import KafkaCluster
-from tests.support.kafka_story import TopicStory
+from tests.support.kafka_story import FIRST_MS, TopicStory
 from tests.support.kafka_traffic import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -225,6 +226,38 @@ def test_over_leader_epochs_and_restarts_and_again_in_bigger_groups(
         cluster.restart()
         assert_compacted(cluster, "again", story.partitions[0], done["next_dirty_offset"])
         assert [line for line in cluster.errors() if "RemoteLogMetadata" in line] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_rounds_stay_below_a_tail_that_brokers_upload_late(
+    new_cluster: Callable[..., KafkaCluster], cli: Callable[..., BrokerTierCli]
+) -> None:
+    """KIP-1241: with ``remote.copy.lag.ms`` sealed segments stay on the leader's disk alone until their records are old enough."""
+    topic = "lagging"
+    with new_cluster("4.4.0") as cluster, ClusterAdmin(cluster) as admin:
+        lag = {"remote.copy.lag.ms": "3600000", "local.retention.ms": "7200000", "local.retention.bytes": "-2"}
+        story = TopicStory(cluster, admin, topic).create(lag)
+        for _ in range(3):
+            story.plain()
+        tiered = admin.offsets(topic).latest - 1
+        story.later(int(time.time() * 1000) - FIRST_MS - 60_000)  # brokers upload segments from the future at once
+        for _ in range(2):
+            story.plain()
+        wait_until(lambda: admin.offsets(topic).latest_tiered == tiered, "the old records to be tiered, and no others")
+        assert admin.active_base(topic) > tiered + 1, "no sealed segment waits for its upload"
+        ours = cli(cluster, topic)
+        [done] = ours.process("run")["partitions"]
+        assert done["status"] == "cleaned"
+        assert done["next_dirty_offset"] <= tiered
+        assert admin.offsets(topic).latest_tiered == tiered
+        ours.process("retire")
+        assert_compacted(cluster, topic, story.partitions[0], done["next_dirty_offset"])
+        admin.set_config(topic, {"remote.copy.lag.ms": "0"})
+        wait_until(lambda: admin.offsets(topic).latest_tiered == admin.active_base(topic) - 1, "the tail to be tiered")
+        [again] = ours.process("run", "--force")["partitions"]
+        assert again["next_dirty_offset"] > tiered
+        assert_compacted(cluster, topic, story.partitions[0], again["next_dirty_offset"])
 
 
 @pytest.mark.slow
