@@ -74,7 +74,17 @@ _KERBEROS_HINT: Final = (
 )
 _SPNEGO: Final = "1.3.6.1.5.5.2"
 _DATANODE_HINT: Final = "Try again; this machine must reach the datanodes under the names that the namenode gives"
-_PASSING: Final = ("StandbyException", "RetriableException", "SafeModeException", "IOException", "LeaseExpiredException")
+_RPC_ANSWER: Final = "org.apache.hadoop.ipc.RPC"
+"""Part of the answer of an RPC port to requests other than GET."""
+_BUSY_HINT: Final = "Try again; if it stays, see whether the datanodes are alive and have space"
+_PASSING: Final = {
+    "StandbyException": "Let [hdfs] webhdfs_url name the active namenode. A standby is asked again until it is active",
+    "SafeModeException": "It goes on when the namenode has left safe mode (hdfs dfsadmin -safemode get)",
+    "RetriableException": _BUSY_HINT,
+    "IOException": _BUSY_HINT,
+    "LeaseExpiredException": _BUSY_HINT,
+}
+"""What to do, by the exception that may pass by itself."""
 _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "QuotaByStorageTypeExceededException")
 
 
@@ -404,6 +414,8 @@ class HdfsClient:
                 ticket = _negotiation_header(urlsplit(url).hostname or "", self._user, failed_request)
                 answer = self._send_http_request(method, url, failed_request, ticket=ticket)
         except _broken_connections() as error:
+            if _RPC_ANSWER in str(error):
+                raise _not_webhdfs_error(failed_request) from error
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
         if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
             try:
@@ -498,6 +510,12 @@ def _parse_file_status(name: str, properties: Mapping[str, Any]) -> FileStatus:
     return FileStatus(name, int(properties["fileId"]), int(properties["length"]), int(properties["modificationTime"]))
 
 
+def _not_webhdfs_error(failed_request: str) -> Refused:
+    """Return the error for an address where another program answers."""
+    hint = "Let [hdfs] webhdfs_url name the web server of the namenode (port 9870 or 9871), not its RPC port"
+    return Refused(f"{failed_request}: what answers there is not WebHDFS", hint=hint)
+
+
 def _json_field(answer: Any, failed_request: str, field: str) -> Any:
     """Return a field of an answer's JSON document. Raises Unavailable if the document does not have it, as in an answer of a proxy."""
     try:
@@ -513,6 +531,8 @@ def _http_status_error(answer: Any, failed_request: str) -> CompactorError:
         remote = answer.json()["RemoteException"]
         name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0].rstrip(".")
     except (KeyError, TypeError, ValueError):
+        if status == HTTPStatus.NOT_FOUND:  # HDFS itself names what it does not find
+            return _not_webhdfs_error(failed_request)
         return status_error(status, f"{failed_request}: the store answered {status}", _HINTS, is_object_request=False)
     message = f"{failed_request}: the store answered {status} ({name}: {text})"
     if name == "FileAlreadyExistsException":
@@ -522,7 +542,7 @@ def _http_status_error(answer: Any, failed_request: str) -> CompactorError:
     if name in _QUOTAS:
         return Refused(message, hint="Raise the quota of the directory, or shorten grace and undo window")
     if name in _PASSING:
-        return Unavailable(message, hint="Try again; if it stays, see whether the namenode is active and the datanodes have space")
+        return Unavailable(message, hint=_PASSING[name])
     return status_error(status, message, _HINTS, is_object_request=False)
 
 

@@ -126,6 +126,38 @@ def running_hdfs(folder: Path, *properties: str, jvm_flags: Sequence[str] = ()) 
         yield f"http://127.0.0.1:{port}"
 
 
+@dataclass(frozen=True)
+class Namenodes:
+    """Two namenodes, both standbys at first. endpoint: the WebHDFS of the first one; rpc: what is not its web server."""
+
+    endpoint: str
+    rpc: str
+    process: subprocess.Popen[str]
+
+    def turn(self, state: str) -> None:
+        """Put the first one into a state: active, standby, safe (mode), or writable again."""
+        pipes = self.process
+        assert pipes.stdin is not None
+        assert pipes.stdout is not None
+        pipes.stdin.write(f"{state}\n")
+        pipes.stdin.flush()
+        assert pipes.stdout.readline() == f"{state}\n"
+
+
+@contextmanager
+def running_namenodes(folder: Path) -> Iterator[Namenodes]:
+    """HDFS with two namenodes and a datanode, in one JVM. folder: for their data. Raises Unbuildable."""
+    program = Path(__file__).with_name("Namenodes.java")
+    command = [*_hadoop_jars().command(str(program), heap_mb=384), str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            web, rpc = process.stdout.readline().split()
+            yield Namenodes(f"http://127.0.0.1:{web}", f"http://127.0.0.1:{rpc}", process)
+        finally:
+            process.kill()
+
+
 @contextmanager
 def running_kerberos_hdfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """The WebHDFS of a cluster that wants Kerberos, and the environment in which tickets can be had. Raises Unbuildable.

@@ -92,7 +92,7 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @contextmanager
-def _must_start() -> Iterator[None]:
+def must_start() -> Iterator[None]:
     """Skips the test, or fails it in CI, if the server that is started here cannot be had."""
     try:
         yield
@@ -103,7 +103,7 @@ def _must_start() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def versity_server() -> Iterator[S3Server]:
     with (
-        _must_start(),
+        must_start(),
         tempfile.TemporaryDirectory(prefix="versitygw-") as directory,
         running_versitygw(versitygw_binary(), Path(directory)) as server,
     ):
@@ -112,14 +112,14 @@ def versity_server() -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def s3proxy_server() -> Iterator[S3Server]:
-    with _must_start(), tempfile.TemporaryDirectory(prefix="s3proxy-") as folder, running_s3proxy(Path(folder)) as server:
+    with must_start(), tempfile.TemporaryDirectory(prefix="s3proxy-") as folder, running_s3proxy(Path(folder)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def fake_gcs() -> Iterator[str]:
     """The endpoint of fake-gcs-server."""
-    with _must_start(), running_fake_gcs() as endpoint:
+    with must_start(), running_fake_gcs() as endpoint:
         yield endpoint
 
 
@@ -132,7 +132,7 @@ def gcs_bucket(fake_gcs: str) -> CloudBucket:
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[str]:
     """The endpoint of Azurite."""
-    with _must_start(), running_azurite() as endpoint:
+    with must_start(), running_azurite() as endpoint:
         yield endpoint
 
 
@@ -145,7 +145,7 @@ def azure_container(azurite: str, tmp_path_factory: pytest.TempPathFactory) -> C
 @pytest.fixture(scope="session")
 def hdfs() -> Iterator[str]:
     """The address of a namenode's WebHDFS."""
-    with _must_start(), tempfile.TemporaryDirectory(prefix="hdfs-") as directory, running_hdfs(Path(directory)) as endpoint:
+    with must_start(), tempfile.TemporaryDirectory(prefix="hdfs-") as directory, running_hdfs(Path(directory)) as endpoint:
         yield endpoint
 
 
@@ -154,7 +154,7 @@ def kerberos_hdfs() -> Iterator[tuple[str, dict[str, str]]]:
     """The address of a WebHDFS that wants Kerberos, and the environment in which tickets can be had."""
     if importlib.util.find_spec("gssapi") is None:
         pytest.skip("the extra kerberos is not installed: Debian: apt install gcc libkrb5-dev python3-dev; then make setup")
-    with _must_start(), tempfile.TemporaryDirectory(prefix="kerberos-") as directory, running_kerberos_hdfs(Path(directory)) as running:
+    with must_start(), tempfile.TemporaryDirectory(prefix="kerberos-") as directory, running_kerberos_hdfs(Path(directory)) as running:
         yield running
 
 
@@ -179,7 +179,7 @@ def versity_bucket(versity_server: S3Server, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def gofakes3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A bucket on a server that ignores conditions of multipart uploads; the environment holds its credentials."""
-    with _must_start(), running_gofakes3() as server:
+    with must_start(), running_gofakes3() as server:
         yield _new_bucket(server, monkeypatch)
 
 

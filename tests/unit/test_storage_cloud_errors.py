@@ -59,6 +59,7 @@ REFUSALS: list[tuple[str, Answer, str, str]] = [
     ("az", azure(409, "BlobImmutableDueToPolicy"), "a hold or a policy keeps it", "without holds"),
     ("az", azure(409, "PublicAccessNotPermitted"), "PublicAccessNotPermitted", "config check"),
     ("hdfs", Answer(401, b"<html>Authentication required</html>"), "credentials are refused", "kerberos = true"),
+    ("hdfs", Answer(404, b"It looks like you are making an HTTP request to a Hadoop IPC port."), "is not WebHDFS", "not its RPC port"),
     ("hdfs", hadoop(403, "AccessControlException"), "AccessControlException: why.*access denied", "the rights rwx"),
     ("hdfs", hadoop(403, "NSQuotaExceededException"), "NSQuotaExceededException", "Raise the quota"),
     ("hdfs", hadoop(400, "InvalidPathException"), "InvalidPathException", "config check"),

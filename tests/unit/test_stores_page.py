@@ -117,8 +117,10 @@ These rules held on a mini cluster of Hadoop 3.5.0, and the adapter rests on the
 - **What a crash leaves is swept.** `retire` deletes staged files that are older than `orphan_age_ms`, one hour at least.
 
 `config check` warns of snapshots of the directory or of one above it, because they keep deleted files. Deletion frees space as soon as
-the namenode has told the datanodes. Empty directories stay. Processes killed at random moments were tried there, too. Not tried: high
-availability of the namenode (a standby answers that it is one, and is asked again until it is active), and more than one machine.
+the namenode has told the datanodes. Empty directories stay. Processes killed at random moments were tried there, too. A standby namenode
+is asked again until it is active, also in the middle of a round; so is one in safe mode. One namenode only can be named, so after a
+failover that lasts, `[hdfs] webhdfs_url` has to name the other one. A quota or a right that one partition's directory lacks holds up that
+partition only. Not tried: more than one machine.
 
 ## Another store
 
