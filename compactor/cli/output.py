@@ -153,8 +153,10 @@ class Output:
             line = text if len(text) < width else f"{text[: width - TRANSIENT_ENDING - 6]} ... {ending}"
             self._stderr.write(line)
             self._stderr.flush()
-        elif self._meter is None or not self._meter.print_above_bar(text):
-            _write_line(self._stderr, text if self.lines.as_json else _wrap_for_terminal(text, self._stderr))
+            return
+        text = text if self.lines.as_json else _wrap_for_terminal(text, self._stderr)
+        if self._meter is None or not self._meter.print_above_bar(text):
+            _write_line(self._stderr, text)
 
     def _end_transient_line(self, ending: str) -> None:
         """If the last remark on the terminal is transient (to be replaced by the next one), end its line with ``ending``."""

@@ -150,6 +150,7 @@ class PartitionSummary(Value):
     """Summary of a PartitionState. Fields with the same name have the same meaning.
 
     open_run: run id of the open intent, or an empty string.
+    quarantined_since_ms: end of the first of the failed rounds in a row, in milliseconds; 0 if the partition is not quarantined.
     undone_slot: slot of the latest plan that was undone; 0 if none is known.
     saved_per_dirty_byte: bytes that the latest round over dirty bytes saved for each of them; None if no such round is known.
     last_round_ms: how long the latest published round took, in milliseconds.
@@ -171,6 +172,7 @@ class PartitionSummary(Value):
     leader: Leader | None
     open_run: str
     quarantine: Quarantine | None
+    quarantined_since_ms: int = Field(default=0, exclude_if=lambda value: not value)
     waiting: tuple[WaitingSummary, ...]
     imports: tuple[ImportSummary, ...]
     retiring: int
@@ -222,6 +224,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         leader=state.leader,
         open_run=state.intent.plan.run_id if state.intent else "",
         quarantine=state.quarantine,
+        quarantined_since_ms=_quarantined_since_ms(state),
         waiting=tuple(_summarize_waiting_group(group) for group in state.waiting),
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
@@ -237,6 +240,14 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         negative_timestamps=sum(segment.negative_timestamps for segment in state.live),
         columns=_encode_segment_columns(state.live),
     )
+
+
+def _quarantined_since_ms(state: PartitionState) -> int:
+    """Return when the first of the failed rounds in a row ended that the run history still has, in milliseconds; 0 if not quarantined."""
+    if state.quarantine is None:
+        return 0
+    failed = [run for run in state.runs if run.status == RunStatus.QUARANTINED][-state.quarantine.failures :]
+    return min([state.quarantine.at_ms, *(max(run.started_ms, run.ended_ms) for run in failed)])
 
 
 def _summarize_last_round(runs: Sequence[Run]) -> LastRound | None:

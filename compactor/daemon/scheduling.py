@@ -63,6 +63,7 @@ class PartitionStatus:
     wake_ms: until this time only a new record can make a round due; NEVER_MS if time does not matter.
     retire_at_ms: when something may be deleted; NEVER_MS if nothing waits.
     waiting_bytes: bytes that wait for deletion.
+    quarantine_ms, quarantined_since_ms: end of the latest and of the first of the failed rounds in a row.
     undone_slot: slot of the latest round that was undone.
     freed: pairs of time and bytes that deletions by any compactor freed, by the hour.
     """
@@ -88,6 +89,7 @@ class PartitionStatus:
     quarantine: str = ""
     quarantine_segment: str = ""
     quarantine_ms: int = 0
+    quarantined_since_ms: int = 0
     quarantine_failures: int = 0
     retire_at_ms: int = NEVER_MS
     waiting_bytes: int = 0
@@ -131,6 +133,7 @@ def partition_status(
         quarantine=why.reason if why else "",
         quarantine_segment=why.segment if why else "",
         quarantine_ms=why.at_ms if why else 0,
+        quarantined_since_ms=(summary.quarantined_since_ms or why.at_ms) if why else 0,
         quarantine_failures=why.failures if why else 0,
         retire_at_ms=_next_deletion_ms(summary, retention, slot_times_ms, now_ms),
         waiting_bytes=sum(group.size_bytes for group in summary.waiting),
@@ -205,7 +208,6 @@ class PartitionSchedule:
     poll_failures: number of failed polls in a row.
     unreadable: reason of the latest of these failures.
     failing_since_ms: since when jobs or polls fail; 0 if neither does.
-    quarantined_since_ms: time of the first failure since the partition was last clean, as far as this process saw it; 0 if not quarantined.
     repeats: number of rounds in a row that found nothing new to clean and left the partition due.
     next_repeat_ms: when the next such round may begin.
     swept_slot: slot up to which objects of undone rounds were swept.
@@ -226,7 +228,6 @@ class PartitionSchedule:
     poll_failures: int = 0
     unreadable: str = ""
     failing_since_ms: int = 0
-    quarantined_since_ms: int = 0
     repeats: int = 0
     next_repeat_ms: int = 0
     suspended: str = ""
@@ -368,7 +369,6 @@ def with_poll_result(
         poll_failures=0,
         unreadable="",
         failing_since_ms=schedule.failing_since_ms if schedule.problem else 0,
-        quarantined_since_ms=_quarantined_since_ms(schedule, status),
         repeats=0 if grown else schedule.repeats,
         next_repeat_ms=0 if grown else schedule.next_repeat_ms,
         swept_slot=status.undone_slot if before is None else schedule.swept_slot,
@@ -425,7 +425,6 @@ def with_job_outcome(schedule: PartitionSchedule, job: Job, outcome: JobOutcome,
     changed = replace(
         schedule,
         status=status,
-        quarantined_since_ms=_quarantined_since_ms(schedule, status),
         exclusive=False,
         requested=schedule.requested and job.action is not DaemonAction.ROUND,
         next_poll_ms=now_ms if outcome.partition is None else schedule.next_poll_ms,
@@ -591,9 +590,4 @@ def failing_since_ms(schedule: PartitionSchedule) -> int:
     """Return the time in milliseconds since which all rounds of this partition have failed; 0 if unknown."""
     if schedule.unreadable or schedule.problem:
         return schedule.failing_since_ms
-    return _quarantined_since_ms(schedule, schedule.status)
-
-
-def _quarantined_since_ms(schedule: PartitionSchedule, status: PartitionStatus | None) -> int:
-    """Return the time in milliseconds since which the partition is quarantined, however often it was retried; 0 if it is not."""
-    return (schedule.quarantined_since_ms or status.quarantine_ms) if status is not None and status.quarantine else 0
+    return schedule.status.quarantined_since_ms if schedule.status is not None else 0

@@ -152,8 +152,8 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
         yield Fact("open_round", text, {"run_id": plan.run_id, "groups": len(plan.tasks), "groups_done": done})
     if state.quarantine is not None:
         why = state.quarantine
-        where = f" ({why.segment})" if why.segment else ""
-        text = f"failed {why.failures} times in a row, last at {format_iso_time(why.at_ms)}: {why.reason}{where}"
+        where = f" ({why.segment})" if why.segment not in why.reason else ""
+        text = f"failed {count_noun(why.failures, 'time')} in a row, last at {format_iso_time(why.at_ms)}: {why.reason}{where}"
         yield Fact("quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment})
 
 
@@ -224,7 +224,7 @@ def _facts_about_leftovers(state: PartitionState, opened: Tier, now_ms: int) -> 
         what = "the outputs of undone run" if group.undone else "what was replaced by run"
         named = f"what left because {group.why}" if group.why else f"{what} {group.run_id}"
         held = f"{count_noun(len(group.segments), 'segment')}, {format_size(size)}"
-        text = f"{named} ({held}) is kept for {format_duration(keep)}, then `retire` deletes it"
+        text = f"{named}: {held}, kept for {format_duration(keep)} and then deleted by `retire`"
         yield Fact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
     for entry in state.registrations.values():
         text = (

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from compactor.config.units import format_size
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -49,7 +50,8 @@ def show(cluster: KafkaCluster, admin: ClusterAdmin, tier: Deployment, stack: Ex
     wait_until(lambda: shown()["first_dirty_offset"] == shown()["end_offset"] + 1, "the daemon to clean")
     wait_until(lambda: admin.offsets(TOPIC).earliest > 0, "retention to delete")
     [row] = tier.do("topics")["partitions"]
-    print(f"tier:      {row['segments']} segments, {row['bytes']} bytes, compacted; the broker begins at {admin.offsets(TOPIC).earliest}")
+    held = f"{row['segments']} segments, {format_size(row['bytes'])}, compacted"
+    print(f"tier:      {held}; the broker begins at {admin.offsets(TOPIC).earliest}")
     reader = StateReader.over(tier.config, written)
     stack.callback(reader.close)
     whole = reader.read_to(written.last_offset(), 60)

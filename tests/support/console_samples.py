@@ -155,6 +155,7 @@ def _quarantined(schedule: PartitionSchedule) -> PartitionSchedule:
         quarantine=reason,
         quarantine_segment="x0Vq7bN1S9mB2yQx4mJv3w",
         quarantine_ms=NOW - 3 * HOUR_MS,
+        quarantined_since_ms=NOW - 3 * HOUR_MS,
         quarantine_failures=7,
     )
     return replace(schedule, status=seen)

@@ -94,7 +94,9 @@ def show(cluster: KafkaCluster, chapters: int) -> WrittenPartition | None:
         logs = [path for path in admin.tier_files(TOPIC) if path.suffix == ".log"]
         size = sum(path.stat().st_size for path in logs)
         print(f"topic:     {TOPIC}-0, {len(model.records)} records of {story.keys} keys, leader epochs {sorted(story.epochs)}")
-        print(f"tiered:    offsets 0 to {offsets.latest_tiered} in {len(logs)} segments, {size} bytes; the broker keeps what follows")
+        print(
+            f"tiered:    offsets 0 to {offsets.latest_tiered} in {len(logs)} segments, {format_size(size)}; the broker keeps what follows"
+        )
         same = consume(cluster, TOPIC) == model.uncommitted() and consume(cluster, TOPIC, isolation=READ_COMMITTED) == model.committed()
         print(f"consumers: {'get' if same else 'DO NOT get'} what was written, {len(model.committed())} records read_committed")
         print(f"keys:      {len(model.latest())} have a value at the end, so many records would be left", flush=True)

@@ -12,7 +12,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Retention
-from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, WaitingGroup
+from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, Run, WaitingGroup
 from compactor.control.summary import summarize_state
 from compactor.daemon.scheduling import (
     CLOCK_RESOLUTION_MS,
@@ -41,6 +41,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
+from compactor.model.status import RunStatus
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import MAX_RETRY_MS, RETRY_MS, backoff_ms
 
@@ -340,12 +341,16 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
 
 
 def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retried() -> None:
-    first = with_poll_result(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW), NOW, 0.0)
-    retried = with_poll_result(first, PartitionStatus(A, 7, due=True, quarantine="bad", quarantine_ms=NOW + 300_000), NOW + 300_000, 0.0)
-    assert failing_since_ms(retried) == NOW
-    healed = with_poll_result(retried, PartitionStatus(A, 7), NOW + 400_000, 0.0)
-    again = with_poll_result(healed, PartitionStatus(A, 7, quarantine="bad", quarantine_ms=NOW + 500_000), NOW + 500_000, 0.0)
-    assert failing_since_ms(again) == NOW + 500_000
+    statuses = (RunStatus.QUARANTINED, RunStatus.CLEANED, RunStatus.QUARANTINED, RunStatus.UNDONE, RunStatus.QUARANTINED)
+    runs = tuple(
+        Run(run_id=str(n), leader_epoch=CompactorEpoch(n), holder="h", slot=n, started_ms=NOW + n, ended_ms=NOW + 10 * n, status=status)
+        for n, status in enumerate(statuses)
+    )
+    why = Quarantine(reason="bad data", segment="s", failures=2, slot=9, at_ms=NOW + 40)
+    found = seen(state(segment(0), quarantine=why, runs=runs))
+    assert failing_since_ms(PartitionSchedule(A, status=found)) == NOW + 20
+    assert failing_since_ms(PartitionSchedule(A, status=seen(state(segment(0), quarantine=why)))) == NOW + 40
+    assert failing_since_ms(PartitionSchedule(A, status=seen(state(segment(0), runs=runs)))) == 0
 
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:

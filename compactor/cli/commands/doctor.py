@@ -28,6 +28,6 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)
-    well = f"{count_noun(len(names), 'partition')}: nothing harms them" if not found else "nothing is lost"
+    well = f"{count_noun(len(names), 'partition')}: nothing harms {'it' if len(names) == 1 else 'them'}" if not found else "nothing is lost"
     tiers.print_findings(found, out, well)
     return BadData.exit_code if severe else 0

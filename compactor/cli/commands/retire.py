@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,6 +74,8 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
         out.note("note: --now is later than the store's clock, so the store's clock is used; only --force-now shortens grace")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
+    would = "to be " if args.dry_run else ""
+    states, rows = (f"{would}deleted", f"{would}swept", "waiting"), list[tuple[object, ...]]()
     deleted: list[str] = []
     swept: list[str] = []
     waiting: list[str] = []
@@ -106,16 +107,18 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
             outcomes.record_success()
             if not args.dry_run:
                 noted.add(name, log, report)
+            sizes |= report.sizes
             deleted += report.deleted
             swept += report.swept
             waiting += report.waiting
-            sizes |= report.sizes
+            reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
+            rows += [(state, name, *_segments_objects_and_size(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
     noted.write()
-    swept += _sweep_unfinished_uploads(opened, args, outcomes)
-    would = "to be " if args.dry_run else ""
-    groups = ((would + "deleted", deleted), (would + "swept", swept), ("waiting", waiting))
-    rows = [row for state, keys in groups for row in _rows_by_partition(state, keys, sizes)]
+    unfinished = _sweep_unfinished_uploads(opened, args, outcomes)
+    swept += unfinished
+    rows += [(states[1], "unfinished uploads", *_segments_objects_and_size(unfinished, sizes))] if unfinished else []
+    rows.sort(key=lambda row: states.index(str(row[0])))
     tables = [Table("", ("state", "partition", "segments", "objects", "size"), rows)] if rows else []
     freed, held = (sum(sizes.get(key, 0) for key in keys) for keys in ([*deleted, *swept], waiting))
     later = min((moment for moment in moments if now_ms < moment < NEVER_MS), default=None)
@@ -153,14 +156,8 @@ def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: 
         return ()
 
 
-def _rows_by_partition(state: str, keys: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, str, int, int, str]]:
-    """Return a row for each partition with its number of segments and of objects, and their size. The objects of a segment differ in their
-    suffix. The size of unfinished uploads is unknown.
+def _segments_objects_and_size(keys: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int, str]:
+    """Return the numbers of segments and of objects, and the size of the objects. The objects of a segment differ in their suffix, and the
+    size of unfinished uploads is not known.
     """
-    objects: defaultdict[str, list[str]] = defaultdict(list)
-    for key in keys:
-        objects[key.rpartition("/")[0]].append(key)
-    return [
-        (state, partition, len({key.rpartition(".")[0] for key in found}), len(found), format_size(sum(sizes.get(key, 0) for key in found)))
-        for partition, found in objects.items()
-    ]
+    return len({key.rpartition(".")[0] for key in keys}), len(keys), format_size(sum(sizes.get(key, 0) for key in keys))

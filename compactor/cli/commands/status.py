@@ -10,7 +10,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import WATCH_SECONDS
 from compactor.daemon.status import read_tier_status
 from compactor.errors import BadData, StoreError
-from compactor.views.words import count_noun, format_ago, format_moment, format_until
+from compactor.views.words import count_noun, format_duration, format_moment, format_until
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
 from compactor.web.listing import MOST_PER_PAGE, ListQuery
@@ -63,7 +63,7 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
                 format_size(row.bytes),
                 format_size(row.dirty_bytes) if row.dirty_bytes else "",
                 "" if at_ms is None or row.next.action == "poll" else f"{row.next.action} {format_until(at_ms, document.now_ms)}",
-                (f"since {format_ago(failing_ms, document.now_ms)}: " if failing_ms else "") + row.reason if needs_help else "",
+                (f"for {format_duration(document.now_ms - failing_ms)}: " if failing_ms else "") + row.reason if needs_help else "",
                 first_command.get(row.partition, ""),
             )
         )
