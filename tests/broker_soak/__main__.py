@@ -42,7 +42,7 @@ from tests.broker_soak.cluster import Compactor, SoakCluster, aiven_settings, co
 from tests.broker_soak.faults import Faults, heal
 from tests.broker_soak.metadata_judge import newest_segment_violations
 from tests.broker_soak.network import Network
-from tests.broker_soak.readers import NEEDED_NEW_CONSUMER, TOLERATED, Findings, all_readers, pause, read_and_judge, read_until
+from tests.broker_soak.readers import EPOCHS_LOST, NEEDED_NEW_CONSUMER, TOLERATED, Findings, all_readers, pause, read_and_judge, read_until
 from tests.broker_soak.sabotage import SABOTAGE
 from tests.broker_soak.topics import SoakTopics
 from tests.broker_soak.traffic import joined
@@ -66,7 +66,7 @@ ELECTION_ERRORS = {
 """Kinds of errors with which a client asks again while a leader changes or a topic is created: which one comes up is mere chance."""
 STORE_ERRORS = {"UNKNOWN", "UnknownServerException"}
 """What a broker answers where its plug-in has asked the S3 server in vain; with Aiven's plug-in the soak lets that happen."""
-REST_S = 420.0
+REST_S = 600.0
 """Longest time that daemons may take after the last fault to clean what is due and to delete what was replaced."""
 TRANSIENT_CAUSES = (
     "java.io.IOException: Connection to",
@@ -75,6 +75,7 @@ TRANSIENT_CAUSES = (
     "Remote log metadata cache is not initialized",
     "This instance is in invalid state, initialized: false",
     "as the previous remote log segment metadata was not found",
+    "No topic id registered for topic partition",
     "errors.TimeoutException: Expiring",
 )
 """Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, a follower that has not read the
@@ -227,9 +228,9 @@ def _finish(phase: Phase, topics: SoakTopics, faults: Faults, cluster: SoakClust
         phase.tolerated = {TOLERATED[kind]: sum(map(len, found.values())) for kind, found in before.items()}
         for reader in all_readers(cluster):
             for written in topics.partitions():
-                until = time.monotonic() + 180
+                until, lost = time.monotonic() + 180, phase.findings.passes[EPOCHS_LOST]
                 while not read_and_judge(reader, written, phase.findings, topics) and time.monotonic() < until:
-                    if phase.findings.judge_out_of_range(phase.metadata):
+                    if phase.findings.judge_out_of_range(phase.metadata) or phase.findings.passes[EPOCHS_LOST] > lost:
                         break  # the brokers' own hole, at which this client ends each time
                     time.sleep(1)
                 if time.monotonic() > until:

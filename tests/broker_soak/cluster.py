@@ -27,8 +27,9 @@ RISKY = "risky"
 AIVEN_CHUNK_BYTES = 16_384
 DELETE_RETENTION_MS = 45_000
 """Longer than a consumer's pass takes."""
-GRACE_MS = 20_000
-"""Longer than a broker stands still or is cut off."""
+GRACE_MS = 150_000
+"""Longer than a broker that serves reads is behind in the metadata topic. Its one consumer of that topic reads nothing while it asks for
+the first and last offset of a partition without a leader, up to a minute for each (Kafka's ConsumerTask.fetchStartAndEndOffsets)."""
 DAEMON_SETTINGS: dict[str, dict[str, Any]] = {
     "cleaner": {"min_cleanable_dirty_ratio": 0.2, "delete_retention_ms": DELETE_RETENTION_MS, "segment_bytes": 200_000},
     "publish": {"grace_ms": GRACE_MS, "orphan_age_ms": 90_000},

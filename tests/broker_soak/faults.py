@@ -268,13 +268,17 @@ class Faults:
         wait_until(self.is_in_sync, "all replicas to be in sync", seconds=seconds)
 
     def is_in_sync(self) -> bool:
+        return not self.partitions_not_in_sync()
+
+    def partitions_not_in_sync(self) -> list[str]:
         with ClusterAdmin(self.cluster) as admin:
             described = admin._client.describe_topics([*self.topics.names(), *INTERNAL])
-        return all(
-            set(one["isr_nodes"]) == set(one["replica_nodes"]) and one["leader_id"] > 0
+        return [
+            f"{topic['name']}-{one['partition_index']}, led by {one['leader_id']}, in sync {one['isr_nodes']}"
             for topic in described
             for one in topic["partitions"]
-        )
+            if set(one["isr_nodes"]) != set(one["replica_nodes"]) or one["leader_id"] <= 0
+        ]
 
 
 def heal(faults: Faults) -> None:
@@ -283,8 +287,9 @@ def heal(faults: Faults) -> None:
     for node in faults.cluster.node_ids:
         faults.cluster.mend(node)
     faults._restore()
-    until = time.monotonic() + 180
-    while not faults.is_in_sync():
-        if time.monotonic() > until:
-            raise NotYet("the replicas are not in sync three minutes after the last fault")
-        time.sleep(1)
+    wait_until(
+        faults.is_in_sync,
+        "all replicas to be in sync after the last fault",
+        seconds=180,
+        stand=lambda: "; ".join(faults.partitions_not_in_sync()),
+    )

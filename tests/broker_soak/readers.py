@@ -32,6 +32,11 @@ OUT_OF_RANGE = ("_AUTO_OFFSET_RESET", "OffsetOutOfRangeException")
 STARTS_LATER = (AGING, RISKY)
 """Topics whose log start brokers raise: records expire, and a leader that an unclean election or an empty disk has cost the older leader
 epochs deletes the segments of these epochs. Control runs show the same."""
+EPOCHS_LOST = "not judged: the leader has lost the leader epochs of the offset"
+"""A replica that an unclean election truncates below its local log forgets all earlier leader epochs. If it is killed before it has written
+its new log start down, it starts with the old one, and as the leader takes the start of the first remote segment of its earliest epoch for
+the log start. Consumers that begin there are out of range, because no epoch is known for the offset (Kafka's UnifiedLog.truncateTo and
+RemoteLogManager.findLogStartOffset)."""
 START_ROSE = "any: the log start rose though nothing was deleted"
 NEEDED_NEW_CONSUMER = "stalled until a new consumer read on"
 """librdkafka ignores what brokers say of a leader while the leader epoch is lower than the one it knows (rd_kafka_toppar_leader_update).
@@ -43,12 +48,15 @@ class ReadFailed(Exception):
     """A pass that did not come to its end.
 
     kind: the client's name of the error. position: offset of the fetch that failed, -1 if not known.
+    broker: node id of the broker that refused the fetch, as the client's text names it, -1 if it does not.
     """
 
     def __init__(self, kind: str, text: str, position: int = -1) -> None:
         super().__init__(text)
         self.kind = kind
         self.position = position
+        named = re.search(r"\((?:broker|id:) (\d+)", text)
+        self.broker = int(named[1]) if named else -1
 
 
 @dataclass(frozen=True)
@@ -256,6 +264,9 @@ class LogBounds(Protocol):
     def first_offset(self, written: WrittenPartition) -> int:
         """Return the log start, -1 if it is not known."""
 
+    def first_known_epoch(self, written: WrittenPartition, broker: int) -> int:
+        """Return the offset at which the leader epochs begin that a broker knows, -1 if it is not known."""
+
 
 def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findings, bounds: LogBounds) -> bool:
     """Read one partition once and judge what was found. Returns whether the pass came to its end.
@@ -271,6 +282,10 @@ def read_and_judge(reader: LogReader, written: WrittenPartition, findings: Findi
         may_start_later = written.topic in STARTS_LATER and error.kind in OUT_OF_RANGE
         if may_start_later and 0 <= error.position < bounds.first_offset(written):
             findings.passes["not judged: the log start rose beyond the reader"] += 1
+            return False
+        is_risky = written.topic == RISKY and error.kind in OUT_OF_RANGE
+        if is_risky and 0 <= error.position < bounds.first_known_epoch(written, error.broker):
+            findings.passes[EPOCHS_LOST] += 1
             return False
         kind = f"{reader.name.partition(',')[0]}: {error.kind}"
         if error.kind in OUT_OF_RANGE:

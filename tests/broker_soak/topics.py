@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
 
+from checkpoint.files import parse_leader_epoch_checkpoint
+from compactor.errors import BadData
 from tests.broker_soak.cluster import AGING, REBORN, RISKY, SoakCluster
 from tests.broker_soak.readers import pause
 from tests.broker_soak.traffic import TOPIC_SETTINGS, PartitionWriter, WrittenPartition, joined
@@ -127,6 +129,17 @@ class SoakTopics:
                 return admin.offsets(written.topic, written.partition).earliest
             time.sleep(1)
         return -1
+
+    def first_known_epoch(self, written: WrittenPartition, broker: int) -> int:
+        """Return the first offset in a broker's leader-epoch-checkpoint; -1 if there is none."""
+        if broker not in self.cluster.nodes:
+            return -1
+        path = self.cluster.nodes[broker].log_dir / str(written) / "leader-epoch-checkpoint"
+        try:
+            entries = parse_leader_epoch_checkpoint(path.read_text())
+        except (OSError, BadData):
+            return -1
+        return entries[0].start_offset if entries else -1
 
     def _create(self, admin: ClusterAdmin, topic: str) -> None:
         replicas = {ORDERS: [[1, 2, 3], [3, 1, 2]], RISKY: [RISKY_REPLICAS]}.get(topic, [[2, 3, 1]])
