@@ -30,6 +30,8 @@ DELETE_RETENTION_MS = 45_000
 GRACE_MS = 150_000
 """Longer than a broker that serves reads is behind in the metadata topic. Its one consumer of that topic reads nothing while it asks for
 the first and last offset of a partition without a leader, up to a minute for each (Kafka's ConsumerTask.fetchStartAndEndOffsets)."""
+LEAST_SEGMENT_BYTES = 12_288
+"""A follower that fetches more at once than its segment size gives the partition up until the leader changes (UnifiedLog.append)."""
 DAEMON_SETTINGS: dict[str, dict[str, Any]] = {
     "cleaner": {"min_cleanable_dirty_ratio": 0.2, "delete_retention_ms": DELETE_RETENTION_MS, "segment_bytes": 200_000},
     "publish": {"grace_ms": GRACE_MS, "orphan_age_ms": 90_000},
@@ -80,6 +82,7 @@ class SoakCluster(KafkaCluster):
             "listener.security.protocol.map": _LISTENERS,
             "controller.quorum.voters": f"{CONTROLLER}@{HOST}:{controller}",
             "rlmm.config.remote.log.metadata.topic.num.partitions": "3",
+            "replica.fetch.max.bytes": str(LEAST_SEGMENT_BYTES),
         }
         return super()._broker_settings(node) | own
 

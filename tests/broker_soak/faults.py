@@ -16,7 +16,7 @@ from kafka.errors import KafkaError
 
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
-from tests.broker_soak.cluster import Compactor, SoakCluster
+from tests.broker_soak.cluster import LEAST_SEGMENT_BYTES, Compactor, SoakCluster
 from tests.broker_soak.topics import SoakTopics
 from tests.broker_soak.traffic import WrittenPartition
 from tests.soak.trouble import drizzle, storms
@@ -196,7 +196,7 @@ class Faults:
         """While a follower is away, the leader gets another segment size: their segments differ from now on."""
         written = self.dice.choice(self.topics.partitions())
         with ClusterAdmin(self.cluster) as admin:
-            admin.set_config(written.topic, self.topics.segment_size(self.dice.choice((12_288, 24_576, 49_152))))
+            admin.set_config(written.topic, self.topics.segment_size(self.dice.choice((LEAST_SEGMENT_BYTES, 24_576, 49_152))))
 
     def _delete_records(self) -> None:
         written = self.topics.trimmed
