@@ -83,6 +83,6 @@ def test_a_tier_of_the_plugin_is_read_checked_and_compacted(
             assert_compacted(cluster, "compacted", story.partitions[0], done["next_dirty_offset"])
             cli.process("retire")
         assert cli.process("verify")["ok"]
-        cluster.restart()
-        assert_compacted(cluster, "compacted", story.partitions[0], done["next_dirty_offset"])
         assert cluster.errors()[errors:] == []
+        cluster.restart()  # a broker that starts reports errors of its own: of its registration, of metadata that it has not read yet
+        assert_compacted(cluster, "compacted", story.partitions[0], done["next_dirty_offset"])

@@ -28,6 +28,7 @@ from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
+from tests.support.cloud_servers import KEY, CloudBucket
 from tests.support.deployment import ROOT, Deployment, GrowingLog, Running
 from tests.support.spark_tier import NAME, NOW_MS, Twins, scratch_of, state_of
 
@@ -130,6 +131,51 @@ def test_an_executor_is_killed_in_mid_job(tmp_path: Path) -> None:
         process.put_down()
     assert compare(twin_of(tmp_path, log_dir), deployment) == ""
     assert scratch_of(deployment.opened()) == []
+
+
+COUNT = """
+import sys
+from compactor.config.settings import load_settings
+from compactor.spark import register
+from compactor.spark.cluster.session import start_cluster
+with start_cluster(load_settings(sys.argv[1])) as started:
+    register(started.cluster.spark)
+    print("records:", started.cluster.spark.read.format("kafka-tiered").options(config=sys.argv[1], topic="orders").load().count())
+"""
+
+
+@pytest.mark.damages  # the key is gone when the test is over
+def test_executors_reach_azure_with_credentials_of_their_own(
+    azure_container: CloudBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has the account's key in its environment. What executors have is theirs: none of the driver's is passed on."""
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    sections = azure_container.sections()
+    sections["azure"]["credentials_file"] = ""
+    sections |= {"cleaner": {"map_engine": "spark", "segment_bytes": 5000}, "spark": {"master": "local-cluster[1,1,1024]"}}
+    sections |= {"lease": {"ttl_ms": TTL_MS}}
+    deployment = Deployment(tmp_path / "tier", sections)
+    log = GrowingLog("orders", 0, tmp_path, random.Random(1))
+    deployment.bring(log.write_part(segments=2, batches=10))
+
+    def give_executors(key: str) -> None:
+        deployment.set(**{"spark.properties": {'"spark.executorEnv.AZURE_STORAGE_KEY"': key}})
+
+    def count() -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", COUNT, str(deployment.config)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+
+    give_executors("b3RoZXI=")
+    refused = deployment.process("recompact", timeout=400)
+    assert refused.code == 5
+    (line,) = [line for line in refused.err.splitlines() if line.startswith("error: ")]
+    assert re.search(f"cannot .* {re.escape(azure_container.url)}/.*(the credentials are refused|access denied)", line)
+    give_executors(KEY)
+    (row,) = deployment.process("recompact", timeout=400).document["partitions"]
+    assert (row["status"], row["map_engine"]) == ("resumed", "spark")
+    assert log.wrong_in(deployment.export(tmp_path / "out"), clean=True) == []
+    read = count()
+    assert read.stdout.splitlines()[-1] == f"records: {len(log.truth)}", read.stderr[-3000:]
 
 
 def test_a_driver_that_is_killed_again_and_again_is_taken_up_again(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from compactor.storage.schemes import STORE_KINDS, StoreCapabilities
+from tests.support.cloud_servers import AZURITE, FAKE_GCS, HADOOP
+from tests.support.s3_server import GOFAKES3, S3PROXY, VERSITYGW
 from tests.support.store_costs import COSTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
@@ -155,6 +157,19 @@ def table(rows: list[list[str]]) -> str:
 
 def test_page_of_stores_is_the_table_of_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tests.unit.test_stores_page"
+
+
+def test_versions_on_the_page_are_those_that_tests_start() -> None:
+    started = {
+        "versitygw": VERSITYGW,
+        "S3Proxy": S3PROXY,
+        "gofakes3": GOFAKES3,
+        "fake-gcs-server": FAKE_GCS,
+        "Azurite": AZURITE,
+        "Hadoop": HADOOP,
+    }
+    tried = " ".join(kind.tested_with for kind in STORE_KINDS)
+    assert [name for name, version in started.items() if f"{name} {version.removeprefix('v')}" not in tried] == []
 
 
 if __name__ == "__main__":
