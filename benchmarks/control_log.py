@@ -87,7 +87,7 @@ def appends(root: Path, records: int) -> dict[str, float]:
     log = filled(ports, NAME, 100)
     began, requests = time.perf_counter(), counters.usage().total_requests
     while log.state.slot < records:
-        acquire_leadership(ports, log, LEASE).release()
+        acquire_leadership(ports, log, LEASE).release_leadership()
         log.write_snapshot_and_delete_records()
     seconds = time.perf_counter() - began
     count = log.state.slot

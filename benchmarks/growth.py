@@ -62,7 +62,7 @@ def measure(folder: Path, keys: int, map_budget_bytes: int) -> list[Grown]:
         begin = time.perf_counter()
         row, resident, cpu = run(config)
         seconds = time.perf_counter() - begin
-        (last,) = opened.open(NAME).refresh().runs[-1:]
+        (last,) = opened.open_partition_log(NAME).refresh().runs[-1:]
         if row["records_kept"] != keys or (last.stats["gate_keys"] == keys) != (last.stats["gate_coverage"] == 1.0):
             raise SystemExit(f"{row['records_kept']} of {keys} records were kept, and the gate looked up {last.stats['gate_keys']}")
         begin = time.perf_counter()

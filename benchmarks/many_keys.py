@@ -42,7 +42,7 @@ def shuffled(keys: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def digests(tier: Path) -> dict[int, str]:
-    state = open_tier(load_settings(str(tier.with_suffix(".toml")), {})).open(NAME).refresh()
+    state = open_tier(load_settings(str(tier.with_suffix(".toml")), {})).open_partition_log(NAME).refresh()
     return {segment.start_offset: segment.files["log"].sha256 for segment in state.live}
 
 
@@ -76,7 +76,7 @@ def measure(folder: Path, scale: float, gate: bool) -> None:
         if expected and found != expected:
             raise SystemExit(f"{engine} wrote other segments than the engine before it")
         expected = found
-        (last,) = open_tier(load_settings(str(config), {})).open(NAME).refresh().runs[-1:]
+        (last,) = open_tier(load_settings(str(config), {})).open_partition_log(NAME).refresh().runs[-1:]
         if row["records_kept"] != keys or (last.stats["gate_keys"] == keys) != (last.stats["gate_coverage"] == 1.0):
             raise SystemExit(f"{row['records_kept']} of {keys} records were kept, and the gate looked up {last.stats['gate_keys']}")
         line(

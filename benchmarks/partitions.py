@@ -84,7 +84,7 @@ def told(what: str, tier: Tier, partitions: int, work: Callable[[], Any]) -> Non
     before, wall, cpu = tier.counters.usage(), time.perf_counter(), time.process_time()
     work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    requests = {kind: count / partitions for kind, count in tier.counters.usage().since(before).requests.items()}
+    requests = {kind: count / partitions for kind, count in tier.counters.usage().usage_since(before).requests.items()}
     shown = ", ".join(f"{count:.2f} {kind}" for kind, count in sorted(requests.items()) if count)
     now, most = memory_mb()
     print(
@@ -119,7 +119,7 @@ def main() -> None:
         def look() -> None:
             agent.scan()
             while agent.start_due_jobs() or agent.status().running:
-                agent.collect_results(5)
+                agent.process_ended_jobs(5)
 
         told("an agent's start", tier, count, look)
         for _ in range(3):

@@ -59,9 +59,9 @@ def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> in
 
 def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
     """(filters asked, wrong answers) about random keys that are in no segment."""
-    sidecars, dice = tier.sidecars(NAME), np.random.default_rng(dirty)
+    sidecars, dice = tier.open_sidecar_store(NAME), np.random.default_rng(dirty)
     asked = wrong = 0
-    for segment in tier.open(NAME).refresh().live:
+    for segment in tier.open_partition_log(NAME).refresh().live:
         found = sidecars.load_sidecar(segment.id)
         if found is None or found.filter is None:
             continue
@@ -108,7 +108,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
             tier = opened(copy, segment_bytes, bloom=filters == "on", design_keys=dirty)
             begin, before = time.perf_counter(), tier.counters.usage()
             report = compact(tier, NAME, NOW_MS, force=True)
-            requests = tier.counters.usage().since(before).total_requests
+            requests = tier.counters.usage().usage_since(before).total_requests
             told(dirty, filters, report, requests, time.perf_counter() - begin)
             shutil.rmtree(copy)
         print(f"{'':13}the tail itself: {tail:,} bytes", flush=True)

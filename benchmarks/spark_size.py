@@ -102,7 +102,7 @@ def indexed(items: Sequence[Any]) -> IndexedBundle:
                 item.metadata.id,
                 rows // 500,
                 np.empty(0, np.int64),
-                BatchTable.allocate(0),
+                BatchTable.allocate_rows(0),
                 np.empty(0, TXN_ENTRY),
                 False,
                 behind,
@@ -202,9 +202,9 @@ def many_small(args: argparse.Namespace) -> None:
         for number in range(args.partitions)
     ]
     done = [SegmentOutcome(f"segment-{number}", "rewritten", "dirty") for number in range(4)]
-    reports = (RoundReport(*survey.name, RoundStatus.CLEANED, 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
+    reports = (RoundReport(*survey.partition, RoundStatus.CLEANED, 0, 5_000, 4, 1, segments=tuple(done)) for survey in surveys)
     rows = [
-        result_row(RecompactionResult(survey.name, report, None, 1.0, "", 4, survey.bytes), None)
+        result_row(RecompactionResult(survey.partition, report, None, 1.0, "", 4, survey.bytes), None)
         for survey, report in zip(surveys, reports, strict=True)
     ]
     each = (peak_bytes() - before) / args.partitions

@@ -46,7 +46,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
 
     def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
-        log = opened.open(name)
+        log = opened.open_partition_log(name)
         made = segments(0, per_partition)
         register_import(opened.ports, log, "import", [segment.id for segment in made])
         record_tiered_segments(opened.ports, log, "import", made)
@@ -54,7 +54,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for log in pool.map(one, range(partitions)):
-            opened.changes.publish([log])
+            opened.change_notifier.publish_changes([log])
 
 
 def cpu_of_children() -> float:

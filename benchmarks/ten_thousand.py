@@ -31,11 +31,11 @@ WRITERS = 1_000
 def retire_once(tier: Tier) -> int:
     """As the command does it; how many partitions it looked at."""
     collect_queued_hints(tier.catalog)
-    every = tier.partitions()
+    every = tier.list_partitions()
     names = partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms())
     looks: dict[str, RetireInspection] = {}
     for name in names:
-        log = tier.open(name)
+        log = tier.open_partition_log(name)
         report = retire_partition(tier.ports, log, tier.lease, tier.retention)
         looks[str(name)] = RetireInspection(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(looks) == 100:
@@ -65,7 +65,7 @@ def crowd(idle: Idle) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    used = idle.counters.usage().since(before)
+    used = idle.counters.usage().usage_since(before)
     inbox, catalog = 0, open_catalog(ports)
     while taken := collect_queued_hints(catalog):
         inbox += taken
@@ -83,14 +83,14 @@ def measure(folder: Path, partitions: int, hours: int, every: int) -> None:
     before, begun = idle.counters.usage(), time.process_time()
     while not daemon.status().ready:
         daemon.scan()
-    print(f"{partitions:,} partitions; the daemon's first look at all: {told(idle.counters.usage().since(before))}, "
+    print(f"{partitions:,} partitions; the daemon's first look at all: {told(idle.counters.usage().usage_since(before))}, "
           f"{time.process_time() - begun:.1f} CPU seconds")  # fmt: skip
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"peak memory of the process: {peak} MiB, of which {held} MiB are the store that stands in and the program")
     retiring = idle.tier()
     before = idle.counters.usage()
     looked_at = retire_once(retiring)
-    print(f"the first `retire` looks at {looked_at:,} of them: {told(idle.counters.usage().since(before))}")
+    print(f"the first `retire` looks at {looked_at:,} of them: {told(idle.counters.usage().usage_since(before))}")
     for hour in range(1, hours + 1):
         before, slowest = idle.counters.usage(), 0.0
         for step in range(HOUR // INTERVAL):
@@ -101,7 +101,7 @@ def measure(folder: Path, partitions: int, hours: int, every: int) -> None:
             slowest = max(slowest, time.process_time() - begun)
             if every and step % (every * 60_000 // INTERVAL) == 0:
                 looked_at = retire_once(retiring)
-        used = idle.counters.usage().since(before)
+        used = idle.counters.usage().usage_since(before)
         print(f"hour {hour:2}: {told(used)}; the slowest scan took {slowest:.2f} CPU seconds; `retire` looked at {looked_at}")
     crowd(idle)
 

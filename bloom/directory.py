@@ -110,10 +110,11 @@ def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) 
     """Concatenate several key directories to the directory of a new segment that holds all their batches."""
     found = list(parts)
 
-    def column(name: str) -> npt.NDArray[np.generic]:
+    def concatenated_column(name: str) -> npt.NDArray[np.generic]:
         return np.concatenate([getattr(part, name) for part in found])
 
-    return KeyDirectory(segment_id, *(column(name) for name in ("headers", "control", "coordinator_epoch", "flags", "keys", "pieces")))  # type: ignore[arg-type]
+    columns = ("headers", "control", "coordinator_epoch", "flags", "keys", "pieces")
+    return KeyDirectory(segment_id, *(concatenated_column(name) for name in columns))  # type: ignore[arg-type]
 
 
 def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:

@@ -136,7 +136,7 @@ def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPubl
         ConfluentMetadataTopic(connection),
         metadata.topic_id,
         require_allowed=BrokerPublicationCheck(
-            KafkaAdmin(connection), cleanup_policy_of=lambda topic: settings.cleaner_for(topic).cleanup_policy
+            KafkaAdmin(connection), cleanup_policy_of=lambda topic: settings.cleaner_settings_for_topic(topic).cleanup_policy
         ).require_publishing_allowed,
         clock_ms=_clock_ms,
         max_delivery_ms=connection.delivery_timeout_ms,

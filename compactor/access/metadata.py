@@ -42,7 +42,7 @@ class TierMetadata:
 
     def list_topic_partitions(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
         """Return the tier's partitions, ascending. catalog: reads the catalog; called only if the partitions are recorded there."""
-        return catalog().names
+        return catalog().topic_partitions
 
     def cluster_id(self) -> str:
         """Return the id of the Kafka cluster that writes the tier, or an empty string."""
@@ -139,8 +139,8 @@ class BrokerManagedMetadata(TierMetadata):
         from compactor.brokers.view import METADATA_MAX_AGE_S
 
         # One command asks about many partitions.
-        seen = state_with_broker_view(state, self.broker_view(state.name, METADATA_MAX_AGE_S))
-        return seen.model_copy(update={"topic_id": self.topic_id(state.name)})
+        seen = state_with_broker_view(state, self.broker_view(state.topic_partition, METADATA_MAX_AGE_S))
+        return seen.model_copy(update={"topic_id": self.topic_id(state.topic_partition)})
 
     @override
     def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:

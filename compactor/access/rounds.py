@@ -22,14 +22,14 @@ from compactor.round.sources import StagedSegmentReader, closing_reader, live_se
 
 def open_partition_reader(tier: Tier, state: PartitionState, budget: Budget, purpose: str) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder of this process. The caller closes its ``staging``."""
-    return live_segment_reader(tier.ports, tier.cleaner_for(state.topic), tier.state_dir, state, budget, purpose)
+    return live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, purpose)
 
 
 def open_segment_reader(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
-    cleaner = tier.cleaner_for(partition.topic)
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = Budget(disk_budget_bytes(cleaner, tier.state_dir))
     return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
 
@@ -52,13 +52,13 @@ def create_round(
     """
     if engine is None and tier.engines is not None:
         engine = tier.engines(tier, partition)
-    cleaner = tier.cleaner_for(partition.topic)
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
     context = RoundContext(
         ports=tier.ports,
         lease=tier.lease,
         cleaner=cleaner,
         hash_key=tier.identity.hash_key(),
-        sidecars=tier.sidecars(partition) if cleaner.bloom else None,
+        sidecars=tier.open_sidecar_store(partition) if cleaner.bloom else None,
         threads=tier.settings.daemon.threads,
         state_dir=tier.state_dir,
         records_per_hour=tier.settings.publish.metadata_records_per_hour,
@@ -100,11 +100,11 @@ def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
 ) -> RoundReport:
     """Run a round over one partition, publish a change hint for other processes, and return the report. Raises the errors of Round.run."""
-    log, hint = tier.open(partition, leads=True), tier.changes.latest_change_hint(partition)
+    log, hint = tier.open_partition_log(partition, leads=True), tier.change_notifier.latest_change_hint(partition)
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
-    tier.changes.cache_log_state(log, hint)
+    tier.change_notifier.cache_log_state(log, hint)
     if tier.local:
         tier.local.delete_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
-        tier.changes.publish([log])
+        tier.change_notifier.publish_changes([log])
     return report

@@ -60,7 +60,7 @@ class TierIdentity:
     metadata: TierMetadata
     local: LocalState | None
 
-    def read(self) -> CatalogState:
+    def read_catalog(self) -> CatalogState:
         """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at the configured URL, or
         if its identity differs from the configuration.
         """
@@ -128,7 +128,7 @@ class TierIdentity:
 
     def check_data_root_owner(self) -> None:
         """Raise UsageError if the data root is another tier's. Changes nothing."""
-        self.ownership.require_no_other_owner(self.ports, self.read())
+        self.ownership.require_no_other_owner(self.ports, self.read_catalog())
 
     def _check_catalog_is_own(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
@@ -146,7 +146,7 @@ class TierIdentity:
         if not tier_kind(self.settings).compacts:
             raise read_only_error(self.settings)
         known = self.catalog.state
-        found = known if known.tier_id else self.read()
+        found = known if known.tier_id else self.read_catalog()
         if not found.hash_key:
             raise UsageError(
                 f"nothing was ever written for the tier at {self.ports.layout.url} into the control store",
@@ -158,7 +158,7 @@ class TierIdentity:
         """Return whether the tier may have hashes that were made with a key of its own. Makes a request only if other programs made the
         tier.
         """
-        return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read().hash_key))
+        return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
     def hash_key_for_reading(self) -> bytes:
         """Return a key for hashes that are not stored: the tier's own key, or one that all readers of the tier derive in the same way."""
@@ -193,10 +193,10 @@ class ChangeNotifier:
         if mark and self.local:
             self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
 
-    def publish(self, logs: Sequence[PartitionLog]) -> None:
+    def publish_changes(self, logs: Sequence[PartitionLog]) -> None:
         """Tell other processes in one record that these logs have changed, and that none may end below the position it has reached."""
         if self.hints:
-            publish_hints(self.catalog, {log.state.name: log.confirmed_slot() for log in logs})
+            publish_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
         else:
             self.record_reached_slots(logs)
 
@@ -269,7 +269,7 @@ class Tier:
         return TierIdentity(self.settings, self.ports, self.catalog, self.ownership, self.metadata, self.local)
 
     @property
-    def changes(self) -> ChangeNotifier:
+    def change_notifier(self) -> ChangeNotifier:
         """Notifier that publishes changes of control logs to other processes and to local state."""
         return ChangeNotifier(self.ports, self.catalog, self.local, self.kind.has_complete_log)
 
@@ -287,14 +287,14 @@ class Tier:
         return Path(self.settings.tier.state_dir)
 
     @property
-    def brokers(self) -> BrokerMetadata:
+    def broker_metadata(self) -> BrokerMetadata:
         """The brokers' metadata. Raises UsageError if the tier is not broker-managed."""
         if not isinstance(self.metadata, BrokerManagedMetadata):
             raise UsageError(f"no broker writes the tier at {self.ports.layout.url}", hint="That is for tiers of kind kafka")
         return self.metadata.brokers
 
     @property
-    def listed(self) -> ListedTier:
+    def listed_tier(self) -> ListedTier:
         """The listing of a listed tier. Raises UsageError for another tier."""
         if not isinstance(self.metadata, ListedMetadata):
             raise UsageError(f"the segments of the tier at {self.ports.layout.url} are not found by listing")
@@ -308,11 +308,11 @@ class Tier:
         if self.local is not None:
             self.local.close()
 
-    def cleaner_for(self, topic: str) -> CleanerSettings:
+    def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
         """Return the settings of section [cleaner] that apply to a topic. Settings that brokers have for the topic take precedence. Raises
         UsageError.
         """
-        cleaner = self.settings.cleaner_for(topic, self.metadata.topic_settings(topic) or {})
+        cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings(topic) or {})
         expires_ms = self.metadata.retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
         cleaner = cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
         if cleaner.min_cleanable_dirty_ratio != "auto":
@@ -327,11 +327,11 @@ class Tier:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))
         return replace(self, ports=ports, catalog=open_catalog(ports) if control else self.catalog)
 
-    def partitions(self, names: list[str] | None = None) -> list[TopicPartition]:
+    def list_partitions(self, names: list[str] | None = None) -> list[TopicPartition]:
         """Return all partitions of the tier in all incarnations, or the named ones, each once. ``orders-0`` names the latest incarnation,
         ``orders-0~1`` the first one. Raises UsageError for a partition that the tier does not hold.
         """
-        known = self.metadata.list_topic_partitions(self.identity.read)
+        known = self.metadata.list_topic_partitions(self.identity.read_catalog)
         if not names:
             return known
 
@@ -347,13 +347,13 @@ class Tier:
                 raise no_such_partition_error(str(name), known)
         return named
 
-    def current_partitions(self) -> list[TopicPartition]:
+    def list_latest_incarnations(self) -> list[TopicPartition]:
         """Return the latest incarnation of each partition, which is what its name means to readers. An earlier incarnation (the topic was
         deleted and created again) is read by its topic id.
         """
-        return current_incarnations(self.partitions())
+        return current_incarnations(self.list_partitions())
 
-    def current(self, partition: TopicPartition) -> TopicPartition:
+    def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
         """Return the latest incarnation of a partition, as of the last read of the catalog."""
         return current_incarnation(partition, self.catalog.state.incarnations_of_partition(partition))
 
@@ -361,15 +361,15 @@ class Tier:
         """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
         none.
         """
-        known = [each for each in self.partitions() if each.first_incarnation == partition.first_incarnation]
+        known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
-            if self.open(each).refresh().topic_id == topic_id:
+            if self.open_partition_log(each).refresh().topic_id == topic_id:
                 return each
         raise UsageError(
             f"the tier holds no partition {partition.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
         )
 
-    def open(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
+    def open_partition_log(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from local state if possible.
 
         The log must not end below the position that the catalog has recorded for it.
@@ -399,18 +399,18 @@ class Tier:
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.state_function_for_readers(state.name)
+        view = self.metadata.state_function_for_readers(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
         """Return the first offset that readers may see. Segments below it may still be in the tier, although no reader may use them."""
-        return max(state.log_start, self.metadata.log_start(state.name))
+        return max(state.log_start, self.metadata.log_start(state.topic_partition))
 
-    def sidecars(self, partition: TopicPartition) -> SidecarStore:
+    def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
         """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.may_have_keyed_hashes() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
-        return SidecarStore(self.ports.control, self.open(partition).prefix, hash_key, kept)
+        return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
 
     def read_logs_or_errors(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
@@ -418,7 +418,7 @@ class Tier:
         """Read the control logs of several partitions. Return each log, or the error with which reading it failed, in the given order."""
 
         def read(partition: TopicPartition) -> PartitionLog | CompactorError:
-            log = self.open(partition)
+            log = self.open_partition_log(partition)
             try:
                 log.refresh()
             except CompactorError as error:

@@ -92,7 +92,7 @@ class LeaderQueries(Protocol):
 class _FinishedUpload:
     """Result of an upload thread: how the upload ended, and the seconds that it took."""
 
-    name: TopicPartition
+    partition: TopicPartition
     outcome: UploadOutcome
     seconds: float
 
@@ -103,10 +103,10 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
     ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
     """
 
-    def __init__(self, opened: Tier, brokers: LeaderQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
-        super().__init__(opened, log)
+    def __init__(self, tier: Tier, brokers: LeaderQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
+        super().__init__(tier, log)
         self._brokers = brokers
-        self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
+        self._uploads = Uploader(self._tier, self.stop, self._brokers.topic_ids)
         self._upload_states: dict[TopicPartition, PartitionUploadState] = {}
         self._staged = OpenStagedFiles()
         self._retentions: dict[str, int | None] = {}
@@ -123,24 +123,24 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     @override
     def _apply_settings(self, settings: Settings) -> None:
-        self._opened = replace(self._opened, settings=settings)
-        self._uploads = Uploader(self._opened, self.stop, self._brokers.topic_ids)
+        self._tier = replace(self._tier, settings=settings)
+        self._uploads = Uploader(self._tier, self.stop, self._brokers.topic_ids)
 
     @override
     def _scan_interval_s(self) -> float:
-        return self._opened.settings.agent.interval_ms / 1000
+        return self._tier.settings.agent.interval_ms / 1000
 
     @override
     def scan(self) -> None:
         """List the log directories and, if due, ask the cluster about leaders and log ends."""
-        now = self._opened.ports.clock_ms()
+        now = self._tier.ports.clock_ms()
         identity = self._list_directories_and_identify_broker(now)
         self._open_staged_files_to_upload()
         if not self._open_or_create_tier() or identity is None:
             return
         self._refresh_leaders(identity, now)
         self._refresh_log_ends(
-            [upload_state.name for upload_state in self._upload_states.values() if needs_log_end_query(upload_state, now)], now
+            [upload_state.partition for upload_state in self._upload_states.values() if needs_log_end_query(upload_state, now)], now
         )
         self._log_files_not_uploaded()
         self._scans += 1
@@ -155,15 +155,15 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         """
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
-        now = self._opened.ports.clock_ms()
-        most = UPLOADS_PER_THREAD * self._opened.settings.daemon.threads
-        accept = self._opened.settings.agent.accept_truncation
+        now = self._tier.ports.clock_ms()
+        most = UPLOADS_PER_THREAD * self._tier.settings.daemon.threads
+        accept = self._tier.settings.agent.accept_truncation
         due = choose_uploads(self._upload_states.values(), self._running, len(self._running) + ASKED_AT_ONCE, now, accept_truncation=accept)
-        names = [upload_state.name for upload_state in due[: max(0, most - len(self._running))]]
+        names = [upload_state.partition for upload_state in due[: max(0, most - len(self._running))]]
         if not names:
             return []
         if not all(has_fresh_log_end(self._upload_states[name], now) for name in names):
-            self._refresh_log_ends([upload_state.name for upload_state in due], now)
+            self._refresh_log_ends([upload_state.partition for upload_state in due], now)
         names = [name for name in names if is_upload_due(self._upload_states[name], now, accept_truncation=accept)]
         for name in names:
             self._start_upload(self._upload_states[name], now)
@@ -176,7 +176,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
         A directory that cannot be read, or belongs to another broker than the first one, is reported and does not stop the others.
         """
-        rules = self._opened.settings.agent
+        rules = self._tier.settings.agent
         known = {name: upload_state.seen for name, upload_state in self._upload_states.items()}
         seen: dict[TopicPartition, PartitionDirectoryListing] = {}
         whose: BrokerIdentity | None = None
@@ -190,7 +190,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                         hint="One agent, one broker",
                     )
                 whose = identity
-                seen |= {each.name: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
+                seen |= {each.partition: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
             except CompactorError as error:
                 self._record_shared_problem(text, str(error))
                 lost = True
@@ -220,7 +220,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 held = self._staged.open_wanted_files(
                     name, log_dir, found.uploadable_staged_files, is_upload_running=running, has_free_space=space
                 )
-                for file in self._staged.select_unreported("no room", set(found.held) - set(held) if not space else ()):
+                for file in self._staged.select_unreported_files("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
@@ -231,15 +231,15 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
         Return the upload state with the topic's ``file.delete.delay.ms``.
         """
-        new = self._staged.select_unreported("staged", upload_state.uploadable_staged_files)
+        new = self._staged.select_unreported_files("staged", upload_state.uploadable_staged_files)
         if not new:
             return upload_state
-        upload_state = replace(upload_state, delete_delay_ms=self._file_delete_delay_ms(upload_state.name.topic))
+        upload_state = replace(upload_state, delete_delay_ms=self._file_delete_delay_ms(upload_state.partition.topic))
         until = format_iso_time(upload_lag(replace(upload_state, position=upload_state.position or 0)).deadline_ms)
         what = (
             f"{len(new)} files from offset {new[0].base} on are staged for deletion and not in the tier: the broker deletes them at {until}"
         )
-        self._log(f"{what}, and they are held open", partition=str(upload_state.name))
+        self._log(f"{what}, and they are held open", partition=str(upload_state.partition))
         return upload_state
 
     def _log_files_not_uploaded(self) -> None:
@@ -247,7 +247,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         renamed them.
         """
         for name, upload_state in self._upload_states.items():
-            for file in self._staged.select_unreported("untaken", upload_state.skipped_staged_files):
+            for file in self._staged.select_unreported_files("untaken", upload_state.skipped_staged_files):
                 where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
@@ -265,8 +265,8 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if self._tier_ready:
             return True
         try:
-            self._opened.identity.ensure_catalog()
-            self._opened.identity.read()
+            self._tier.identity.ensure_catalog()
+            self._tier.identity.read_catalog()
         except Stopped:
             return False
         except CompactorError as error:
@@ -296,7 +296,11 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
             self._upload_states[name] = with_leadership(upload_state, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
             self._uploads.record_topics_of_cluster(
-                {upload_state.name.topic: upload_state.seen.topic_id for upload_state in self._upload_states.values() if upload_state.leads}
+                {
+                    upload_state.partition.topic: upload_state.seen.topic_id
+                    for upload_state in self._upload_states.values()
+                    if upload_state.leads
+                }
             )
 
     def _record_broker_failure(self, reason: str, now_ms: int) -> None:
@@ -315,7 +319,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         except CompactorError as error:
             self._record_broker_failure(str(error), now_ms)
             return
-        answered_ms = self._opened.ports.clock_ms()
+        answered_ms = self._tier.ports.clock_ms()
         for name in partitions:
             end = reported.get(name)
             if isinstance(end, LogEnd):
@@ -331,21 +335,21 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
 
     def _start_upload(self, upload_state: PartitionUploadState, now_ms: int) -> None:
         """Start a thread that uploads this partition's segments."""
-        self._running[upload_state.name] = now_ms
-        held = self._staged.held_files(upload_state.name)
+        self._running[upload_state.partition] = now_ms
+        held = self._staged.held_files(upload_state.partition)
 
         def run_upload() -> None:
             begun = time.monotonic()
-            outcome = self._uploads.upload(upload_state, held)
-            self._done.put(_FinishedUpload(upload_state.name, outcome, time.monotonic() - begun))
+            outcome = self._uploads.upload_partition(upload_state, held)
+            self._done.put(_FinishedUpload(upload_state.partition, outcome, time.monotonic() - begun))
 
-        threading.Thread(target=run_upload, name=f"upload {upload_state.name}", daemon=True).start()
+        threading.Thread(target=run_upload, name=f"upload {upload_state.partition}", daemon=True).start()
 
     @override
-    def _record_result(self, finished: _FinishedUpload) -> None:
+    def _process_job_result(self, finished: _FinishedUpload) -> None:
         """Record how an upload ended, log it, and decide when the partition's next one may begin."""
-        del self._running[finished.name]
-        outcome, name = finished.outcome, finished.name
+        del self._running[finished.partition]
+        outcome, name = finished.outcome, finished.partition
         if outcome.trouble is UploadFailure.STORE:
             self._record_shared_problem("store", outcome.reason)
         elif outcome.trouble is UploadFailure.GENERATION:
@@ -356,7 +360,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if name in self._upload_states:
             before = self._upload_states[name]
             outcome = self._with_retention_deadline(before, outcome)
-            self._upload_states[name] = with_upload_outcome(before, outcome, self._opened.ports.clock_ms())
+            self._upload_states[name] = with_upload_outcome(before, outcome, self._tier.ports.clock_ms())
             if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is UploadFailure.GAP):
                 self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
             if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
@@ -384,7 +388,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         if outcome.trouble is not UploadFailure.IDENTITY:
             return outcome
         waiting = upload_state if outcome.position is None else replace(upload_state, position=outcome.position)
-        topic, pending = upload_state.name.topic, waiting.pending_segments
+        topic, pending = upload_state.partition.topic, waiting.pending_segments
         with suppress(StoreError):
             if topic not in self._retentions:
                 self._retentions[topic] = self._brokers.retention_ms(topic)
@@ -413,43 +417,43 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         self._tallies = with_upload_counted(self._tallies, outcome)
         self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
-    def _record_shared_problem(self, place: str, reason: str) -> None:
+    def _record_shared_problem(self, source: str, reason: str) -> None:
         """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
         ends.
 
-        :param place: "tier", "store", "broker", "generations" or a log directory.
+        :param source: "tier", "store", "broker", "generations" or a log directory.
         """
-        before = self._problems.get(place, "")
+        before = self._problems.get(source, "")
         if reason:
-            self._problems[place] = reason
+            self._problems[source] = reason
         else:
-            self._problems.pop(place, None)
+            self._problems.pop(source, None)
         if reason and not before:
             self._log(reason, level=logging.ERROR)
         elif before and not reason:
-            self._log(f"{place}: works again")
+            self._log(f"{source}: works again")
 
     # --- being looked at ---
 
     def status(self) -> AgentStatus:
         """Return the agent's partitions, problems and totals at this moment. Makes no request."""
-        opened, stopping = self._opened, self.stop.event.is_set()
+        tier, stopping = self._tier, self.stop.event.is_set()
         problems = self._problems.copy()
         return AgentStatus(
-            holder=opened.ports.holder,
-            tier=opened.ports.layout.url,
-            now_ms=opened.ports.clock_ms(),
+            holder=tier.ports.holder,
+            tier=tier.ports.layout.url,
+            now_ms=tier.ports.clock_ms(),
             started_ms=self._started_ms,
             scans=self._scans,
             scan_ms=self._scan_ms,
-            interval_ms=opened.settings.agent.interval_ms,
+            interval_ms=tier.settings.agent.interval_ms,
             ready=self._scans > 0 and not problems and not stopping,
             stopping=stopping,
             problem="; ".join(problems.values()),
             problems=problems,
             upload_states=tuple(self._upload_states.copy().values()),
             running=self._running.copy(),
-            usage=opened.counters.usage(),
+            usage=tier.counters.usage(),
             tallies=self._tallies,
         )
 
@@ -487,11 +491,11 @@ class OpenStagedFiles:
         return self._held.get(partition)
 
     def refresh_open_files(
-        self, partition: TopicPartition, listed: Sequence[StagedFile], *, is_upload_running: bool
+        self, partition: TopicPartition, listed_files: Sequence[StagedFile], *, is_upload_running: bool
     ) -> tuple[StagedFile, ...]:
         """Close the open files of a partition whose names other files have taken by now, and return those that are still open.
 
-        :param listed: the files in the partition's directory.
+        :param listed_files: the files in the partition's directory.
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
         """
         files = self._held.get(partition)
@@ -499,7 +503,7 @@ class OpenStagedFiles:
             return ()
         if not is_upload_running:
             try:
-                files.close_outdated_files(listed)
+                files.close_outdated_files(listed_files)
             except OSError:
                 files.close()
         return tuple(each.file for each in files.held_files)
@@ -508,7 +512,7 @@ class OpenStagedFiles:
         self,
         partition: TopicPartition,
         log_dir: Path,
-        wanted: Sequence[StagedFile],
+        wanted_files: Sequence[StagedFile],
         *,
         is_upload_running: bool,
         has_free_space: bool = True,
@@ -519,12 +523,12 @@ class OpenStagedFiles:
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
         :param has_free_space: whether the disk has room for files that its broker has deleted; if not, these are closed.
         """
-        if partition not in self._held and not wanted:
+        if partition not in self._held and not wanted_files:
             return ()
         files = self._held.setdefault(partition, HeldStagedFiles(log_dir))
-        files.open_files(wanted)
+        files.open_files(wanted_files)
         if not is_upload_running:
-            inodes = {file.inode for file in wanted}
+            inodes = {file.inode for file in wanted_files}
             files.close_unwanted_files(
                 lambda each: (
                     each.file.inode in inodes and not (each.is_unlinked and (not has_free_space or each.file.base in files.refusals))
@@ -534,7 +538,7 @@ class OpenStagedFiles:
                 del self._held[partition]
         return tuple(each.file for each in files.held_files)
 
-    def select_unreported(self, report_name: str, files: Iterable[StagedFile]) -> list[StagedFile]:
+    def select_unreported_files(self, report_name: str, files: Iterable[StagedFile]) -> list[StagedFile]:
         """Return the files that this report has not named before, and remember that it names them now.
 
         :param report_name: name of the report; each report names a file once.

@@ -21,7 +21,7 @@ def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
 def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
     """Yield the upload lag: per partition for those that lag most, and in total."""
     led = [(upload_state, upload_lag(upload_state)) for upload_state in status.upload_states if upload_state.leads]
-    led.sort(key=lambda entry: (-entry[1].bytes, entry[0].name))
+    led.sort(key=lambda entry: (-entry[1].bytes, entry[0].partition))
     described = {
         "agent_lag_bytes": f"Bytes of sealed segments that are not in the tier, for the {MOST_LABELLED} partitions that lag most",
         "agent_lag_segments": "Sealed segments that are not in the tier, for the same partitions",
@@ -31,7 +31,7 @@ def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
     yield from partition_gauges(
         described,
         (
-            (upload_state.name, (found.bytes, found.segments, _age_seconds(found.since_ms, status.now_ms), upload_state.position - 1))
+            (upload_state.partition, (found.bytes, found.segments, _age_seconds(found.since_ms, status.now_ms), upload_state.position - 1))
             for upload_state, found in led[:MOST_LABELLED]
             if upload_state.position is not None
         ),

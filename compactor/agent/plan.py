@@ -92,7 +92,7 @@ class PartitionDirectoryListing:
     topic_id: topic id in ``partition.metadata``; empty if there is none that can be read.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     path: str
     mtime_ms: int
     scanned_ms: int
@@ -153,9 +153,9 @@ class PartitionUploadState:
     held: tuple[StagedFile, ...] = ()
 
     @property
-    def name(self) -> TopicPartition:
-        """Return the partition's name."""
-        return self.seen.name
+    def partition(self) -> TopicPartition:
+        """Return the partition."""
+        return self.seen.partition
 
     @property
     def pending_segments(self) -> tuple[SealedFile, ...]:
@@ -334,13 +334,13 @@ def choose_uploads(
     due = [
         upload_state
         for upload_state in upload_states
-        if upload_state.name not in running and is_upload_due(upload_state, now_ms, accept_truncation=accept_truncation)
+        if upload_state.partition not in running and is_upload_due(upload_state, now_ms, accept_truncation=accept_truncation)
     ]
     due.sort(
         key=lambda upload_state: (
             not upload_state.uploadable_staged_files,
             upload_state.pending_segments[0].mtime_ms if upload_state.pending_segments else now_ms,
-            upload_state.name,
+            upload_state.partition,
         )
     )
     return due[: max(0, max_uploads - len(running))]
@@ -410,9 +410,9 @@ def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | No
     if not led_here or any(upload_state.position is None and upload_state.trouble is None for upload_state in led_here):
         return None
     waiting = [upload_state for upload_state in led_here if upload_state.trouble is UploadFailure.IDENTITY]
-    waiting.sort(key=lambda upload_state: (upload_state.deadline_ms is None, upload_state.deadline_ms, upload_state.name))
+    waiting.sort(key=lambda upload_state: (upload_state.deadline_ms is None, upload_state.deadline_ms, upload_state.partition))
     named = (
-        f"{upload_state.name}" + (f" (until {format_iso_time(upload_state.deadline_ms)})" if upload_state.deadline_ms else "")
+        f"{upload_state.partition}" + (f" (until {format_iso_time(upload_state.deadline_ms)})" if upload_state.deadline_ms else "")
         for upload_state in waiting
     )
     return f"waiting for `topics adopt`, before retention deletes what is not uploaded: {', '.join(named)}" if waiting else ""

@@ -18,7 +18,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest import WriteOptions, configured_target, write_generation
+from compactor.outputs.pinterest import GenerationWriteOptions, configured_generation_target, write_generation
 from compactor.round.compaction import disk_budget_bytes
 from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.cleaned import CLEANED
@@ -35,15 +35,15 @@ class Uploader:
     All threads share the access to the tier and its catalog log. One large import runs at a time, so that the disk budget suffices.
     """
 
-    def __init__(self, opened: Tier, stop: StopRequest, ask_topic_ids: AskTopicIds) -> None:
-        self._opened = opened
+    def __init__(self, tier: Tier, stop: StopRequest, ask_topic_ids: AskTopicIds) -> None:
+        self._tier = tier
         self._stop = stop
         self._ask = ask_topic_ids
         self._one_at_a_time = threading.Lock()
         self._large = threading.Lock()
-        self._output_updater = _OutputUpdater(opened, stop) if opened.settings.tier.pinterest.target else None
+        self._output_updater = _OutputUpdater(tier, stop) if tier.settings.tier.pinterest.target else None
 
-    def upload(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None = None) -> UploadOutcome:
+    def upload_partition(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None = None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
 
         :param held_files: files staged for deletion that the caller holds open.
@@ -54,12 +54,12 @@ class Uploader:
             return (
                 outcome
                 if self._output_updater is None or outcome.trouble is not None
-                else self._output_updater.append_to_output(upload_state.name, outcome)
+                else self._output_updater.append_to_output(upload_state.partition, outcome)
             )
         except Stopped:
             return UploadOutcome(None, stopped=True)
         except Exception as error:  # noqa: BLE001 - one partition's trouble must not end the service for the others (I9)
-            state = self._read_tier_state_or_none(upload_state.name)
+            state = self._find_state_in_tier(upload_state.partition)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return UploadOutcome(position, trouble=classify_failure(error, upload_state.seen, state), reason=reason)
@@ -67,7 +67,7 @@ class Uploader:
     def record_topics_of_cluster(self, topic_ids: Mapping[str, TopicId]) -> None:
         """Record in the catalog that these topics, with their ids, belong to the brokers' cluster. Raises StoreError."""
         with self._one_at_a_time:
-            record_confirmed_topics(self._opened.catalog, topic_ids, self._ask)
+            record_confirmed_topics(self._tier.catalog, topic_ids, self._ask)
 
     def _import_new_segments(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
@@ -83,7 +83,7 @@ class Uploader:
             # truncated yet. One that has the leader's epoch in its log was.
             reason = f"the leader is at epoch {end.leader_epoch}, and this replica at {epoch}"
             return UploadOutcome(None, trouble=UploadFailure.EPOCH, reason=reason)
-        rules = self._opened.settings.agent
+        rules = self._tier.settings.agent
         options = ImportOptions(
             live=True,
             gaps=rules.allow_gaps,
@@ -104,22 +104,22 @@ class Uploader:
 
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
-        opened, name = self._opened, upload_state.name
-        hint = opened.changes.latest_change_hint(opened.current(name))
+        tier, name = self._tier, upload_state.partition
+        hint = tier.change_notifier.latest_change_hint(tier.latest_incarnation(name))
 
         def publish_change(log: PartitionLog) -> None:
             with self._one_at_a_time:
-                opened.changes.publish([log])
-                opened.changes.cache_log_state(log, hint)
+                tier.change_notifier.publish_changes([log])
+                tier.change_notifier.cache_log_state(log, hint)
 
-        policy = opened.settings.cleaner_for(name.topic).cleaner_policy()
+        policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
         company = ImportResources(1, publish_change, self._large)
-        return import_directory(opened, Path(upload_state.seen.path), name, policy, options=options, shared=company)
+        return import_directory(tier, Path(upload_state.seen.path), name, policy, options=options, shared=company)
 
-    def _read_tier_state_or_none(self, partition: TopicPartition) -> PartitionState | None:
+    def _find_state_in_tier(self, partition: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
         try:
-            return self._opened.open(self._opened.current(partition)).refresh()
+            return self._tier.open_partition_log(self._tier.latest_incarnation(partition)).refresh()
         except CompactorError:
             return None
 
@@ -131,12 +131,12 @@ class _OutputUpdater:
     the bytes of the tier.
     """
 
-    def __init__(self, opened: Tier, stop: StopRequest) -> None:
-        target = configured_target(opened)
+    def __init__(self, tier: Tier, stop: StopRequest) -> None:
+        target = configured_generation_target(tier)
         self._target = replace(target, store=InterruptibleStore(target.store, stop))
-        self._opened = _with_agent_log_directories(opened)
-        self._write_options = WriteOptions(
-            disk=Budget(disk_budget_bytes(opened.settings.cleaner, opened.state_dir)), append_only=True, yields=True
+        self._tier = _with_agent_log_directories(tier)
+        self._write_options = GenerationWriteOptions(
+            disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), append_only=True, yields=True
         )
         self._left: set[TopicPartition] = set()
 
@@ -147,7 +147,7 @@ class _OutputUpdater:
         if not outcome.position:
             return outcome
         try:
-            report = write_generation(self._opened, self._target, self._opened.current(partition), self._write_options)
+            report = write_generation(self._tier, self._target, self._tier.latest_incarnation(partition), self._write_options)
         except Stopped:
             raise
         except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays
@@ -162,15 +162,15 @@ class _OutputUpdater:
         return outcome
 
 
-def _with_agent_log_directories(opened: Tier) -> Tier:
+def _with_agent_log_directories(tier: Tier) -> Tier:
     """Return the tier with settings under which segments may also be read from the agent's log directories."""
-    settings = opened.settings
+    settings = tier.settings
 
-    def with_local_dirs(cleaner: CleanerSettings) -> CleanerSettings:
+    def add_agent_log_directories(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"local_log_dirs": (*cleaner.local_log_dirs, *settings.agent.log_dirs)})
 
-    topics = {pattern: with_local_dirs(cleaner) for pattern, cleaner in settings.topics.items()}
-    return replace(opened, settings=settings.model_copy(update={"cleaner": with_local_dirs(settings.cleaner), "topics": topics}))
+    topics = {pattern: add_agent_log_directories(cleaner) for pattern, cleaner in settings.topics.items()}
+    return replace(tier, settings=settings.model_copy(update={"cleaner": add_agent_log_directories(settings.cleaner), "topics": topics}))
 
 
 def classify_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailure:

@@ -27,12 +27,12 @@ class AdminClusterQueries:
             self._cluster_id = self._admin.cluster_id()
         return self._cluster_id
 
-    def topic_statuses(self, names: Sequence[str]) -> Mapping[str, TopicStatus]:
+    def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
         """Describe all topics in one request, or each one separately if the cluster refuses the joint request."""
         try:
-            facts = self._admin.describe_topics(names)
+            facts = self._admin.describe_topics(topics)
         except (Refused, NotFound):
-            facts = self._describe_topics_one_by_one(names)
+            facts = self._describe_topics_one_by_one(topics)
         return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
     def cluster_problem(self) -> str:
@@ -42,10 +42,10 @@ class AdminClusterQueries:
         except (Refused, NotFound) as error:
             return str(error)
 
-    def _describe_topics_one_by_one(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+    def _describe_topics_one_by_one(self, topics: Sequence[str]) -> dict[str, TopicDescription]:
         """Describe each topic in a request of its own, and leave out those that the cluster refuses."""
         facts: dict[str, TopicDescription] = {}
-        for name in names:
+        for name in topics:
             try:
                 facts |= self._admin.describe_topics([name])
             except (Refused, NotFound) as error:
@@ -55,13 +55,13 @@ class AdminClusterQueries:
         return facts
 
 
-def _topic_status_from_description(facts: TopicDescription) -> TopicStatus:
+def _topic_status_from_description(topic: TopicDescription) -> TopicStatus:
     """Convert an admin client's description to a TopicStatus."""
-    led = {number: one for number, one in facts.partitions.items() if one.log_start >= 0}
+    led = {number: one for number, one in topic.partitions.items() if one.log_start >= 0}
     return TopicStatus(
-        facts.topic_id,
+        topic.topic_id,
         log_starts={number: one.log_start for number, one in led.items()},
         last_stable={number: one.last_stable for number, one in led.items()},
-        settings={name: setting.value for name, setting in facts.settings.items()},
-        chosen=facts.topic_level_settings(),
+        settings={name: setting.value for name, setting in topic.settings.items()},
+        chosen=topic.topic_level_settings(),
     )

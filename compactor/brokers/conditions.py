@@ -46,7 +46,7 @@ class AdminQueries(Protocol):
     def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         """Describe the metadata topic. ``needs_append_right``: whether the right to append is needed, too."""
 
-    def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
+    def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Describe these topics. Raises NotFound if one does not exist."""
 
 
@@ -133,12 +133,12 @@ def setting_problem(topic: str, setting: str, value: str | None, cleanup_policy:
     return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
 
 
-def broker_version_problem(facts: ClusterDescription) -> str:
+def broker_version_problem(cluster: ClusterDescription) -> str:
     """Return which broker is older than 3.8, or an empty string. Brokers of unknown version pass.
 
     Brokers before 3.8 return no more records if the offsets at the end of a segment were removed (KAFKA-15388).
     """
-    for broker in facts.brokers:
+    for broker in cluster.brokers:
         if not is_supported_version(broker.version):
             return f"broker {broker.id} is of version {broker.version}, it must be 3.8 or newer"
     return ""

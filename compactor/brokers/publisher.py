@@ -251,7 +251,7 @@ class KafkaPublisher:
 
         def try_copy_finished(segment: RemoteLogSegmentMetadataRecord) -> None:
             for marker in rules.highest_offset_markers(trial.cache, lineage, segment, self._clock_ms()):
-                try_records(marker.records(self._clock_ms()))
+                try_records(marker.marker_records(self._clock_ms()))
             try_records([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
         for hidden in rules.hidden_segments(cache, lineage, last):
@@ -355,7 +355,7 @@ class KafkaPublisher:
         """Append COPY_SEGMENT_FINISHED, after the highest-offset markers that it needs."""
         _, cache = self._read_newest_metadata_by_id(partition)
         for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
-            self._append_records(partition, cache, marker.records(self._clock_ms()))
+            self._append_records(partition, cache, marker.marker_records(self._clock_ms()))
             _, cache = self._read_newest_metadata_by_id(partition)
         self._append_records(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
@@ -369,14 +369,14 @@ class KafkaPublisher:
         for record in records:
             why = rules.reason_to_refuse_record(trial.cache, lineage, record)
             if why:
-                raise _forbidden_record_error(partition.name, why)
+                raise _forbidden_record_error(partition.topic_partition, why)
             trial.apply_record(record)
         number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         with self._appending:
             for record in records:
                 offset = self._topic.append(number, encode_record(record))
             ends = sum(isinstance(one, RemoteLogSegmentMetadataUpdateRecord) and one.state is _S.DELETE_SEGMENT_FINISHED for one in records)
-            self._bucket = self._bucket.bucket_after_append(partition.name, len(records) - ends, ends, self._clock_ms())
+            self._bucket = self._bucket.bucket_after_append(partition.topic_partition, len(records) - ends, ends, self._clock_ms())
         deadline = time.monotonic() + READ_BACK_TIMEOUT_S
         while offset >= 0 and self._read_newest_metadata_by_id(partition)[1].applied < offset:
             if time.monotonic() > deadline:

@@ -64,7 +64,7 @@ class ClusterQueries(Protocol):
     def cluster_id(self) -> str:
         """Return the Kafka cluster id."""
 
-    def topic_statuses(self, names: Sequence[str]) -> Mapping[str, TopicStatus]:
+    def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
         """Return the status of those topics that exist and that this user may describe."""
 
     def cluster_problem(self) -> str:
@@ -200,7 +200,7 @@ class LiveBrokerMetadata:
         now = {topic: found.topic_id for topic, found in self._topics.items()}
         ours = [one for one in partitions if one.partition.topic in wanted]
         here = [one for one in ours if now.get(one.partition.topic) == one.partition.topic_id]
-        self._versions = {one.partition.name: PartitionMetadataVersion(one.partition.topic_id, one.applied) for one in here}
+        self._versions = {one.partition.topic_partition: PartitionMetadataVersion(one.partition.topic_id, one.applied) for one in here}
         self._deleted_topic_partitions = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
 
     def list_topic_partitions(self) -> list[TopicPartition]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.cli.frame import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number
+from compactor.cli.frame import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number_parser
 from compactor.cli.shared_arguments import (
     CLOCK_OPTION,
     DRY_RUN_OPTION,
@@ -57,7 +57,7 @@ COMMANDS = (
                 help="instead of a directory: the configuration of another tier, whose partitions are imported",
             ),
             argument("--topic", metavar="T", help="default: from the directory's name"),
-            argument("--partition", type=whole_number(0, INT32_MAX), metavar="P", help="default: from the directory's name"),
+            argument("--partition", type=whole_number_parser(0, INT32_MAX), metavar="P", help="default: from the directory's name"),
             argument("--topics", metavar="REGEX", help="import only topics whose whole name matches, of a LOG_ROOT or another tier"),
             argument("--live", action="store_true", help="a broker is writing there: leave out the newest segment"),
             argument("--allow-gaps", action="store_true", help="accept missing offsets, for example where a cleaner has removed segments"),
@@ -131,7 +131,7 @@ COMMANDS = (
                         ),
                         argument(
                             "--seam",
-                            type=whole_number(),
+                            type=whole_number_parser(),
                             metavar="OFFSET",
                             help="the tier's end + 1, where the next import continues the log",
                         ),
@@ -150,8 +150,8 @@ COMMANDS = (
         (
             PARTITION_ARGUMENT,
             TOPIC_ID_ARGUMENT,
-            argument("--from", metavar="N", dest="first", type=whole_number(), default=0, help="first offset"),
-            argument("--to", metavar="N", dest="last", type=whole_number(), default=MAX_OFFSET, help="last offset, inclusive"),
+            argument("--from", metavar="N", dest="first", type=whole_number_parser(), default=0, help="first offset"),
+            argument("--to", metavar="N", dest="last", type=whole_number_parser(), default=MAX_OFFSET, help="last offset, inclusive"),
             argument("--key", metavar="K", help="only records with this key: text, base64:... or avro:JSON"),
             argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed"),
             argument("--view", choices=("all", "latest"), default="all", help="latest: the last value of each key, without deleted keys"),
@@ -215,7 +215,7 @@ COMMANDS = (
             CLOCK_OPTION,
             argument(
                 "--min-benefit",
-                type=whole_number(),
+                type=whole_number_parser(),
                 metavar="BYTES",
                 default=1,
                 help="skip partitions whose round would gain less (default: 1, which skips those that gain nothing)",
@@ -253,34 +253,36 @@ COMMANDS = (
             argument("out_dir", metavar="OUT_DIR", type=Path, help="must not exist; receives the rewritten segments"),
             argument(
                 "--first-dirty-offset",
-                type=whole_number(),
+                type=whole_number_parser(),
                 metavar="N",
                 help="first offset that is not clean yet (default: the log's start)",
             ),
             argument(
                 "--first-uncleanable-offset",
-                type=whole_number(),
+                type=whole_number_parser(),
                 metavar="N",
                 help="first offset that must not be cleaned; inside a segment it moves down to its base (default: the log's end)",
             ),
             argument(
                 "--high-watermark",
-                type=whole_number(),
+                type=whole_number_parser(),
                 metavar="N",
                 help="a batch that ends here keeps its header (default: the log's end)",
             ),
             CLOCK_OPTION,
-            argument("--delete-retention-ms", type=whole_number(), metavar="N", default=86_400_000, help="default 86400000, a day"),
-            argument("--segment-bytes", type=whole_number(14, INT32_MAX), metavar="N", default=1 << 30, help="default 1073741824"),
-            argument("--segment-index-bytes", type=whole_number(4, INT32_MAX), metavar="N", default=10 << 20, help="default 10485760"),
-            argument("--index-interval-bytes", type=whole_number(0, INT32_MAX), metavar="N", default=4096, help="default 4096"),
+            argument("--delete-retention-ms", type=whole_number_parser(), metavar="N", default=86_400_000, help="default 86400000, a day"),
+            argument("--segment-bytes", type=whole_number_parser(14, INT32_MAX), metavar="N", default=1 << 30, help="default 1073741824"),
+            argument(
+                "--segment-index-bytes", type=whole_number_parser(4, INT32_MAX), metavar="N", default=10 << 20, help="default 10485760"
+            ),
+            argument("--index-interval-bytes", type=whole_number_parser(0, INT32_MAX), metavar="N", default=4096, help="default 4096"),
             argument(
                 "--map-entries",
-                type=whole_number(1, 2**31),
+                type=whole_number_parser(1, 2**31),
                 metavar="N",
                 help="stop the map as Kafka does when it holds N keys (default: no limit)",
             ),
-            argument("--threads", type=whole_number(1, 256), metavar="N", default=1, help="default 1"),
+            argument("--threads", type=whole_number_parser(1, 256), metavar="N", default=1, help="default 1"),
             PROFILE_OPTION,
         ),
     ),
@@ -488,7 +490,7 @@ COMMANDS = (
             PARTITION_OR_TOPIC_ARGUMENT,
             exclusive_arguments(
                 argument("--key", metavar="K", help="text, base64:... or avro:JSON; reads every segment"),
-                argument("--offset", metavar="N", type=whole_number(), help="an offset; reads the segments from there on"),
+                argument("--offset", metavar="N", type=whole_number_parser(), help="an offset; reads the segments from there on"),
             ),
             CLOCK_OPTION,
         ),
@@ -557,7 +559,7 @@ COMMANDS = (
                     argument("--since", type=parse_time_ms, metavar="TIME", default=0, help="a time, or '7d ago'"),
                     argument(
                         "--limit",
-                        type=whole_number(1, 100_000),
+                        type=whole_number_parser(1, 100_000),
                         metavar="N",
                         default=100,
                         help="show at most so many actions (default: 100)",

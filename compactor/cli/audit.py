@@ -36,7 +36,7 @@ def operator_name() -> str:
 
 
 @contextmanager
-def recorded_action(
+def record_audited_action(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
     """Record a manual action before the block, and its outcome after it. Raises StoreError before the block if it cannot be recorded.
@@ -45,7 +45,7 @@ def recorded_action(
     """
     url = control_url(settings)
     if not url:
-        out.note("note: `audit list` will not show this: control_url under [tier] is not set")
+        out.print_note("note: `audit list` will not show this: control_url under [tier] is not set")
         yield
         return
     control = open_store(url, settings=settings)
@@ -71,14 +71,14 @@ def recorded_action(
         try:
             record_outcome(control, key, ActionOutcome(at_ms=int(time.time() * 1000), error=error))
         except StoreError as failed:
-            out.note(f"warning: the outcome is not in the audit: {failed}")
+            out.print_note(f"warning: the outcome is not in the audit: {failed}")
 
 
-def recorded_if(
+def record_audited_action_if(
     is_recorded: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``recorded_action`` if ``is_recorded``, else a context that does nothing.
+    """Return ``record_audited_action`` if ``is_recorded``, else a context that does nothing.
 
     For commands that must be recorded only with some of their options.
     """
-    return recorded_action(args, settings, out, command, targets, **details) if is_recorded else nullcontext()
+    return record_audited_action(args, settings, out, command, targets, **details) if is_recorded else nullcontext()

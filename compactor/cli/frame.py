@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _HelpFormatter, **settings})
 
-    def define(self, command: Command) -> None:
+    def define_command(self, command: Command) -> None:
         """Add the command's arguments, the options that all commands have, and its subcommands."""
         if command.function:
             for one in command.arguments:
@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
             required = not command.function
             choices = self.add_subparsers(metavar="SUBCOMMAND", required=required, dest="subcommand", parser_class=Parser)
             for child in command.subcommands:
-                choices.add_parser(child.name, help=child.help, description=child.help).define(child)
+                choices.add_parser(child.name, help=child.help, description=child.help).define_command(child)
 
     @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -169,7 +169,7 @@ def is_json_requested(arguments: Sequence[str]) -> bool:
     return "--output=json" in arguments or ("--output", "json") in pairwise(arguments)
 
 
-def whole_number(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
+def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
     """Return an argument type for whole numbers from ``low`` to ``high``, inclusive. The default range suits offsets, bytes and
     milliseconds.
     """
@@ -218,7 +218,7 @@ def parse_time_ms(text: str) -> int:
     from datetime import UTC, datetime
 
     if text.isascii() and text.isdigit():
-        return whole_number()(text)
+        return whole_number_parser()(text)
     distance = parse_relative_time_ms(text)
     if distance is not None:
         return max(0, int(time.time() * 1000) + distance)

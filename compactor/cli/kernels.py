@@ -15,7 +15,7 @@ def compile_kernels(out: Output, *, load_into_process: bool = False) -> None:
     folder = kernel_cache_folder()
     compiled = folder is None or (folder / COMPLETE).exists()
     if not compiled:
-        out.note("compiling kernels: up to half a minute, the first time only ...")
+        out.print_note("compiling kernels: up to half a minute, the first time only ...")
     if load_into_process or not compiled:
         from compactor.cleaner.precompile import precompile_kernels
 

@@ -49,7 +49,7 @@ def _run_command(arguments: list[str]) -> int:
     out = Output("table")
 
     def current_note() -> NoteFunction:
-        return out.note
+        return out.print_note
 
     remarks = RemarkHandler(current_note)
     if is_json_requested(arguments):
@@ -66,17 +66,17 @@ def _run_command(arguments: list[str]) -> int:
     except SystemExit as stop:  # --help and --version
         return stop.code if isinstance(stop.code, int) else 0
     except Terminated:
-        out.note("terminated")
+        out.print_note("terminated")
         return 143
     except KeyboardInterrupt:
-        out.note("interrupted")
+        out.print_note("interrupted")
         return 130
     except Exception as error:
         if os.environ.get(DEBUG) == "1":
             raise
         reported = as_compactor_error(error)
         is_stamped = out.lines.stamped or out.lines.as_json  # such a line has its level
-        out.note(str(reported) if is_stamped else f"error: {reported}", logging.ERROR)
+        out.print_note(str(reported) if is_stamped else f"error: {reported}", logging.ERROR)
         out.print_error_document(reported)
         return reported.exit_code
     finally:
@@ -132,7 +132,7 @@ def _signals_as_exceptions() -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def build_parser(names: Container[str]) -> Parser:
+def build_parser(command_names: Container[str]) -> Parser:
     """Return the parser with the arguments of these commands."""
     parser = Parser(
         prog="tiered-compactor",
@@ -145,6 +145,6 @@ def build_parser(names: Container[str]) -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         child = commands.add_parser(command.name, help=command.help, description=command.help)
-        if command.name in names:
-            child.define(command)
+        if command.name in command_names:
+            child.define_command(command)
     return parser

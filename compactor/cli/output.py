@@ -133,7 +133,7 @@ class Output:
         """Return the number of columns of the terminal that stdout is, or None if it is not a terminal."""
         return _terminal_width(self._stdout)
 
-    def note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False) -> None:
+    def print_note(self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False) -> None:
         """Write one remark to stderr, above the progress bar if there is one.
 
         :param level: a level of ``logging``.
@@ -166,7 +166,7 @@ class Output:
             self._has_transient_line = False
 
     @contextmanager
-    def progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
+    def show_progress(self, title: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
         """Show the progress of work that may take longer than two seconds. The yielded object may be used from any thread.
 
         :param total: amount of work; None if unknown.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compactor.cli.frame import argument, parse_time_ms, whole_number
+from compactor.cli.frame import argument, parse_time_ms, whole_number_parser
 from compactor.constants import TopicId
 
 INT32_MAX = 2**31 - 1
@@ -20,7 +20,7 @@ FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-ch
 def parse_offset_or_time(text: str) -> tuple[str, int]:
     """Return an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
     if text.isascii() and text.isdigit():
-        return "offset", whole_number()(text)
+        return "offset", whole_number_parser()(text)
     return "time", parse_time_ms(text)
 
 

@@ -47,20 +47,20 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     shared = tier_kind(settings).is_broker_managed
     if shared and writing_command:
         _check_command_writes(writing_command, settings)
-    opened = open_tier(settings, local_state=local_state)
+    tier = open_tier(settings, local_state=local_state)
     if shared and writing_command:
-        opened.identity.ensure_catalog()
+        tier.identity.ensure_catalog()
     elif shared:
-        opened = read_only_tier(opened)
+        tier = read_only_tier(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
         from compactor.spark.round.engine import SparkEngines
 
-        opened = replace(opened, engines=SparkEngines())
+        tier = replace(tier, engines=SparkEngines())
     if writing_command in ("run", "daemon"):
         from compactor.spark.round.child import SparkChild
 
-        opened = replace(opened, remote_rounds=SparkChild())
-    return opened
+        tier = replace(tier, remote_rounds=SparkChild())
+    return tier
 
 
 def _check_command_writes(command: str, settings: Settings) -> None:
@@ -99,13 +99,13 @@ def open_tier_and_partition(
 
     :raises UsageError: if the tier has no such partition, or a topic is named that has several.
     """
-    opened = open_tier(args)
-    names = select_partitions(opened, [args.partition])
+    tier = open_tier(args)
+    names = select_partitions(tier, [args.partition])
     if len(names) > 1:
         shown = ", ".join(map(str, names[:5])) + (" ..." if len(names) > 5 else "")
         raise UsageError(f"{args.partition} has {len(names)} partitions, and one is needed", hint=f"Name one of {shown}")
     topic_id = getattr(args, "topic_id", None)
-    return opened, opened.partition_of_topic(names[0], topic_id) if topic_id else names[0]
+    return tier, tier.partition_of_topic(names[0], topic_id) if topic_id else names[0]
 
 
 def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicPartition]:
@@ -117,7 +117,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
         expression.
     :raises UsageError: if one of them matches nothing. Its hint is the nearest name.
     """
-    known = tier.partitions()
+    known = tier.list_partitions()
     latest = current_incarnations(known)
     found: list[TopicPartition] = []
     for text in given_names:
@@ -131,14 +131,14 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
     return list(dict.fromkeys(found)) if given_names else known
 
 
-def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
+def read_partition_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
     """Read the control logs of these partitions and return them, each with the partition's present state.
 
     Those that cannot be read are reported and left out.
     """
     found = []
-    with out.progress("reading", len(names), "partitions") as progress:
-        for name, log in zip(names, tier.read_logs_or_errors(names, progress.advance), strict=True):
+    with out.show_progress("reading", len(partitions), "partitions") as progress:
+        for name, log in zip(partitions, tier.read_logs_or_errors(partitions, progress.advance), strict=True):
             if isinstance(log, CompactorError):
                 outcomes.record_failure(str(name), log)
             else:
@@ -148,29 +148,29 @@ def read_partition_logs(tier: Tier, names: Sequence[TopicPartition], out: Output
 
 
 def read_partition_summaries(
-    tier: Tier, names: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
+    tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
     """Read the control logs of these partitions and return a summary of each. Those that cannot be read are reported and left out."""
     found = []
-    with out.progress("looking", len(names), "partitions") as progress:
-        looks = read_summaries(tier, names, check_marks=True, on_partition=progress.advance)
+    with out.show_progress("looking", len(partitions), "partitions") as progress:
+        looks = read_summaries(tier, partitions, check_marks=True, on_partition=progress.advance)
     for inspection in looks:
         if inspection.error is not None:
-            outcomes.record_failure(str(inspection.name), inspection.error)
+            outcomes.record_failure(str(inspection.partition), inspection.error)
         if inspection.summary is not None:
             outcomes.record_success()
             found.append(inspection.summary)
     return found
 
 
-def sum_stored_bytes(tier: Tier, names: Sequence[TopicPartition], out: Output, *, with_replaced: bool = False) -> int:
+def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, with_replaced: bool = False) -> int:
     """Return the total size in bytes of these partitions' live segments, for a progress display. Partitions that cannot be read count
     nothing.
 
     :param with_replaced: add replaced segments that are still stored.
     """
-    with out.progress("looking", len(names), "partitions") as progress:
-        looks = read_summaries(tier, names, on_partition=progress.advance)
+    with out.show_progress("looking", len(partitions), "partitions") as progress:
+        looks = read_summaries(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
     replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if with_replaced else 0
     return sum(summary.bytes for summary in found) + replaced
@@ -189,7 +189,7 @@ def print_findings(findings: Sequence[Any], out: Output, summary_without_errors:
         texts = (one.detail, getattr(one, "means", ""), getattr(one, "todo", ""))
         is_error = one.severity == "error"
         if is_error:
-            out.note(f"error: {one.object or name}: {': '.join(filter(None, texts[:2]))}")
+            out.print_note(f"error: {one.object or name}: {': '.join(filter(None, texts[:2]))}")
         rows[(one.severity, one.kind, name, one.object if is_error or texts[1] else "", *texts)] += 1
     errors = sum(one.severity == "error" for one in findings)
     columns = ("severity", "problem", "partition", "count", "object", "what was found", "what it means", "what to do")
@@ -215,19 +215,19 @@ def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         moved = (format_size(row.get("bytes_read")), format_size(row.get("bytes_written")) + by_the_store)
         records = (row.get("records_read"), row.get("records_kept"))
         took = format_duration(1000 * row["seconds"]) if segments or row["seconds"] else ""
-        cells.append((row_name(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
+        cells.append((partition_text_of_row(row), row["status"], segments, *records, *moved, row.get("next_dirty_offset"), took))
     columns = ("partition", "status", "segments", "records", "kept", "read", "written", "next dirty", "took")
     return Table("", columns, cells, minor=("next dirty", "segments", "records", "kept", "read"))
 
 
-def row_name(row: Mapping[str, Any]) -> str:
+def partition_text_of_row(row: Mapping[str, Any]) -> str:
     """Return the name of the partition that a JSON row is about, with its incarnation unless it is the first."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
-def partition_document(name: TopicPartition) -> dict[str, Any]:
+def partition_document(partition: TopicPartition) -> dict[str, Any]:
     """Return the fields by which JSON documents name a partition."""
-    return {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
+    return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
 def report_document(value: Any) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class PartitionOutcomes:
         found = frame.as_compactor_error(error)
         if found is not error and os.environ.get(frame.DEBUG) == "1":
             raise error
-        self._out.note(f"error: {found}" if str(found).startswith(f"{object_name}: ") else f"error: {object_name}: {found}")
+        self._out.print_note(f"error: {found}" if str(found).startswith(f"{object_name}: ") else f"error: {object_name}: {found}")
         if isinstance(found, Leased) and not self._named:
             self._leased += 1
         else:
@@ -269,7 +269,7 @@ class PartitionOutcomes:
             "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "
             "`repair`, or restoring the object from the store's versions or a backup"
         )
-        self._out.note(f"error: {partition} is quarantined: {reason}. {advice}")
+        self._out.print_note(f"error: {partition} is quarantined: {reason}. {advice}")
         self._codes.append(3)
 
     def exit_code(self) -> int:

@@ -324,7 +324,7 @@ class Settings(Value):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def cleaner_for(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> CleanerSettings:
+    def cleaner_settings_for_topic(self, topic: str, topic_settings: Mapping[str, str] | None = None) -> CleanerSettings:
         """Return the cleaner settings of a topic: [cleaner], overridden by the first [topics] table whose expression matches the topic's
         whole name.
 

@@ -25,7 +25,7 @@ class AssignedPartition:
     is_view_done: whether the view ``latest`` (last records of all keys) was read completely.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     position: int
     topic_id: TopicId = EMPTY_TOPIC_ID
     epochs: tuple[EpochEnd, ...] = ()

@@ -37,7 +37,7 @@ class FeedPartition:
     end_offset: offset at which reading ends, exclusive.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     incarnation: TopicPartition
     offset: int
     read_history: ReadHistory
@@ -51,7 +51,7 @@ class FeedPartition:
 class RecordsRead:
     """Item of a TierFeed: records of a partition that were read, as columns, with the identity of their log."""
 
-    name: TopicPartition
+    partition: TopicPartition
     block: RecordBlock
     log: LogIdentity
 
@@ -67,7 +67,7 @@ class PartitionEndReached:
     mismatch: reason why this log does not continue what was read; None if it does.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     offset: int
     start: int
     end: int
@@ -79,7 +79,7 @@ class PartitionEndReached:
 class PartitionFailed:
     """Last item of a partition that could not be read, with the error."""
 
-    name: TopicPartition
+    partition: TopicPartition
     error: Exception
 
 
@@ -157,7 +157,7 @@ class TierFeed:
         """Stop reading a partition and drop its items."""
         with self._condition:
             self._reads.pop(partition, None)
-            for item in [item for item in self._queue if item.name == partition]:
+            for item in [item for item in self._queue if item.partition == partition]:
                 self._queue.remove(item)
                 self._queued_bytes -= _item_size_bytes(item)
             self._condition.notify_all()
@@ -200,7 +200,7 @@ class TierFeed:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
             except Exception as error:  # noqa: BLE001 - returned by next_feed_item
-                item = PartitionFailed(turn.name, error)
+                item = PartitionFailed(turn.partition, error)
             if item is not None:
                 self._enqueue_item(turn, item, is_last=True)
 
@@ -208,17 +208,17 @@ class TierFeed:
         """Read up to TURN_BYTES of a partition into the queue. Return the partition's last item, or None if reading goes on later or was
         stopped.
         """
-        state = self._tier.open(partition.incarnation).refresh()
+        state = self._tier.open_partition_log(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = partition.offset if partition.view_offsets is None else partition.view_end
         mismatch = find_log_mismatch(partition.read_history if partition.log is None else partition.log.history_below(read_until), log)
         if mismatch is not None:
-            return PartitionEndReached(partition.name, partition.offset, start, end, log, mismatch)
+            return PartitionEndReached(partition.partition, partition.offset, start, end, log, mismatch)
         partition.log = log
         bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
         if partition.offset >= bound or partition.offset < start:
-            return PartitionEndReached(partition.name, partition.offset, start, end, log)
+            return PartitionEndReached(partition.partition, partition.offset, start, end, log)
         if partition.view_end < 0:
             view = last_values_of_partition(
                 self._tier,
@@ -234,7 +234,7 @@ class TierFeed:
             bound = min(bound, partition.view_end)
         else:
             partition.view_offsets = None
-        limit = self._tier.cleaner_for(partition.name.topic).max_decompressed_batch_bytes
+        limit = self._tier.cleaner_settings_for_topic(partition.partition.topic).max_decompressed_batch_bytes
         segments = tuple(segment for segment in state.live if segment.end_offset >= partition.offset)
         extent = ReadRange(partition.incarnation, partition.offset, bound - 1, segments, log)
         read = 0
@@ -245,9 +245,9 @@ class TierFeed:
             mine = selection if partition.view_offsets is None else select_offsets(selection, partition.view_offsets)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
-                block = copy_to_record_block(partition.name, mine, log.topic_id)
+                block = copy_to_record_block(partition.partition, mine, log.topic_id)
                 read += block.nbytes
-                if not self._enqueue_item(partition, RecordsRead(partition.name, block, log)):
+                if not self._enqueue_item(partition, RecordsRead(partition.partition, block, log)):
                     return None
             partition.offset = reached
             if read >= TURN_BYTES and self._due_reads:
@@ -257,7 +257,7 @@ class TierFeed:
         if partition.view_offsets is not None:
             self._requeue_partition(partition)
             return None
-        return PartitionEndReached(partition.name, bound, start, end, log)
+        return PartitionEndReached(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
         """Return how many idle threads can prefetch for each partition that is being read."""
@@ -274,12 +274,14 @@ class TierFeed:
         """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
         size = _item_size_bytes(item)
         with self._condition:
-            while self._reads.get(partition.name) is partition and self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
+            while (
+                self._reads.get(partition.partition) is partition and self._queued_bytes and self._queued_bytes + size > self._queue_bytes
+            ):
                 self._condition.wait()
-            if self._reads.get(partition.name) is not partition:
+            if self._reads.get(partition.partition) is not partition:
                 return False
             if is_last:
-                del self._reads[partition.name]
+                del self._reads[partition.partition]
             self._queue.append(item)
             self._queued_bytes += size
             self._condition.notify_all()

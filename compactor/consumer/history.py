@@ -81,7 +81,7 @@ class LogMismatch:
 
 def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
     """Return topic id, leader epochs and end offset of a partition's log in the tier."""
-    return LogIdentity(state.topic_id or tier.metadata.topic_id(state.name), state.lineage, state.end_offset + 1)
+    return LogIdentity(state.topic_id or tier.metadata.topic_id(state.topic_partition), state.lineage, state.end_offset + 1)
 
 
 def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
@@ -93,9 +93,9 @@ def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id
     return ReadHistory(TopicId(topic_id), (EpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
-def are_different_topics(one: TopicId, other: TopicId) -> bool:
+def are_different_topics(first_id: TopicId, second_id: TopicId) -> bool:
     """Return whether two topic ids are known to differ. An empty id is unknown and differs from none."""
-    return bool(one and other and one != other)
+    return bool(first_id and second_id and first_id != second_id)
 
 
 def find_log_mismatch(read_history: ReadHistory, log: LogIdentity) -> LogMismatch | None:

@@ -52,7 +52,7 @@ class LastValues:
     def next_place(self) -> Place:
         """Return ``next_offset`` as a position, which also identifies the log."""
         read = self.log_identity.history_below(self.next_offset)
-        return Place(*self.extent.name, self.next_offset, read.last_epoch, read.topic_id)
+        return Place(*self.extent.partition, self.next_offset, read.last_epoch, read.topic_id)
 
     @property
     def log_identity(self) -> LogIdentity:
@@ -62,7 +62,7 @@ class LastValues:
     def __iter__(self) -> Iterator[RecordBlock]:
         """Yield the last records of all keys in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
         for selection in self.selected_records():
-            yield copy_to_record_block(self.extent.name, selection, self.log_identity.topic_id)
+            yield copy_to_record_block(self.extent.partition, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
         """Yield the last record of each key, in Arrow batches. ``columns``: some of ``compactor.consumer.columns.COLUMNS``; all of them by
@@ -72,7 +72,7 @@ class LastValues:
 
         schema = arrow_schema(columns)
         for selection in self.selected_records():
-            yield arrow_batch(selection, *self.extent.name, schema)
+            yield arrow_batch(selection, *self.extent.partition, schema)
 
     def offsets(self) -> Int64s:
         """Return the offsets of the last records of all keys, ascending. Takes eight bytes per key."""
@@ -81,7 +81,7 @@ class LastValues:
 
     def selected_records(self) -> Iterator[SelectedRecords]:
         """Yield the last record of each key as selected rows of parsed chunks. Each selection is valid until the next one is requested."""
-        cleaner = self.tier.cleaner_for(self.extent.name.topic)
+        cleaner = self.tier.cleaner_settings_for_topic(self.extent.partition.topic)
         left = [(0, 1, MAX_OFFSET)]
         while left:
             number, ranges, below = left.pop()
@@ -117,7 +117,7 @@ def last_values_of_partition(
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
     """
-    state = tier.open(partition).refresh()
+    state = tier.open_partition_log(partition).refresh()
     end = last_stable_offset(tier, state) if committed else state.end_offset + 1
     extent = ReadRange(
         partition, max(first_offset, tier.first_readable_offset(state)), min(last_offset, end - 1), state.live, log_identity(tier, state)

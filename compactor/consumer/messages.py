@@ -237,7 +237,7 @@ class RecordBlock:
     topic_id: empty if unknown.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     offset: Int64s
     timestamp: Int64s
     timestamp_type: Int32s
@@ -258,7 +258,7 @@ class RecordBlock:
 
     def messages(self) -> Iterator[TierMessage]:
         """Yield each record of the block as a TierMessage."""
-        topic, partition = self.name
+        topic, partition = self.partition
         epochs = self.leader_epoch.tolist()
         if len(epochs) and self.leader_epoch.min() < 0:
             epochs = [None if epoch < 0 else epoch for epoch in epochs]

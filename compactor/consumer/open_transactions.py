@@ -22,15 +22,15 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     A transaction that is open for longer than ``producer_id_expiration_ms`` counts as abandoned, as in a round: segments that were uploaded
     so long before the newest one are not read. Raises BadData, StoreError.
     """
-    cleaner = tier.cleaner_for(state.topic)
+    cleaner = tier.cleaner_settings_for_topic(state.topic)
     recent = _recent_segments(state.live, cleaner.producer_id_expiration_ms)
     if not recent:
         return state.end_offset + 1
-    known = listed.transactions.get(state.name)
+    known = listed.transactions.get(state.topic_partition)
     place = -1 if known is None else next((at for at, segment in enumerate(recent) if known.is_at_end_of_segment(segment)), -1)
     opened = dict(known.first_offsets) if known is not None and place >= 0 else {}
     for segment in recent[place + 1 :]:
-        reader = SegmentReader(tier.ports.layout, state.name, segment, cleaner.max_decompressed_batch_bytes)
+        reader = SegmentReader(tier.ports.layout, state.topic_partition, segment, cleaner.max_decompressed_batch_bytes)
         try:
             for piece in reader.read_pieces():
                 update_open_transactions(opened, piece.source.table, segment.end_offset)
@@ -39,16 +39,16 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
                 raise
             opened.clear()  # it has expired meanwhile, and so has everything before it
     opened = {producer: offset for producer, offset in opened.items() if offset >= recent[0].start_offset}
-    listed.transactions[state.name] = OpenTransactionsAtSegmentEnd(recent[-1].start_offset, recent[-1].size_bytes, opened)
+    listed.transactions[state.topic_partition] = OpenTransactionsAtSegmentEnd(recent[-1].start_offset, recent[-1].size_bytes, opened)
     return min(opened.values(), default=state.end_offset + 1)
 
 
-def _recent_segments(live: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
+def _recent_segments(live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
     """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
-    if not live:
+    if not live_segments:
         return ()
-    begin = next(at for at, segment in enumerate(live) if segment.mtime_ms >= live[-1].mtime_ms - within_ms)
-    return live[begin:]
+    begin = next(at for at, segment in enumerate(live_segments) if segment.mtime_ms >= live_segments[-1].mtime_ms - within_ms)
+    return live_segments[begin:]
 
 
 def update_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:

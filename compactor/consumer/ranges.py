@@ -45,7 +45,7 @@ def read_record_blocks(
         view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
-    limit = tier.settings.cleaner_for(partition.topic).max_decompressed_batch_bytes
+    limit = tier.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
     for selection in RangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).selected_records():
         found = selection if only is None else select_offsets(selection, only)
@@ -61,7 +61,7 @@ def _range_without_segments_lacking_key(tier: Tier, read_range: ReadRange, key: 
     inside = [
         segment for segment in read_range.segments if segment.end_offset >= read_range.first and segment.start_offset <= read_range.last
     ]
-    sidecars = tier.sidecars(read_range.name)
+    sidecars = tier.open_sidecar_store(read_range.partition)
     hashes = np.empty((1, 2), np.uint64)
     hash_keys(
         np.frombuffer(key, np.uint8), np.zeros(1, np.int64), np.array([len(key)], np.int32), *siphash_key_halves(sidecars.hash_key), hashes

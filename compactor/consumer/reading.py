@@ -65,7 +65,7 @@ class ReadRange:
     log: topic id and leader epochs at that time; None if changes of them need not be noticed.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     first: int
     last: int
     segments: tuple[RemoteLogSegmentMetadata, ...]
@@ -76,7 +76,7 @@ class LogChanged(BadData):
     """Raised if the log was truncated, or its topic created again, while it was being read."""
 
     def __init__(self, read_range: ReadRange, offset: int) -> None:
-        where = f"{read_range.name}: offsets from {offset} on were replaced while {read_range.first} to {read_range.last} were read"
+        where = f"{read_range.partition}: offsets from {offset} on were replaced while {read_range.first} to {read_range.last} were read"
         super().__init__(where, segment="the tier", hint="Read them again")
 
 
@@ -84,7 +84,7 @@ class LogBeginningDeleted(LogChanged):
     """Raised if retention or a person deleted records that were still to be read."""
 
     def __init__(self, read_range: ReadRange, offset: int) -> None:
-        where = f"{read_range.name}: offsets below {offset} were deleted while {read_range.first} to {read_range.last} were read"
+        where = f"{read_range.partition}: offsets below {offset} were deleted while {read_range.first} to {read_range.last} were read"
         BadData.__init__(self, where, segment="the tier", hint=f"Read them again from offset {offset} on")
 
 
@@ -147,22 +147,23 @@ def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     if not state.has_segments:
         return state.end_offset + 1
     if not tier.kind.describes_segments:
-        return first_open_transaction_offset(tier, tier.listed, state)
+        return first_open_transaction_offset(tier, tier.listed_tier, state)
     last = state.live[-1]
     if not last.files:
-        last = read_missing_metadata_fields(tier.ports.layout, state.name, last)
+        last = read_missing_metadata_fields(tier.ports.layout, state.topic_partition, last)
     return state.end_offset + 1 if last.open_txn_offset < 0 else last.open_txn_offset
 
 
 def find_offset_for_time(
     tier: Tier,
     partition: TopicPartition,
-    live: Sequence[RemoteLogSegmentMetadata],
+    live_segments: Sequence[RemoteLogSegmentMetadata],
     timestamp_ms: int,
     max_batch_bytes: int,
     first_offset: int = 0,
 ) -> int | None:
-    """Return the offset of the first record with at least this timestamp in the ``live`` segments, or None if there is none (Kafka:
+    """Return the offset of the first record with at least this timestamp in the ``live_segments`` segments, or None if there is none
+    (Kafka:
     offsetsForTimes).
 
     :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
@@ -170,7 +171,7 @@ def find_offset_for_time(
     :raises SegmentGone: if a segment was replaced meanwhile.
     """
     scratch = _ParseBuffers()
-    for metadata in live:
+    for metadata in live_segments:
         if metadata.max_timestamp_ms < timestamp_ms or metadata.end_offset < first_offset:
             continue
         reader = SegmentReader(tier.ports.layout, partition, metadata, max_batch_bytes)
@@ -188,11 +189,11 @@ def find_offset_for_time(
 
 def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
     """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
-    limit = tier.cleaner_for(partition.topic).max_decompressed_batch_bytes
+    limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
     def find_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
-        state = tier.open(partition).refresh()
+        state = tier.open_partition_log(partition).refresh()
         return find_offset_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
     return retry_if_object_missing(partition, find_in_live_segments, MAX_RETRIES)
@@ -204,7 +205,7 @@ def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: 
     It is the end offset (exclusive) if there is no such record. Raises BadData, StoreError.
     """
     found = offset_for_time(tier, partition, timestamp_ms)
-    return tier.open(partition).refresh().end_offset + 1 if found is None else found
+    return tier.open_partition_log(partition).refresh().end_offset + 1 if found is None else found
 
 
 class _ParseBuffers:
@@ -352,7 +353,7 @@ class RangeReader:
     def _report_damage(self, damage: DamagedRange) -> None:
         """Report offsets that cannot be read to ``on_damage``. Raises BadData unless damage is skipped."""
         if not self._wanted.skip_damaged:
-            raise damage.to_bad_data_error(self._extent.name)
+            raise damage.to_bad_data_error(self._extent.partition)
         self._on_damage(damage)
 
     def _offset_after_lost_segment(
@@ -434,7 +435,7 @@ class RangeReader:
                 for piece in self._read_pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
                     mine, unknown = self._flag_wanted_and_undecidable_batches(piece, extent.first, last)
                     for damage in damaged_ranges(piece, unknown, UNDECIDABLE, extent.first, last):
-                        raise damage.to_bad_data_error(extent.name)
+                        raise damage.to_bad_data_error(extent.partition)
                     self._outcomes.drop_passed_markers(piece)
                     for selection in self._scratch.parse_flagged_batches(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
@@ -482,11 +483,11 @@ class RangeReader:
 
     def _open_segment_reader(self, metadata: RemoteLogSegmentMetadata) -> SegmentReader:
         """Return a reader of one segment of the range."""
-        return SegmentReader(self._tier.ports.layout, self._extent.name, metadata, self._wanted.inflate_limit)
+        return SegmentReader(self._tier.ports.layout, self._extent.partition, metadata, self._wanted.inflate_limit)
 
     def _reread_live_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
         """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged."""
-        extent, state = self._extent, self._tier.open(self._extent.name).refresh()
+        extent, state = self._extent, self._tier.open_partition_log(self._extent.partition).refresh()
         changed = (
             first_changed_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
             if extent.log and state.has_segments

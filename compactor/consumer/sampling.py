@@ -61,7 +61,7 @@ class SavingEstimate:
         return f"at least, from {format_size(self.read_bytes)} read ({share:.2g} %), give or take {format_size(self.error_bytes)} (95 %)"
 
 
-def estimate_saving_from_samples(opened: Tier, state: PartitionState, sample_bytes: int) -> SavingEstimate:
+def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes: int) -> SavingEstimate:
     """Return an estimate of the bytes that a round of compaction would save. About ``sample_bytes`` bytes are read.
 
     Raises BadData, StoreError.
@@ -71,7 +71,7 @@ def estimate_saving_from_samples(opened: Tier, state: PartitionState, sample_byt
     total = sum(segment.size_bytes for segment in live)
     if not total:
         return SavingEstimate(0, 0, 0, 0)
-    sample = _SampleReader(opened, state, live)
+    sample = _SampleReader(tier, state, live)
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
         return SavingEstimate(round(_superseded_share(hashes, sizes) * total), 0, total, total)
@@ -106,12 +106,12 @@ class _SampleWindow(NamedTuple):
 class _SampleReader:
     """Reader of the committed records in ranges of offsets, by which a saving is estimated."""
 
-    def __init__(self, opened: Tier, state: PartitionState, live: Sequence[RemoteLogSegmentMetadata]) -> None:
-        self._opened = opened
+    def __init__(self, tier: Tier, state: PartitionState, live_segments: Sequence[RemoteLogSegmentMetadata]) -> None:
+        self._tier = tier
         self._state = state
-        self._live = tuple(live)
-        self._wanted = ReadOptions(True, opened.settings.cleaner_for(state.topic).max_decompressed_batch_bytes)
-        self._halves = siphash_key_halves(opened.identity.hash_key_for_reading())
+        self._live = tuple(live_segments)
+        self._wanted = ReadOptions(True, tier.settings.cleaner_settings_for_topic(state.topic).max_decompressed_batch_bytes)
+        self._halves = siphash_key_halves(tier.identity.hash_key_for_reading())
 
     def read_key_hashes(self, first_offset: int, last_offset: int) -> tuple[Hashes64, Sizes]:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
@@ -125,7 +125,7 @@ class _SampleReader:
         """Yield key hashes and sizes of the records from ``first_offset`` to ``last_offset`` (inclusive), block by block."""
         segments = tuple(segment for segment in self._live if segment.end_offset >= first_offset and segment.start_offset <= last_offset)
         for selection in RangeReader(
-            self._opened, ReadRange(self._state.name, first_offset, last_offset, segments), self._wanted
+            self._tier, ReadRange(self._state.topic_partition, first_offset, last_offset, segments), self._wanted
         ).selected_records():
             rows, picked = selection.rows, selection.picked
             out = np.empty((len(picked), 2), np.uint64)
@@ -147,20 +147,20 @@ def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _first_offset_and_size_of_newest(live: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
+def _first_offset_and_size_of_newest(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
     """Return the first offset and the size in bytes of the end of the log that holds about ``wanted_bytes`` bytes."""
     taken = 0
-    for segment in reversed(live):
+    for segment in reversed(live_segments):
         if taken + segment.size_bytes >= wanted_bytes:
             part = (wanted_bytes - taken) / segment.size_bytes
             span = segment.end_offset - segment.start_offset + 1
             return segment.end_offset + 1 - max(1, round(span * part)), wanted_bytes
         taken += segment.size_bytes
-    return live[0].start_offset, taken
+    return live_segments[0].start_offset, taken
 
 
 def _sample_windows(
-    live: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
+    live_segments: Sequence[RemoteLogSegmentMetadata], end_offset: int, older_bytes: int, sample_bytes: int
 ) -> Iterator[_SampleWindow]:
     """Yield windows of offsets, evenly spread over the ``older_bytes`` bytes below ``end_offset``
     (exclusive), without overlap, with ``sample_bytes`` bytes in all.
@@ -169,7 +169,7 @@ def _sample_windows(
     size = max(1, sample_bytes // count)
     starts = [(number + 0.5) * older_bytes / count for number in range(count)]
     at = 0
-    for segment in live:
+    for segment in live_segments:
         for start in starts:
             if at <= start < at + segment.size_bytes:
                 per_byte = (segment.end_offset - segment.start_offset + 1) / segment.size_bytes

@@ -142,11 +142,11 @@ class LogSources:
     def require_known_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Raise UsageError if only the tier is read and it does not hold one of these partitions."""
         if self._broker is None:
-            self.tier.partitions([str(name) for name in partitions])
+            self.tier.list_partitions([str(name) for name in partitions])
 
     def start_reading(self, partitions: Iterable[AssignedPartition]) -> None:
         """Start to read these partitions, each from its position, in addition to those that are being read."""
-        self.assigned.update((at.name, at) for at in partitions)
+        self.assigned.update((at.partition, at) for at in partitions)
         self._restart_waiting_partitions(time.monotonic())
 
     def drop_queued_records(self, partitions: Collection[TopicPartition]) -> None:
@@ -157,7 +157,7 @@ class LogSources:
                 self.assigned[name].source, self.assigned[name].wake_s = "none", NEVER_S
         if self._broker is not None and partitions:
             self._broker.stop_reading(partitions)
-        self.ready = deque(run for run in self.ready if run.partition is None or run.partition.name not in partitions)
+        self.ready = deque(run for run in self.ready if run.partition is None or run.partition.partition not in partitions)
 
     def remove_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Remove partitions that are no longer assigned, with their positions and queued records."""
@@ -188,13 +188,13 @@ class LogSources:
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.partition_of_topic(partition, topic_id)
-        return self._chosen.get(partition) or self.tier.current(partition)
+        return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
     def readable_bounds(self, partition: TopicPartition) -> LogBounds:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_bounds(partition)
-        state = self.tier.open(self.incarnation_to_read(partition)).refresh()
+        state = self.tier.open_partition_log(self.incarnation_to_read(partition)).refresh()
         mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
@@ -255,7 +255,7 @@ class LogSources:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
         PartitionFailed.
         """
-        at = self.assigned.get(item.name)
+        at = self.assigned.get(item.partition)
         if at is None or at.source != "tier":
             return
         if isinstance(item, PartitionEndReached):
@@ -291,8 +291,8 @@ class LogSources:
             partition.source = "tier"
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
-                partition.name,
-                self.incarnation_to_read(partition.name),
+                partition.partition,
+                self.incarnation_to_read(partition.partition),
                 partition.read_history,
                 skip_view=partition.is_view_done,
                 end_offset=until,
@@ -314,30 +314,30 @@ class LogSources:
 
     def _continue_at_broker(self, partition: AssignedPartition) -> None:
         """Continue to read a partition from the broker, if there is one and its topic is the same."""
-        if self._broker is None or partition.name.topic in self.options.topic_ids:
+        if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
-        topic_id = self._broker.topic_id(partition.name)
+        topic_id = self._broker.topic_id(partition.partition)
         if are_different_topics(partition.topic_id, topic_id) and not self._report_recreated_topic(
-            partition, "the broker", topic_id, self._broker.log_bounds(partition.name)
+            partition, "the broker", topic_id, self._broker.log_bounds(partition.partition)
         ):
             return
         partition.set_tier_log(None)
         partition.topic_id = topic_id or partition.topic_id
         epoch = partition.read_history.last_epoch
-        self._broker.start_reading_from({partition.name: partition.position}, {} if epoch is None else {partition.name: epoch})
+        self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionEndReached, found: LogMismatch) -> None:
+    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionEndReached, mismatch: LogMismatch) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
-        if found.reason == "truncated":
-            self._report_truncation(partition, item.log.history_below(found.agreed_offset))
-        elif found.reason == "topic" and (broker is None or broker.topic_id(partition.name) != partition.topic_id):
+        if mismatch.reason == "truncated":
+            self._report_truncation(partition, item.log.history_below(mismatch.agreed_offset))
+        elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
             self._report_recreated_topic(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and partition.position >= partition.broker_start:
             self._continue_at_broker(partition)
         else:
-            what = f"of topic id {item.log.topic_id}" if found.reason == "topic" else "one that a later leader has disowned"
+            what = f"of topic id {item.log.topic_id}" if mismatch.reason == "topic" else "one that a later leader has disowned"
             self._report_out_of_range(partition, f"the tier's log is {what}, and no broker has the offset")
 
     def _report_truncation(self, partition: AssignedPartition, agreed: ReadHistory) -> None:
@@ -347,10 +347,10 @@ class LogSources:
         if not partition.is_reported:
             partition.is_reported = True
             text = (
-                f"{partition.name} was truncated: the log holds what was read up to offset {agreed.end}, "
+                f"{partition.partition} was truncated: the log holds what was read up to offset {agreed.end}, "
                 f"and the position is {partition.position}"
             )
-            self._queue_error(partition.name, agreed.end, truncation_error(text), partition.topic_id)
+            self._queue_error(partition.partition, agreed.end, truncation_error(text), partition.topic_id)
         if self.options.offset_reset != "error":
             partition.move_to_end_of(
                 replace(agreed, topic_id=partition.topic_id) if agreed.end < partition.position else partition.read_history
@@ -370,7 +370,7 @@ class LogSources:
         """Return whether the broker holds the partition's position."""
         if self._broker is None:
             return False
-        bounds = self._broker.log_bounds(partition.name)
+        bounds = self._broker.log_bounds(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
     def _continue_below_log_start(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
@@ -382,7 +382,10 @@ class LogSources:
             partition.position = item.start if self.options.offset_reset == "earliest" else item.end
             partition.source = "tier"
             self._feed.start_reading(
-                partition.name, self.incarnation_to_read(partition.name), partition.read_history, skip_view=self.options.view == "all"
+                partition.partition,
+                self.incarnation_to_read(partition.partition),
+                partition.read_history,
+                skip_view=self.options.view == "all",
             )
 
     def _continue_partitions_lost_by_broker(self) -> None:
@@ -399,7 +402,7 @@ class LogSources:
 
         :param agreed: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
         """
-        topic_id, bounds = broker.topic_id(partition.name), broker.log_bounds(partition.name)
+        topic_id, bounds = broker.topic_id(partition.partition), broker.log_bounds(partition.partition)
         self._schedule_retry(partition)
         if are_different_topics(partition.topic_id, topic_id):
             self._continue_at_broker(partition)
@@ -435,8 +438,8 @@ class LogSources:
         """Queue the error that the position does not exist, once until the next record."""
         if not partition.is_reported:
             partition.is_reported = True
-            text = f"offset {partition.position} of {partition.name} is not there: {reason}"
-            self._queue_error(partition.name, partition.position, out_of_range_error(text), partition.topic_id)
+            text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
+            self._queue_error(partition.partition, partition.position, out_of_range_error(text), partition.topic_id)
 
     def _schedule_retry(self, partition: AssignedPartition) -> None:
         """Let the partition be read again after ``refresh_s`` seconds."""

@@ -147,8 +147,8 @@ class TieredConsumer:
     def _assign_partitions(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
         """Start to read partitions at their positions, which a consumer in a group commits. ``step``: add them, or replace all others."""
         if self._membership is not None:
-            self._membership.set_start_offsets({at.name: _offset_to_commit(at) for at in partitions})
-        self._change_assignment(step, {at.name: at for at in partitions})
+            self._membership.set_start_offsets({at.partition: _offset_to_commit(at) for at in partitions})
+        self._change_assignment(step, {at.partition: at for at in partitions})
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, GroupOffset]:
         """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
@@ -171,7 +171,7 @@ class TieredConsumer:
         A place without an offset begins as ``offset_reset`` says. In ``on_assign``, it sets where the added partitions begin.
         Raises UsageError if neither tier nor broker has a partition; StoreError.
         """
-        wanted = {TopicPartition.validated(place.topic, place.partition): place for place in places}
+        wanted = {TopicPartition.create_validated(place.topic, place.partition): place for place in places}
         self._require_open()
         if self._starts is not None:
             self._starts.update(wanted)
@@ -189,13 +189,15 @@ class TieredConsumer:
 
     def seek(self, place: PlaceLike) -> None:
         """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
-        restored = self._sources.assigned_partition_at(self._find_assigned_partition(place).name, place)
-        self._drop_queued_messages([restored.name])
+        restored = self._sources.assigned_partition_at(self._find_assigned_partition(place).partition, place)
+        self._drop_queued_messages([restored.partition])
         self._sources.start_reading([restored])
 
     def position(self, places: Sequence[PlaceLike]) -> list[Place]:
         """Return the positions of assigned partitions, with leader epochs and topic ids."""
-        return [Place(*at.name, at.position, at.read_history.last_epoch, at.topic_id) for at in map(self._find_assigned_partition, places)]
+        return [
+            Place(*at.partition, at.position, at.read_history.last_epoch, at.topic_id) for at in map(self._find_assigned_partition, places)
+        ]
 
     def offsets_for_times(self, places: Sequence[PlaceLike], timeout: float | None = None) -> list[Place]:
         """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none.
@@ -205,21 +207,21 @@ class TieredConsumer:
         """
         found = []
         for place in places:
-            name = TopicPartition.validated(place.topic, place.partition)
+            name = TopicPartition.create_validated(place.topic, place.partition)
             offset = self._sources.offset_for_time(name, place.offset)
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
     def get_watermark_offsets(self, place: PlaceLike) -> tuple[int, int]:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
-        return self._sources.readable_bounds(TopicPartition.validated(place.topic, place.partition))
+        return self._sources.readable_bounds(TopicPartition.create_validated(place.topic, place.partition))
 
     def latest(self, place: PlaceLike) -> LastValues:
         """Return the last record of each key of a partition, as the tier holds them now.
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.incarnation_to_read(TopicPartition.validated(place.topic, place.partition))
+        name = self._sources.incarnation_to_read(TopicPartition.create_validated(place.topic, place.partition))
         return last_values_of_partition(self._sources.tier, name, committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
@@ -232,7 +234,7 @@ class TieredConsumer:
     def _drop_queued_messages(self, partitions: Collection[TopicPartition]) -> None:
         """Drop queued messages of partitions, and stop reading them."""
         self._update_position_of_current_messages()
-        if self._run.partition is not None and self._run.partition.name in partitions:
+        if self._run.partition is not None and self._run.partition.partition in partitions:
             self._begin_consecutive_messages(NO_RUN)
         self._sources.drop_queued_records(partitions)
 

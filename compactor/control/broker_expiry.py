@@ -28,7 +28,7 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
     tasks = state.intent.plan.tasks if state.intent else ()
     ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
     ends = {name: end for name, end in ends.items() if name in segment_ids}
-    deleted = ports.publisher.find_segments_deleted_by_brokers(state.name, list(ends)) if ends else frozenset()
+    deleted = ports.publisher.find_segments_deleted_by_brokers(state.topic_partition, list(ends)) if ends else frozenset()
     start = fetch_and_record_log_start(leadership) if deleted else 0
     return frozenset(name for name in deleted if ends[name] < start)
 
@@ -39,7 +39,7 @@ def fetch_and_record_log_start(leadership: Leadership) -> int:
     Raises Unavailable if no leader answers, and Fenced.
     """
     ports, state = leadership.ports, leadership.state
-    seen = ports.broker_log_start(state.name) if ports.broker_log_start is not None else 0
+    seen = ports.broker_log_start(state.topic_partition) if ports.broker_log_start is not None else 0
     if seen > state.broker_log_start:
         body = BrokerLogStartSeen(leader_epoch=leadership.epoch, offset=Offset(seen))
         state = leadership.append_record(body, lambda state: state.broker_log_start >= seen)
@@ -63,10 +63,10 @@ class ExpiredSources:
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
-    def refresh(self, intent: Intent) -> bool:
+    def find_newly_expired_sources(self, intent: Intent) -> bool:
         """Find out which sources of the round have expired by now, and return whether some expired since the last call."""
         before = len(self.ids)
-        self.find_expired(intent.plan.sources)
+        self.find_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
     def has_expired(self, task: CompactionTask) -> bool:

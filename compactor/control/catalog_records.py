@@ -38,7 +38,7 @@ class _RecordAboutPartition(Value):
     incarnation: int = Field(default=1, exclude_if=lambda value: value == 1)
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Topic, partition number and incarnation."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 

@@ -40,7 +40,9 @@ def delete_partition(
             body = PartitionDeleted(leader_epoch=leadership.epoch, grace_ms=ports.grace_ms, deleted_topic_id=deleted_topic_id)
             state = leadership.append_record(body, lambda state: state.deleted_slot > before.slot and not state.has_segments)
         except RecordRefused as refused:
-            raise UsageError(f"{log.state.name} cannot be deleted: {refused}", hint="`topics` lists what the tier holds") from refused
+            raise UsageError(
+                f"{log.state.topic_partition} cannot be deleted: {refused}", hint="`topics` lists what the tier holds"
+            ) from refused
         write_snapshot_if_due(log)
         return before, state
 

@@ -63,7 +63,7 @@ def apply_catalog_record(state: CatalogState, record: Record[Any]) -> CatalogSta
 def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
-        return _changes_by_partition_hints(state, record, {str(body.name): body.slot})
+        return _changes_by_partition_hints(state, record, {str(body.topic_partition): body.slot})
     if isinstance(body, r.PartitionsChanged):
         return _changes_by_partition_hints(state, record, body.slots)
     if isinstance(body, r.SlotsReached):
@@ -79,7 +79,7 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
     if isinstance(body, r.RoundsResumed):
         return {"paused": {pattern: pause for pattern, pause in state.paused.items() if pattern != body.pattern}}
     if isinstance(body, r.RoundRequested):
-        name = str(body.name)
+        name = str(body.topic_partition)
         others = [(other, wanted) for other, wanted in state.wanted.items() if other != name]
         return {"wanted": dict([*others, (name, RequestedRound(record.slot, record.at_ms))][-HISTORY:])}
     if isinstance(body, (r.TopicsConfirmed, r.TopicRecreated, r.TopicsInspected)):
@@ -396,7 +396,7 @@ def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.Pl
         started_ms=record.at_ms,
         first_dirty_offset=plan.first_dirty_offset,
         vector_before=plan.vector,
-        sources=len(plan.sources),
+        sources=len(plan.source_segment_ids),
         outputs=len(plan.tasks),
     )
     return {"intent": Intent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}

@@ -199,7 +199,7 @@ def _find_live_segment_id_without_objects(ports: Ports, catalog: CatalogState) -
     be wrong; else an empty string.
     """
     named = ""
-    for name in catalog.names:
+    for name in catalog.topic_partitions:
         live = {segment.id for segment in open_partition_log(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
         if live.intersection(item.segment_id for item in ports.layout.list_objects(name)):
             return ""

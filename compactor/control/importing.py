@@ -51,7 +51,7 @@ def register_import(
         if import_id in state.registrations or find_closed_import(state, import_id):
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
-            raise Unavailable(f"{state.name}: the log went on while this import was being registered", hint="Import again")
+            raise Unavailable(f"{state.topic_partition}: the log went on while this import was being registered", hint="Import again")
         require_match(state)
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
@@ -161,12 +161,12 @@ def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionSta
     return log.append_until_done(decide_record)
 
 
-def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, by: str) -> PartitionState:
+def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
     """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Raises
     BadData if the log is in use for another topic id.
     """
     log.refresh_and_check_gaps()
-    body = IncarnationOpened(topic_id=topic_id, by=by)
+    body = IncarnationOpened(topic_id=topic_id, by=operator)
 
     def decide_record(state: PartitionState) -> IncarnationOpened | None:
         if state.topic_id == topic_id:
@@ -182,7 +182,7 @@ def _require_record_accepted(log: PartitionLog, state: PartitionState, body: Bod
     """
     problem = reason_to_refuse_append(log, state, body)
     if problem:
-        raise BadData(problem, segment=str(state.name), hint=hint)
+        raise BadData(problem, segment=str(state.topic_partition), hint=hint)
     return body
 
 
@@ -195,6 +195,6 @@ def _voided_import_error(state: PartitionState, import_id: str) -> Fenced:
     """Return the error for an import that was voided."""
     closed = find_closed_import(state, import_id)
     return Fenced(
-        f"{state.name}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",
+        f"{state.topic_partition}: import {import_id} was voided: {closed.voided if closed else 'it took too long to come back'}",
         hint="Import again; the objects that it had uploaded are swept by `retire`",
     )

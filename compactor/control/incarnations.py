@@ -139,7 +139,7 @@ def check_incarnation_was_opened(state: PartitionState, record: Record[Any]) -> 
     log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
     """
     unopened = state.incarnation > 1 and not state.topic_id and not state.deleted_slot
-    return f"no topic id was recorded for {state.name}" if unopened else ""
+    return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
 def check_incarnation_is_unused(state: PartitionState, record: Record[Any]) -> RuleViolation:
@@ -149,7 +149,7 @@ def check_incarnation_is_unused(state: PartitionState, record: Record[Any]) -> R
     if state.incarnation == 1 or not record.body.topic_id:
         return "only a later incarnation is opened, and for a topic id"
     used = state.topic_id or state.has_segments or state.registrations
-    return f"{state.name} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
+    return f"{state.topic_partition} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
 def check_deleted_topic_id_matches(state: PartitionState, record: Record[Any]) -> RuleViolation:

@@ -109,12 +109,12 @@ class Leadership:
         """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
-    def check_still_leading(self, *, waiting: bool = False) -> PartitionState:
+    def check_still_leading(self, *, is_waiting: bool = False) -> PartitionState:
         """Read new records and return the state. Raises Fenced if another process has taken over.
 
-        :param waiting: whether the caller only waits, so that the call does not count as a step of work.
+        :param is_waiting: whether the caller only waits, so that the call does not count as a step of work.
         """
-        self.pulse.steps += not waiting
+        self.pulse.steps += not is_waiting
         state = self.log.refresh()
         self.require_in_state(state)
         return state
@@ -125,7 +125,7 @@ class Leadership:
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
         (self.ports.urgent or self.ports.control).put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
 
-    def release(self) -> None:
+    def release_leadership(self) -> None:
         """Give up the leadership. Raises Fenced if it was lost already."""
 
         def has_taken_effect(state: PartitionState) -> bool:
@@ -167,7 +167,7 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[L
             yield leadership
     finally:
         try:
-            leadership.release()
+            leadership.release_leadership()
         except (Fenced, StoreError, RecordRefused):
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
@@ -196,7 +196,7 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leaders
             continue  # somebody was faster
         if waited_ms >= lease.ttl_ms:
             raise Leased(
-                f"{state.name}: {holder.holder} holds the lease with epoch {holder.epoch}",
+                f"{state.topic_partition}: {holder.holder} holds the lease with epoch {holder.epoch}",
                 hint="It is at work; try again later. Nothing was changed",
             )
         pause_ms = max(1.0, min(lease.ttl_ms / POLLS_PER_TTL, lease.ttl_ms - waited_ms))

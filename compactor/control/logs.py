@@ -239,7 +239,7 @@ def collect_queued_hints(catalog: CatalogLog) -> int:
             keys.append(info.key)  # nothing depends on a hint
             continue
         keys.append(info.key)
-        name = str(hint.name)
+        name = str(hint.topic_partition)
         found[name] = max(found.get(name, 0), hint.slot)
     if not keys:
         return 0

@@ -128,4 +128,4 @@ def state_with_broker_view(state: PartitionState, view: BrokerView) -> Partition
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
     """Return the segments that the open round reads or skips. None of them may leave the view while it is open."""
     plan = state.intent.plan if state.intent else None
-    return (*plan.sources, *(skipped.id for skipped in plan.skipped)) if plan else ()
+    return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

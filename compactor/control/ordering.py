@@ -64,7 +64,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
     """Raise Fenced unless this incarnation leads with this epoch. Called before everything that only the leader may do."""
     problem = leadership_problem(state, incarnation, epoch)
     if problem:
-        raise Fenced(f"{state.name}: {problem}", hint="Nothing was changed since. Run the command again to continue after it")
+        raise Fenced(f"{state.topic_partition}: {problem}", hint="Nothing was changed since. Run the command again to continue after it")
 
 
 # --- imports -----------------------------------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ def check_plan_valid(state: PartitionState, record: Record[Any]) -> RuleViolatio
     leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
     """
     plan: CompactionPlan = record.body.plan
-    if (plan.topic_partition, plan.leader_epoch) != (state.name, record.body.leader_epoch):
+    if (plan.topic_partition, plan.leader_epoch) != (state.topic_partition, record.body.leader_epoch):
         return "the plan is another partition's or another epoch's"
-    if state.find_run(plan.run_id) is not None or not plan.tasks or len(set(plan.sources)) != len(plan.sources):
+    if state.find_run(plan.run_id) is not None or not plan.tasks or len(set(plan.source_segment_ids)) != len(plan.source_segment_ids):
         return f"run {plan.run_id} is known already, has no tasks, or names a source twice"
     back = plan.next_dirty_offset < offsets.first_dirty_offset_of_vector(plan.vector) and not plan.restores
     if len({task.group for task in plan.tasks}) != len(plan.tasks) or back:
@@ -260,7 +260,9 @@ def check_round_is_restorable(state: PartitionState, record: Record[Any]) -> Rul
         return problem
     group = next(group for group in state.waiting if group.run_id == plan.restores and not group.undone)
     live = {segment.id for segment in state.live}
-    whole = live.intersection(group.replaced_by.values()) == set(plan.sources) and all(len(task.sources) == 1 for task in plan.tasks)
+    whole = live.intersection(group.replaced_by.values()) == set(plan.source_segment_ids) and all(
+        len(task.sources) == 1 for task in plan.tasks
+    )
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
@@ -554,7 +556,7 @@ def require_segments_deletable(state: PartitionState, incarnation: str, epoch: C
     require_leadership(state, incarnation, epoch)
     wrong = protected_segment_ids(state).intersection(ids)
     if wrong:
-        raise CompactorError(f"segment {min(wrong)} of {state.name} must not be deleted", hint="This is a bug; please report it")
+        raise CompactorError(f"segment {min(wrong)} of {state.topic_partition} must not be deleted", hint="This is a bug; please report it")
 
 
 def _plan_of_record(state: PartitionState, record: Record[Any]) -> CompactionPlan | None:
@@ -572,7 +574,7 @@ def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan
 def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> str:
     """Return which source or skipped segment of a plan is not live any more, or an empty string."""
     live = {segment.id for segment in state.live}
-    names = (*plan.sources, *(skipped.id for skipped in plan.skipped))
+    names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))
     gone = next((name for name in names if name not in live), "")
     return f"segment {gone} is not live any more" if gone else ""
 

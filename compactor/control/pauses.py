@@ -28,7 +28,7 @@ def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
     return ""
 
 
-def pause_rounds(catalog: CatalogLog, pattern: str, by: str, reason: str) -> bool:
+def pause_rounds(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
     """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before.
 
     Raises UsageError if the pattern is not a valid regular expression.
@@ -40,24 +40,24 @@ def pause_rounds(catalog: CatalogLog, pattern: str, by: str, reason: str) -> boo
             f"{pattern!r} is not a valid regular expression: {error}", hint="Name a topic, a TOPIC-PARTITION or a whole regular expression"
         ) from error
     before = pattern in catalog.refresh().paused
-    catalog.append_until_done(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=by, reason=reason))
+    catalog.append_until_done(lambda state: None if pattern in state.paused else RoundsPaused(pattern=pattern, by=operator, reason=reason))
     write_snapshot_if_due(catalog)
     return not before
 
 
-def resume_rounds(catalog: CatalogLog, pattern: str, by: str) -> None:
-    """End the pause that has this pattern. ``by``: the person, for the log. Raises UsageError if there is no such pause."""
+def resume_rounds(catalog: CatalogLog, pattern: str, operator: str) -> None:
+    """End the pause that has this pattern. ``operator``: the person, for the log. Raises UsageError if there is no such pause."""
     known = catalog.refresh().paused
     if pattern not in known:
         hint = f"Paused are: {', '.join(known)}" if known else "Nothing is paused"
         raise UsageError(f"nothing was paused by {pattern!r}", hint=hint)
-    catalog.append_until_done(lambda state: RoundsResumed(pattern=pattern, by=by) if pattern in state.paused else None)
+    catalog.append_until_done(lambda state: RoundsResumed(pattern=pattern, by=operator) if pattern in state.paused else None)
     write_snapshot_if_due(catalog)
 
 
-def request_round(catalog: CatalogLog, partition: TopicPartition, by: str) -> None:
+def request_round(catalog: CatalogLog, partition: TopicPartition, operator: str) -> None:
     """Record a person's request for a round over a partition. A daemon starts it at its next scan."""
     since = catalog.refresh().slot
-    body = RoundRequested(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation, by=by)
+    body = RoundRequested(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation, by=operator)
     catalog.append_until_done(lambda state: None if str(partition) in state.wanted and state.wanted[str(partition)].slot > since else body)
     write_snapshot_if_due(catalog)

@@ -141,7 +141,7 @@ def publish_round(
     if len(done) == len(intent.plan.tasks):  # a round with expired groups can be recorded only once its publication has begun
         leadership.require_record_appendable(_build_round_published_record(leadership, intent, replacements, (), expired, outcome))
     leadership.ports.publisher.publish_replacements(
-        leadership.state.name,
+        leadership.state.topic_partition,
         replacements,
         append_publish_begun,
         append_round_published,
@@ -216,7 +216,9 @@ def remove_stray_segments(leadership: Leadership) -> int:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.check_still_leading()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_unrecorded_segments(state.name, live, ordering.segment_ids_with_possible_objects(state))
+    return leadership.ports.publisher.withdraw_unrecorded_segments(
+        state.topic_partition, live, ordering.segment_ids_with_possible_objects(state)
+    )
 
 
 def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
@@ -231,7 +233,9 @@ def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> Partitio
     announced = [
         AnnouncedSegment(task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs) for task in intent.plan.tasks
     ]
-    leadership.ports.publisher.withdraw_segments(state.name, announced, include_unannounced=intent.plan.leader_epoch != leadership.epoch)
+    leadership.ports.publisher.withdraw_segments(
+        state.topic_partition, announced, include_unannounced=intent.plan.leader_epoch != leadership.epoch
+    )
     delete_segment_objects(leadership, state, announced)
     delete_scratch_objects(leadership, intent)
     return state
@@ -260,14 +264,14 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
     """Delete the objects and sidecars of segments. None of them may be protected in ``state``. Raises Fenced."""
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
-    ports.layout.delete_segments(state.name, segments)
+    ports.layout.delete_segments(state.topic_partition, segments)
     ports.control.delete([key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
-    ports.publisher.record_segment_deletion(state.name, segments)
+    ports.publisher.record_segment_deletion(state.topic_partition, segments)
 
 
 def stored_segments_problem(ports: Ports, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return why an object of these segments is not as recorded, or an empty string."""
-    problems = (ports.layout.stored_segment_problem(state.name, segment) for segment in segments)
+    problems = (ports.layout.stored_segment_problem(state.topic_partition, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")
 
 

@@ -25,15 +25,15 @@ class SkippedRange(NamedTuple):
     why: str
 
 
-def skipped_ranges(live: Iterable[RemoteLogSegmentMetadata], reasons: Mapping[str, str]) -> list[SkippedRange]:
+def skipped_ranges(live_segments: Iterable[RemoteLogSegmentMetadata], reasons: Mapping[str, str]) -> list[SkippedRange]:
     """Return the ranges of neighbouring segments that a round skipped for the same reason.
 
-    :param live: live segments, ascending.
+    :param live_segments: live segments, ascending.
     :param reasons: segment id -> why it was skipped; segments without an entry were not skipped.
     """
     found: list[SkippedRange] = []
     joins = False
-    for segment in live:
+    for segment in live_segments:
         reason = reasons.get(segment.id, "")
         if reason and joins and found[-1].why == reason:
             found[-1] = found[-1]._replace(end_offset=segment.end_offset)

@@ -252,7 +252,7 @@ class PartitionState(LogState):
     fenced: tuple[FencedAppend, ...] = ()
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Topic, partition number and incarnation."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
@@ -324,7 +324,7 @@ class PartitionState(LogState):
         return sum(segment.size_bytes for segment in self.live)
 
     @property
-    def content(self) -> DigestSum | None:
+    def content_digest_sum(self) -> DigestSum | None:
         """Return the digest sum over all batches of the live segments; None if one of them has no recorded sum."""
         return sum_batch_digests(self.live)
 
@@ -398,7 +398,7 @@ class CatalogState(LogState):
     """Topic id -> since when its cluster has said that there is no such topic, without contradiction."""
 
     @property
-    def names(self) -> list[TopicPartition]:
+    def topic_partitions(self) -> list[TopicPartition]:
         """Return all partitions, sorted by topic, number and incarnation."""
         return sorted(map(TopicPartition.parse_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 

@@ -50,7 +50,7 @@ class PartitionStateOrSummary(Protocol[S_co]):
     """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return topic, partition number and incarnation."""
 
     @property
@@ -189,7 +189,7 @@ class PartitionSummary(Value):
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Topic, partition number and incarnation."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
@@ -301,10 +301,10 @@ def _summarize_waiting_group(group: WaitingGroup) -> WaitingSummary:
     )
 
 
-def _encode_segment_columns(live: Sequence[RemoteLogSegmentMetadata]) -> bytes:
+def _encode_segment_columns(live_segments: Sequence[RemoteLogSegmentMetadata]) -> bytes:
     """Pack segments column by column as 64-bit numbers, followed by their ids."""
-    numbers = array("q", [getattr(segment, name) for name in _NUMBERS for segment in live])
-    return numbers.tobytes() + "\n".join(segment.id for segment in live).encode()
+    numbers = array("q", [getattr(segment, name) for name in _NUMBERS for segment in live_segments])
+    return numbers.tobytes() + "\n".join(segment.id for segment in live_segments).encode()
 
 
 def _decode_segment_columns(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:

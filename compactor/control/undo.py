@@ -26,9 +26,11 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
     """
     known = log.refresh().find_run(run_id)
     if known is None:
-        raise UsageError(f"{log.state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
+        raise UsageError(f"{log.state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     if known.status == "repaired":
-        raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: it replaced damaged segments", hint="Nothing was changed")
+        raise UsageError(
+            f"run {run_id} of {log.state.topic_partition} cannot be undone: it replaced damaged segments", hint="Nothing was changed"
+        )
     with hold_leadership(ports, log, lease) as leadership:
         sources = _replaced_segments(leadership.state, run_id)
         _require_intact_segments(ports, leadership.state, run_id, sources)
@@ -41,9 +43,13 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
 
         try:
             leadership.require_record_appendable(body)
-            ports.publisher.restore_segments(log.state.name, sources, _live_outputs(leadership.state, run_id), append_round_undone)
+            ports.publisher.restore_segments(
+                log.state.topic_partition, sources, _live_outputs(leadership.state, run_id), append_round_undone
+            )
         except RecordRefused as refused:
-            raise UsageError(f"run {run_id} of {log.state.name} cannot be undone: {refused}", hint="Nothing was changed") from refused
+            raise UsageError(
+                f"run {run_id} of {log.state.topic_partition} cannot be undone: {refused}", hint="Nothing was changed"
+            ) from refused
         StageTracker(Stage.PUBLISHED).advance_to(Stage.REVERTED)
         return leadership.state
 
@@ -64,7 +70,7 @@ def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, s
     problem = publication.stored_segments_problem(ports, state, sources)
     if problem:
         hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"
-        raise BadData(f"what run {run_id} replaced is damaged: {problem}", segment=str(state.name), hint=hint)
+        raise BadData(f"what run {run_id} replaced is damaged: {problem}", segment=str(state.topic_partition), hint=hint)
 
 
 def was_round_undone(state: PartitionState, run_id: str) -> bool:

@@ -48,7 +48,7 @@ class ChangeReport:
 class ChangeFeed(Protocol):
     """Source from which the daemon learns which partitions of a tier have changed."""
 
-    def poll_changes(self, opened: Tier) -> ChangeReport | None:
+    def poll_changes(self, tier: Tier) -> ChangeReport | None:
         """Return a report about all partitions, or None if nothing has changed since the last report. Raises StoreError, UsageError."""
 
 
@@ -59,16 +59,16 @@ class CatalogChangeFeed:
         self._reported = False
         self._inbox_ms = 0
 
-    def poll_changes(self, opened: Tier) -> ChangeReport | None:
-        now = opened.ports.clock_ms()
+    def poll_changes(self, tier: Tier) -> ChangeReport | None:
+        now = tier.ports.clock_ms()
         taken = 0
         if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
             self._inbox_ms = now
-            taken = collect_queued_hints(opened.catalog)
-        if self._reported and not taken and not opened.catalog.has_new_records():
+            taken = collect_queued_hints(tier.catalog)
+        if self._reported and not taken and not tier.catalog.has_new_records():
             return None
-        state = opened.identity.read()
-        hints = {name: state.partitions[str(name)] for name in state.names}
+        state = tier.identity.read_catalog()
+        hints = {name: state.partitions[str(name)] for name in state.topic_partitions}
         self._reported = True
         return ChangeReport(hints, paused=paused_partitions(state, hints), requested=requested_rounds(state, now))
 
@@ -99,9 +99,9 @@ class BrokerChangeFeed:
         self._chosen: dict[str, Mapping[str, str]] = {}
         self._policies: dict[str, int] = {}
 
-    def poll_changes(self, opened: Tier) -> ChangeReport | None:
-        if not self._versions or opened.catalog.has_new_records():
-            opened.identity.read()
+    def poll_changes(self, tier: Tier) -> ChangeReport | None:
+        if not self._versions or tier.catalog.has_new_records():
+            tier.identity.read_catalog()
         brokers = self._brokers
         brokers.refresh(max_age_s=0.0)
         before, self._versions = self._versions, brokers.partition_versions()
@@ -112,7 +112,7 @@ class BrokerChangeFeed:
                 now = brokers.topic_status(topic)
             except UsageError:
                 continue  # the topic was deleted a moment ago
-            policy = opened.settings.cleaner_for(topic).cleanup_policy
+            policy = tier.settings.cleaner_settings_for_topic(topic).cleanup_policy
             if reason := cluster_problem or topic_settings_problem(topic, now.settings, policy):
                 suspended[topic] = reason
             if self._chosen.setdefault(topic, now.chosen) != now.chosen:
@@ -120,14 +120,14 @@ class BrokerChangeFeed:
                 self._policies[topic] = self._policies.get(topic, 0) + 1
         recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
         hints = {name: self._change_hint(name, one) for name, one in self._versions.items()}
-        state = opened.catalog.state
-        requested = requested_rounds(state, opened.ports.clock_ms())
+        state = tier.catalog.state
+        requested = requested_rounds(state, tier.ports.clock_ms())
         return ChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
 
     def _change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
         return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP
 
 
-def change_feed_for(opened: Tier) -> ChangeFeed:
+def change_feed_for(tier: Tier) -> ChangeFeed:
     """Return a new change feed of the kind that this tier needs."""
-    return BrokerChangeFeed(opened.brokers) if opened.kind.is_broker_managed else CatalogChangeFeed()
+    return BrokerChangeFeed(tier.broker_metadata) if tier.kind.is_broker_managed else CatalogChangeFeed()

@@ -82,17 +82,17 @@ class Daemon(ServiceLoop[Job, JobResult]):
     :param seed: seed of the order in which partitions are taken; None for a different order in each process.
     """
 
-    def __init__(self, opened: Tier, *, log: EventLogger = DAEMON_JOURNAL, seed: int | None = None) -> None:
-        super().__init__(opened, log)
-        opened = self._opened
+    def __init__(self, tier: Tier, *, log: EventLogger = DAEMON_JOURNAL, seed: int | None = None) -> None:
+        super().__init__(tier, log)
+        tier = self._tier
         self._random = random.Random(seed)  # noqa: S311 - only the order of partitions depends on it
-        self._cache = PartitionCache(self._opened)
-        self._changes = change_feed_for(self._opened)
+        self._cache = PartitionCache(self._tier)
+        self._changes = change_feed_for(self._tier)
         self._suspended: dict[str, str] = {}
         self._hold_ms = 0
         self._paused: dict[TopicPartition, str] = {}
         self._schedules: dict[TopicPartition, PartitionSchedule] = {}
-        self._monitor = JobMonitor(log, lambda name: self._opened.cleaner_for(name.topic).map_budget_bytes)
+        self._monitor = JobMonitor(log, lambda name: self._tier.cleaner_settings_for_topic(name.topic).map_budget_bytes)
         self._problem = ""
         self._unwritable = ""
         self._write_check_ms = 0
@@ -101,30 +101,30 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._swept_ms = self._started_ms
         self._asked_topics_ms = 0
         self._trend = TierTrend()
-        threads = opened.settings.daemon.threads
-        self._disk = Budget(_total_disk_budget_bytes(opened, threads))
-        self._resources = JobResources(self._disk, self.stop, configured_output(opened, lambda store: InterruptibleStore(store, self.stop)))
+        threads = tier.settings.daemon.threads
+        self._disk = Budget(_total_disk_budget_bytes(tier, threads))
+        self._resources = JobResources(self._disk, self.stop, configured_output(tier, lambda store: InterruptibleStore(store, self.stop)))
 
     # --- the loop ---
 
     @override
     def _apply_settings(self, settings: Settings) -> None:
-        self._opened = replace(self._opened, settings=settings)
-        self._cache.use_settings_of(self._opened)
-        now = self._opened.ports.clock_ms()
+        self._tier = replace(self._tier, settings=settings)
+        self._cache.use_settings_of(self._tier)
+        now = self._tier.ports.clock_ms()
         for name, schedule in self._schedules.items():
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
 
     @override
     def _scan_interval_s(self) -> float:
         """Return the seconds until the next scan. A random share keeps daemons that started together from scanning together."""
-        interval_s = self._opened.settings.daemon.interval_ms / 1000
+        interval_s = self._tier.settings.daemon.interval_ms / 1000
         return 0.0 if self._scan_incomplete else interval_s * (0.9 + 0.2 * self._random.random())
 
     @override
     def scan(self) -> None:
         """Read the change feed, poll the partitions that need it (read their control logs), and do periodic work that is due."""
-        now = self._opened.ports.clock_ms()
+        now = self._tier.ports.clock_ms()
         try:
             self._apply_change_report(now)
             self._poll_partitions(now)
@@ -151,7 +151,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         """
         if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.last_hour_ms:
             return
-        control = self._opened.ports.control
+        control = self._tier.ports.control
         statuses = [schedule.status for schedule in self._schedules.values() if schedule.status is not None]
         try:
             trend = with_current_hour(merged_trend(read_trend(control), self._trend), statuses, now_ms)
@@ -165,11 +165,11 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     def _abort_abandoned_uploads(self, now_ms: int) -> None:
         """Abort uploads that dead writers left unfinished, once per ``orphan_age_ms``."""
-        if now_ms - self._swept_ms < max(self._opened.retention.orphan_age_ms, LEAST_AGE_MS):
+        if now_ms - self._swept_ms < max(self._tier.retention.orphan_age_ms, LEAST_AGE_MS):
             return
         self._swept_ms = now_ms
         try:
-            swept = abort_unfinished_uploads(self._opened, now_ms)
+            swept = abort_unfinished_uploads(self._tier, now_ms)
         except CompactorError as error:
             self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
             return
@@ -178,11 +178,11 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     def _delete_removed_topics(self, now_ms: int) -> None:
         """Delete topics that their cluster has deleted, if the settings say so. The cluster is asked once per ASK_TOPICS_MS."""
-        if self._opened.settings.tier.on_topic_deletion == "keep" or now_ms - self._asked_topics_ms < ASK_TOPICS_MS:
+        if self._tier.settings.tier.on_topic_deletion == "keep" or now_ms - self._asked_topics_ms < ASK_TOPICS_MS:
             return
         self._asked_topics_ms = now_ms
         try:
-            deleted = delete_removed_topics(self._opened, partial(query_topic_ids, kafka_connection(self._opened.settings)))
+            deleted = delete_removed_topics(self._tier, partial(query_topic_ids, kafka_connection(self._tier.settings)))
         except CompactorError as error:
             self._log(f"topics that were deleted are not deleted from the tier for now: {error}", level=logging.WARNING)
             return
@@ -200,9 +200,9 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._write_check_ms, self._check_stores = now_ms, False
         before, self._unwritable = self._unwritable, ""
         try:
-            check_spool_folder_is_writable(self._opened.state_dir)
+            check_spool_folder_is_writable(self._tier.state_dir)
             if stores:
-                check_stores_writable(self._opened)
+                check_stores_writable(self._tier)
         except Stopped:
             return
         except CompactorError as error:
@@ -220,8 +220,8 @@ class Daemon(ServiceLoop[Job, JobResult]):
             return []
         schedules = list(self._schedules.values())
         self._random.shuffle(schedules)
-        threads = self._opened.settings.daemon.threads
-        now = self._opened.ports.clock_ms()
+        threads = self._tier.settings.daemon.threads
+        now = self._tier.ports.clock_ms()
         jobs = choose_jobs(schedules, self._running, threads, now, may_begin_rounds=now >= self._hold_ms)
         workers = threads if jobs and jobs[0].exclusive else max(1, threads // max(1, len(jobs) + len(self._running)))
         for job in jobs:
@@ -232,7 +232,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     def _apply_change_report(self, now_ms: int) -> None:
         """Update the schedules of partitions from the change feed's report, if there is a new one."""
-        report = self._changes.poll_changes(self._opened)
+        report = self._changes.poll_changes(self._tier)
         if report is None:
             return
         if not self._schedules:
@@ -318,7 +318,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     def _poll_partition(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
         """Read one partition's control log, as far as needed, and return its present status. Raises Stopped, CompactorError."""
         self.stop.raise_if_stopped()
-        return self._cache.poll_partition(schedule.name, schedule.hint, schedule.status, now_ms)
+        return self._cache.poll_partition(schedule.partition, schedule.hint, schedule.status, now_ms)
 
     # --- jobs ---
 
@@ -328,68 +328,70 @@ class Daemon(ServiceLoop[Job, JobResult]):
         :param parallel_jobs: jobs that may run at the same time and share the budgets.
         :param worker_threads: worker threads of the job.
         """
-        opened = replace(self._opened, settings=settings_for_parallel_job(self._opened.settings, parallel_jobs, worker_threads))
-        catalog = self._opened.catalog.state
-        self._running[job.name] = job
-        schedule, now = self._schedules[job.name], self._opened.ports.clock_ms()
+        tier = replace(self._tier, settings=settings_for_parallel_job(self._tier.settings, parallel_jobs, worker_threads))
+        catalog = self._tier.catalog.state
+        self._running[job.partition] = job
+        schedule, now = self._schedules[job.partition], self._tier.ports.clock_ms()
         slot = schedule.status.slot if schedule.status is not None else -1
         progress = self._monitor.record_job_start(job, schedule, now)
         why = f": {schedule.status.reason}" if schedule.status is not None and job.action is DaemonAction.ROUND else ""
-        self._log(f"{job.action.value} begins{why}", level=logging.DEBUG, partition=str(job.name))
+        self._log(f"{job.action.value} begins{why}", level=logging.DEBUG, partition=str(job.partition))
 
         def run_job() -> None:
             begun = time.monotonic()
-            done = perform_job(opened, catalog, job, self._resources, now, progress, chosen_at_slot=slot)
+            done = perform_job(tier, catalog, job, self._resources, now, progress, chosen_at_slot=slot)
             self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phase_seconds(), run_id=progress.run_id))
 
-        threading.Thread(target=run_job, name=f"{job.action.value} {job.name}", daemon=True).start()
+        threading.Thread(target=run_job, name=f"{job.action.value} {job.partition}", daemon=True).start()
 
     @override
-    def _record_result(self, done: JobResult) -> None:
+    def _process_job_result(self, result: JobResult) -> None:
         """Process a finished job: update the partition's schedule and the totals, and write a log line."""
-        job, now = done.job, self._opened.ports.clock_ms()
-        del self._running[job.name]
-        schedule = self._schedules.get(job.name) or new_schedule(job.name, 0, now)  # its topic was deleted meanwhile
+        job, now = result.job, self._tier.ports.clock_ms()
+        del self._running[job.partition]
+        schedule = self._schedules.get(job.partition) or new_schedule(job.partition, 0, now)  # its topic was deleted meanwhile
         try:
-            same = done.log is not None and done.log.name == self._opened.log_name(job.name)  # the topic may have been recreated meanwhile
-            seen = self._cache.update_from_log(done.log, schedule.hint, now) if done.log is not None and same else None
+            same = result.log is not None and result.log.name == self._tier.log_name(
+                job.partition
+            )  # the topic may have been recreated meanwhile
+            seen = self._cache.update_from_log(result.log, schedule.hint, now) if result.log is not None and same else None
         except CompactorError:
             seen = None
-        until = done.report.until_ms if isinstance(done.report, RoundReport) else 0
-        if done.status == RoundStatus.WAITING:
+        until = result.report.until_ms if isinstance(result.report, RoundReport) else 0
+        if result.status == RoundStatus.WAITING:
             self._hold_ms = min(until, now + ROUND_HOLD_MS)
-        outcome = JobOutcome(done.status, done.reason, seen, until)
-        if isinstance(done.report, OutputReport):
-            report = done.report
+        outcome = JobOutcome(result.status, result.reason, seen, until)
+        if isinstance(result.report, OutputReport):
+            report = result.report
             outcome = replace(outcome, written_slot=report.written_slot, next_deletion_ms=report.next_deletion_ms, content=report.content)
-        self._check_stores = self._check_stores or done.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET)
-        if job.name in self._schedules:
-            self._schedules[job.name] = with_job_outcome(schedule, job, outcome, now, self._opened.lease.ttl_ms)
-        self._monitor.record_job_end(done)
-        if line := describe_job_result(done):
-            segment = done.report.segment if isinstance(done.report, RoundReport) else ""
-            self._log(line, level=result_log_level(done), partition=str(job.name), run=done.run_id, segment=segment)
+        self._check_stores = self._check_stores or result.status in (RoundStatus.FAILED, RoundStatus.OUT_OF_BUDGET)
+        if job.partition in self._schedules:
+            self._schedules[job.partition] = with_job_outcome(schedule, job, outcome, now, self._tier.lease.ttl_ms)
+        self._monitor.record_job_end(result)
+        if line := describe_job_result(result):
+            segment = result.report.segment if isinstance(result.report, RoundReport) else ""
+            self._log(line, level=result_log_level(result), partition=str(job.partition), run=result.run_id, segment=segment)
 
     # --- status ---
 
     def status(self) -> DaemonStatus:
         """Return the daemon's schedules, running jobs and totals at this moment. Makes no request to a store or broker."""
-        opened, now = self._opened, self._opened.ports.clock_ms()
+        tier, now = self._tier, self._tier.ports.clock_ms()
         stopping = self.stop.event.is_set()
         return DaemonStatus(
-            holder=opened.ports.holder,
-            tier=opened.ports.layout.url,
+            holder=tier.ports.holder,
+            tier=tier.ports.layout.url,
             now_ms=now,
             started_ms=self._started_ms,
             scans=self._scans,
             scan_ms=self._scan_ms,
-            interval_ms=opened.settings.daemon.interval_ms,
+            interval_ms=tier.settings.daemon.interval_ms,
             ready=self._scans > 0 and not self._scan_incomplete and not self._problem and not self._unwritable and not stopping,
             stopping=stopping,
             problem=self._problem or self._unwritable,
             schedules=tuple(self._schedules.copy().values()),
             running_jobs=self._monitor.running_jobs(now),
-            usage=opened.counters.usage(),
+            usage=tier.counters.usage(),
             totals=self._monitor.totals,
             disk_used=self._disk.used,
             disk_peak=self._disk.peak,
@@ -397,19 +399,19 @@ class Daemon(ServiceLoop[Job, JobResult]):
             trend=self._trend,
         )
 
-    def cleaner_for(self, topic: str) -> CleanerSettings:
+    def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
         """Return the cleaner settings that apply to a topic now. Makes no request to a store or broker."""
-        return self._opened.cleaner_for(topic)
+        return self._tier.cleaner_settings_for_topic(topic)
 
     def partition_details(self, partition: TopicPartition) -> PartitionDetails | None:
         """Return schedule, history and running job of one partition, or None if the tier does not hold it.
 
         Makes no request to a store or broker.
         """
-        schedule, now = self._schedules.get(partition), self._opened.ports.clock_ms()
+        schedule, now = self._schedules.get(partition), self._tier.ports.clock_ms()
         if schedule is None:
             return None
-        work = next((work for work in self._monitor.running_jobs(now) if work.job.name == partition), None)
+        work = next((work for work in self._monitor.running_jobs(now) if work.job.partition == partition), None)
         segments, history = self._cache.live_segments(partition), self._cache.cached_history(partition)
         return PartitionDetails(now, schedule, segments, history, work)
 
@@ -452,10 +454,10 @@ def _has_poll_failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
     return isinstance(poll_result.exception(), StoreError)
 
 
-def _total_disk_budget_bytes(opened: Tier, threads: int) -> int:
+def _total_disk_budget_bytes(tier: Tier, threads: int) -> int:
     """Return the disk budget of all jobs together, in bytes. With "auto" it is one chunk per thread, at most the free space."""
-    cleaner = opened.settings.cleaner
-    one = disk_budget_bytes(cleaner, opened.state_dir)
+    cleaner = tier.settings.cleaner
+    one = disk_budget_bytes(cleaner, tier.state_dir)
     if cleaner.disk_budget_bytes != "auto":
         return one
-    return min(one * threads, shutil.disk_usage(opened.state_dir).free)
+    return min(one * threads, shutil.disk_usage(tier.state_dir).free)

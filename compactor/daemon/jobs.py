@@ -63,7 +63,7 @@ class JobResources:
 
 
 def perform_job(
-    opened: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, chosen_at_slot: int = -1
+    tier: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, chosen_at_slot: int = -1
 ) -> JobResult:
     """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
     records can be told from those of other jobs.
@@ -74,38 +74,36 @@ def perform_job(
 
     def on_stage(stage: Stage, plan: CompactionPlan) -> None:
         observer.record_stage(stage, plan)
-        resources.stop.check_between_stages(stage)
+        resources.stop.raise_if_stopped_between_stages(stage)
 
-    opened = opened.with_stores(data=InterruptibleStore(opened.ports.data, resources.stop, observer.record_moved_bytes))
-    opened = replace(opened, catalog=open_catalog(opened.ports))
-    opened.catalog.adopt_state(catalog)
-    log = opened.open(job.name, leads=True)
+    tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_moved_bytes))
+    tier = replace(tier, catalog=open_catalog(tier.ports))
+    tier.catalog.adopt_state(catalog)
+    log = tier.open_partition_log(job.partition, leads=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:
-            written = resources.output.update_output(opened, job.name, resources.disk)
+            written = resources.output.update_output(tier, job.partition, resources.disk)
             return JobResult(job, written.status, report=written)
         log.refresh()
-        lease = current_lease(opened.ports, log)
-        left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
+        lease = current_lease(tier.ports, log)
+        left_ms = lease.expires_ms - tier.ports.control.clock_ms() if lease else 0
         # A lease that seems to last longer than two of ours is ignored: the store's clock was set back, or the holder's ttl is longer.
-        if lease is not None and 0 < left_ms <= 2 * opened.lease.ttl_ms:
+        if lease is not None and 0 < left_ms <= 2 * tier.lease.ttl_ms:
             return JobResult(job, RoundStatus.LEASED, f"{lease.holder} is at work", log)
         if job.action is DaemonAction.RETIRE and 0 <= chosen_at_slot < log.state.slot:
             return JobResult(job, RoundStatus.NOTHING_TO_DO, "another process has written meanwhile", log)
         if job.action is DaemonAction.ROUND:
             stop = resources.stop.raise_if_stopped
             round_report = execute_round(
-                opened, job.name, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
+                tier, job.partition, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
             )
             if round_report.status in CHANGING:
-                opened.changes.publish([log])
+                tier.change_notifier.publish_changes([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
-            work = create_round(opened, job.name, now_ms, on_stage=on_stage, disk=resources.disk)
-            result = JobResult(
-                job, RoundStatus.RETIRED, "", log, retire_partition(opened.ports, log, opened.lease, opened.retention, work=work)
-            )
-            opened.changes.record_reached_slots([log])
+            work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
+            result = JobResult(job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, work=work))
+            tier.change_notifier.record_reached_slots([log])
         log.refresh()
     except CompactorError as error:
         known = {
@@ -123,11 +121,11 @@ def perform_job(
     return result
 
 
-def check_stores_writable(opened: Tier) -> None:
+def check_stores_writable(tier: Tier) -> None:
     """Write a few bytes into each store that rounds write to, and delete them. Raises StoreError or OutOfBudget if that fails."""
-    ports, tier = opened.ports, opened.settings.tier
+    ports = tier.ports
     places = [(ports.control, "probe/daemon")]
-    if tier.control_url and opened.ownership.ours:
+    if tier.settings.tier.control_url and tier.ownership.ours:
         places.append((ports.data, ".tiered-compactor/probe/daemon"))
     for store, key in places:
         store.put(key, b"may a round write here?")

@@ -92,7 +92,7 @@ def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
 def _sort_key_by_importance(schedule: PartitionSchedule) -> tuple[bool, int, str]:
     """Return a sort key for partitions: first those whose rounds fail or are forbidden, then those with most bytes to clean."""
     dirty = schedule.status.dirty_bytes if schedule.status else 0
-    return (not schedule.blocked_reason, -dirty, str(schedule.name))
+    return (not schedule.blocked_reason, -dirty, str(schedule.partition))
 
 
 def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
@@ -105,7 +105,7 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
         "live_bytes": "Bytes of live segments, for the same partitions",
     }
     statuses = [schedule.status for schedule in shown if schedule.status is not None]
-    yield from partition_gauges(described, ((s.name, (s.first_dirty_offset, s.end_offset, s.dirty_bytes, s.bytes)) for s in statuses))
+    yield from partition_gauges(described, ((s.partition, (s.first_dirty_offset, s.end_offset, s.dirty_bytes, s.bytes)) for s in statuses))
     yield make_gauge("partitions_labelled", "Partitions that have time series of their own", len(shown))
 
 

@@ -46,8 +46,8 @@ class PolledStatus(NamedTuple):
 class PartitionCache:
     """Cache of partition summaries. Thread-safe for different partitions; a single partition must be used by one thread at a time."""
 
-    def __init__(self, opened: Tier) -> None:
-        self._opened = opened
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
         self._known: dict[TopicPartition, CachedPartition] = {}
         self._confirmed: dict[TopicPartition, LogReadProgress] = {}
         self._histories: dict[TopicPartition, bytes] = {}
@@ -61,20 +61,20 @@ class PartitionCache:
         :param hints: the partitions' present change hints, by name.
         :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
         """
-        kept = self._opened.local.cached_summaries() if self._opened.local else {}
+        kept = self._tier.local.cached_summaries() if self._tier.local else {}
         found: dict[TopicPartition, PolledStatus] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
-                fresh and not summary.waiting and self._opened.min_log_slot(summary.name) <= seen.slot
+                fresh and not summary.waiting and self._tier.min_log_slot(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
-                self._known[summary.name] = CachedPartition(summary, seen, {})
-                found[summary.name] = PolledStatus(self._compute_status(summary.name, now_ms), seen.checked_ms)
+                self._known[summary.topic_partition] = CachedPartition(summary, seen, {})
+                found[summary.topic_partition] = PolledStatus(self._compute_status(summary.topic_partition, now_ms), seen.checked_ms)
         return found
 
-    def use_settings_of(self, opened: Tier) -> None:
-        """Compute statuses with the settings of ``opened`` from now on."""
-        self._opened = opened
+    def use_settings_of(self, tier: Tier) -> None:
+        """Compute statuses with the settings of ``tier`` from now on."""
+        self._tier = tier
 
     def forget_partition(self, partition: TopicPartition) -> None:
         """Remove a partition's cached summary and history, because its topic was deleted and created again."""
@@ -100,21 +100,23 @@ class PartitionCache:
         if last_status is not None and known is not None and not self._may_have_changed(known, hint):
             self._note_unchanged(known, hint, now_ms)
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
-        log = self._opened.open(partition)
+        log = self._tier.open_partition_log(partition)
         log.refresh()
         self.update_from_log(log, hint, now_ms)
         return self._compute_status(partition, now_ms)
 
     def update_from_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Cache the summary of a control log that was just read, and return the partition's status."""
-        self._opened.changes.cache_log_state(log, hint)
+        self._tier.change_notifier.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.
-        slot_times_ms = read_slot_times(self._opened.ports, log) if log.state.waiting or log.state.registrations else {}
+        slot_times_ms = read_slot_times(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_identity()
         position = LogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
-        self._histories[log.state.name] = serialize_history(partition_history(log.state))
-        self._known[log.state.name] = CachedPartition(summarize_state(self._opened.state_for_readers(log.state)), position, slot_times_ms)
-        return self._compute_status(log.state.name, now_ms)
+        self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))
+        self._known[log.state.topic_partition] = CachedPartition(
+            summarize_state(self._tier.state_for_readers(log.state)), position, slot_times_ms
+        )
+        return self._compute_status(log.state.topic_partition, now_ms)
 
     def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
         """Return the partition's live segments as of the last poll. Makes no request. Thread-safe."""
@@ -126,8 +128,8 @@ class PartitionCache:
 
         Makes no request. Thread-safe.
         """
-        if partition not in self._histories and self._opened.local is not None and self._opened.local.is_bound_to_tier:
-            kept = self._opened.local.cached_state(partition)
+        if partition not in self._histories and self._tier.local is not None and self._tier.local.is_bound_to_tier:
+            kept = self._tier.local.cached_state(partition)
             if kept is not None:
                 self._histories.setdefault(partition, serialize_history(partition_history(kept[0])))
         data = self._histories.get(partition)
@@ -139,18 +141,18 @@ class PartitionCache:
         """
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
-        if self._opened.local and confirmed:
-            self._opened.local.record_logs_up_to_date(confirmed)
+        if self._tier.local and confirmed:
+            self._tier.local.record_logs_up_to_date(confirmed)
 
     def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
         On broker-managed tiers it may have if the hint is new.
         """
-        opened, name = self._opened, cached.summary.name
-        if cached.position is None or (not opened.kind.has_complete_log and cached.position.hint != hint):
+        tier, name = self._tier, cached.summary.topic_partition
+        if cached.position is None or (not tier.kind.has_complete_log and cached.position.hint != hint):
             return True
-        log = open_partition_log(opened.ports, name, opened.min_log_slot(name), log_name=opened.log_name(name))
+        log = open_partition_log(tier.ports, name, tier.min_log_slot(name), log_name=tier.log_name(name))
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _note_unchanged(self, cached: CachedPartition, hint: int, now_ms: int) -> None:
@@ -159,12 +161,16 @@ class PartitionCache:
         """
         if cached.position is not None:
             with self._lock:
-                self._confirmed[cached.summary.name] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
+                self._confirmed[cached.summary.topic_partition] = cached.position.model_copy(update={"hint": hint, "checked_ms": now_ms})
 
     def _compute_status(self, partition: TopicPartition, now_ms: int) -> PartitionStatus:
         """Return the partition's status under the present settings, from its cached summary."""
         known = self._known[partition]
         # A copy, because a summary caches its decoded segments: 200,000 of them in a large tier.
         return partition_status(
-            known.summary.model_copy(), self._opened.cleaner_for(partition.topic), self._opened.retention, known.slot_times_ms, now_ms
+            known.summary.model_copy(),
+            self._tier.cleaner_settings_for_topic(partition.topic),
+            self._tier.retention,
+            known.slot_times_ms,
+            now_ms,
         )

@@ -79,9 +79,10 @@ class JobProgress:
                 self._enter_phase("publish")
             elif stage is Stage.PUBLISHED:
                 self._enter_phase("close")
-        name, run = str(self._job.name), plan.run_id
+        name, run = str(self._job.partition), plan.run_id
         if stage is Stage.ANNOUNCED:
-            what = f"{count_noun(len(plan.sources), 'segment')} to rewrite in {count_noun(groups, 'group')}, {len(plan.skipped)} skipped"
+            segments = count_noun(len(plan.source_segment_ids), "segment")
+            what = f"{segments} to rewrite in {count_noun(groups, 'group')}, {len(plan.skipped)} skipped"
             self._log(f"announced, {what}, to be clean up to offset {plan.next_dirty_offset}", partition=name, run=run)
             for left in plan.skipped:
                 self._log(f"skipped: {left.reason}", level=logging.DEBUG, segment=left.id, partition=name, run=run)

@@ -68,7 +68,7 @@ class PartitionStatus:
     freed: pairs of time and bytes that deletions by any compactor freed, by the hour.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     slot: int
     segments: int = 0
     bytes: int = 0
@@ -112,7 +112,7 @@ def partition_status(
     why = summary.quarantine
     late = [s.first_timestamp_ms + cleaner.max_compaction_lag_ms for s in found.dirty if s.first_timestamp_ms > 0]
     return PartitionStatus(
-        name=summary.name,
+        partition=summary.topic_partition,
         slot=summary.slot,
         segments=summary.segments,
         bytes=summary.bytes,
@@ -214,7 +214,7 @@ class PartitionSchedule:
     output: None if no output is configured.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     hint: int = 0
     status: PartitionStatus | None = None
     next_poll_ms: int = 0
@@ -277,7 +277,7 @@ class Job:
     force: whether to run a round even if the dirty ratio is too low.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     action: DaemonAction
     exclusive: bool = False
     force: bool = False
@@ -290,7 +290,7 @@ def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> Par
 
 def new_schedule(partition: TopicPartition, hint: int, now_ms: int) -> PartitionSchedule:
     """Return the first schedule of a partition that the daemon did not know before: it is polled at once."""
-    return PartitionSchedule(name=partition, hint=hint, next_poll_ms=now_ms)
+    return PartitionSchedule(partition=partition, hint=hint, next_poll_ms=now_ms)
 
 
 def poll_interval_ms(partition_count: int) -> int:
@@ -303,7 +303,7 @@ def restored_schedule(
 ) -> PartitionSchedule:
     """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
     return PartitionSchedule(
-        name=partition,
+        partition=partition,
         hint=hint,
         status=status,
         next_poll_ms=polled_ms + interval_ms,
@@ -491,14 +491,14 @@ def choose_jobs(
     candidates: list[tuple[PartitionSchedule, DaemonAction]] = []
     for schedule in schedules:
         action = next_action(schedule, now_ms, may_begin_rounds=may_begin_rounds)
-        if schedule.name not in running and action is not None and action is not DaemonAction.POLL:
+        if schedule.partition not in running and action is not None and action is not DaemonAction.POLL:
             candidates.append((schedule, action))
     exclusive = next((schedule for schedule, action in candidates if schedule.exclusive and action is DaemonAction.ROUND), None)
     if exclusive is not None:
-        return [] if running else [Job(exclusive.name, DaemonAction.ROUND, exclusive=True, force=exclusive.requested)]
+        return [] if running else [Job(exclusive.partition, DaemonAction.ROUND, exclusive=True, force=exclusive.requested)]
     candidates.sort(key=lambda candidate: not candidate[0].requested)
     free = max(0, max_jobs - len(running))
-    return [Job(schedule.name, action, force=schedule.requested and action is DaemonAction.ROUND) for schedule, action in candidates[:free]]
+    return [Job(one.partition, action, force=one.requested and action is DaemonAction.ROUND) for one, action in candidates[:free]]
 
 
 class PartitionCondition(StrEnum):

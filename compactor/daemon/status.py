@@ -165,33 +165,33 @@ class PartitionDetails:
     running_job: RunningJob | None
 
 
-def read_tier_status(opened: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
+def read_tier_status(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
     """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing.
 
     :raises StoreError: if the tier cannot be reached.
     """
-    names = opened.current_partitions()
-    cache, schedules = PartitionCache(opened), []
-    for name, log in zip(names, opened.read_logs_or_errors(names, on_partition), strict=True):
-        now_ms = opened.ports.clock_ms()
-        schedule = with_pause_and_request(new_schedule(name, 0, now_ms), pause_reason(opened.catalog.state, name), 0, now_ms)
+    names = tier.list_latest_incarnations()
+    cache, schedules = PartitionCache(tier), []
+    for name, log in zip(names, tier.read_logs_or_errors(names, on_partition), strict=True):
+        now_ms = tier.ports.clock_ms()
+        schedule = with_pause_and_request(new_schedule(name, 0, now_ms), pause_reason(tier.catalog.state, name), 0, now_ms)
         if isinstance(log, CompactorError):
             schedules.append(with_failed_poll(schedule, str(log), now_ms))
         else:
             schedules.append(with_poll_result(schedule, cache.update_from_log(log, 0, now_ms), now_ms, 0.0))
-    now_ms = opened.ports.clock_ms()
+    now_ms = tier.ports.clock_ms()
     return DaemonStatus(
-        holder=opened.ports.holder,
-        tier=opened.ports.layout.url,
+        holder=tier.ports.holder,
+        tier=tier.ports.layout.url,
         now_ms=now_ms,
         started_ms=now_ms,
         scans=1,
         scan_ms=now_ms,
-        interval_ms=opened.settings.daemon.interval_ms,
+        interval_ms=tier.settings.daemon.interval_ms,
         ready=True,
         stopping=False,
         problem="",
-        usage=opened.counters.usage(),
+        usage=tier.counters.usage(),
         schedules=tuple(schedules),
         running_jobs=(),
         totals=JobTotals(),
@@ -213,13 +213,13 @@ class JobMonitor:
     def record_job_start(self, job: Job, schedule: PartitionSchedule, now_ms: int) -> JobProgress:
         """Create and return the progress recorder of a job that starts now."""
         progress = JobProgress(job, schedule.status, now_ms, self._log)
-        self._at_work[job.name] = progress
+        self._at_work[job.partition] = progress
         return progress
 
     def record_job_end(self, result: JobResult) -> None:
         """Add a job that has ended to the totals."""
-        self._at_work.pop(result.job.name, None)
-        self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.name))
+        self._at_work.pop(result.job.partition, None)
+        self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.partition))
 
     def running_jobs(self, now_ms: int) -> tuple[RunningJob, ...]:
         """Return every job that runs now, with its progress."""

@@ -63,7 +63,7 @@ def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now
     hour_ms = now_ms - now_ms % HOUR_MS
     by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
     for status in statuses:
-        by_topic[status.name.topic].append(status)
+        by_topic[status.partition.topic].append(status)
     figures = {topic: _hour_figures(found, hour_ms) for topic, found in by_topic.items()}
     largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
     everything = [status for found in by_topic.values() for status in found]

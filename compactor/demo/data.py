@@ -33,7 +33,7 @@ _PLANS = (b"free", b"basic", b"plus", b"business")
 
 
 @dataclass(frozen=True)
-class TopicShape:
+class DemoTopicSettings:
     """Size of the generated topic: counts and bytes. now_ms: time of the last record. seed: the same seed gives the same bytes."""
 
     now_ms: int
@@ -80,43 +80,43 @@ class _LogWriter:
         self._base, self._parts, self._size = self.next_offset, [], 0
 
 
-def write_topic(folder: Path, shape: TopicShape, table: CustomersTable) -> Iterator[int]:
+def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
     """Write a log directory with the generated topic, and yield the number of records of each batch, for a progress bar."""
     folder.mkdir(parents=True)
-    log = _LogWriter(folder, shape.segment_bytes)
-    batches = -(-shape.records // shape.batch_records)
-    transactions = {(2 * n + 1) * batches // (2 * shape.transactions): n for n in range(shape.transactions)}
+    log = _LogWriter(folder, settings.segment_bytes)
+    batches = -(-settings.records // settings.batch_records)
+    transactions = {(2 * n + 1) * batches // (2 * settings.transactions): n for n in range(settings.transactions)}
     elections = {0: 0, batches // 3: 1, 3 * batches // 4: 3}
     sequence = {CONNECTOR: 0, IMPORTER: 0}
     for number in range(batches):
-        now = shape.now_ms - _HISTORY_MS + (number + 1) * (_HISTORY_MS // batches)
+        now = settings.now_ms - _HISTORY_MS + (number + 1) * (_HISTORY_MS // batches)
         codec = _CODECS[number * len(_CODECS) // batches]
         if number in elections:
             log.begin_leader_epoch(elections[number])
-        count = min(shape.batch_records, shape.records - number * shape.batch_records)
+        count = min(settings.batch_records, settings.records - number * settings.batch_records)
         whose = [(CONNECTOR, count)]
         if number in transactions:
             # The importer's transaction begins before this batch and ends after it.
             third = count // 3
             whose = [(IMPORTER, third), (CONNECTOR, count - 2 * third), (IMPORTER, third)]
         for producer, some in whose:
-            rows = table.next_changes(
-                some, log.next_offset, now, aborted=producer == IMPORTER and _is_transaction_aborted(shape, transactions[number])
+            rows = customers.next_change_records(
+                some, log.next_offset, now, aborted=producer == IMPORTER and _is_transaction_aborted(settings, transactions[number])
             )
             header = ProducerFields(producer, 0, sequence[producer], producer == IMPORTER)
             log.append_batch(encode_batch(rows, codec=codec, producer=header, leader_epoch=log.leader_epoch), some, now)
             sequence[producer] += some
         if number in transactions:
-            commit = not _is_transaction_aborted(shape, transactions[number])
+            commit = not _is_transaction_aborted(settings, transactions[number])
             log.append_batch(encode_txn_marker(log.next_offset, now, IMPORTER, 0, is_commit=commit, leader_epoch=log.leader_epoch), 1, now)
         yield count
-    log.roll_segment(shape.now_ms)
+    log.roll_segment(settings.now_ms)
     (folder / "leader-epoch-checkpoint").write_text(format_leader_epoch_checkpoint(tuple(log.epochs)), encoding="utf-8")
 
 
-def _is_transaction_aborted(shape: TopicShape, transaction: int) -> bool:
+def _is_transaction_aborted(settings: DemoTopicSettings, transaction: int) -> bool:
     """Return whether a transaction is aborted: the one in the middle."""
-    return transaction == shape.transactions // 2
+    return transaction == settings.transactions // 2
 
 
 class CustomersTable:
@@ -125,16 +125,16 @@ class CustomersTable:
     latest: key -> last committed value, None if the key was deleted.
     """
 
-    def __init__(self, shape: TopicShape) -> None:
-        self._random = np.random.default_rng(shape.seed)
-        weights = np.cumsum(np.arange(1, shape.keys + 1, dtype=np.float64) ** -_SKEW)
+    def __init__(self, settings: DemoTopicSettings) -> None:
+        self._random = np.random.default_rng(settings.seed)
+        weights = np.cumsum(np.arange(1, settings.keys + 1, dtype=np.float64) ** -_SKEW)
         self._popularity = weights / weights[-1]
-        self._id_of_rank = self._random.permutation(shape.keys) + 10_000
+        self._id_of_rank = self._random.permutation(settings.keys) + 10_000
         self.latest: dict[bytes, bytes | None] = {}
         self._versions: dict[int, int] = {}
         self._lsn = 1 << 32
 
-    def next_changes(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
+    def next_change_records(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
         """Return records for ``count`` changes of random rows, beginning at ``offset`` and ``timestamp`` (milliseconds). With ``aborted``
         the table itself does not change, because the records belong to an aborted transaction.
         """
@@ -142,13 +142,16 @@ class CustomersTable:
         lots = self._random.random(count).tolist()
         versions = dict(self._versions) if aborted else self._versions
         rows = [
-            self._next_change(versions, key, lot, offset + i, timestamp + i) for i, (key, lot) in enumerate(zip(ids, lots, strict=True))
+            self._next_change_record(versions, key, lot, offset + i, timestamp + i)
+            for i, (key, lot) in enumerate(zip(ids, lots, strict=True))
         ]
         if not aborted:
             self.latest |= {row.key: row.value for row in rows if row.key is not None}
         return rows
 
-    def _next_change(self, versions: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int) -> RecordToEncode:
+    def _next_change_record(
+        self, versions: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
+    ) -> RecordToEncode:
         """Return the record of the next change of a row, and update ``versions``. A small ``random_fraction`` (0 to 1) deletes an existing
         row.
         """

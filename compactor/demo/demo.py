@@ -14,7 +14,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, load_settings
 from compactor.consumer.messages import iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
-from compactor.demo.data import CustomersTable, TopicShape, write_topic
+from compactor.demo.data import CustomersTable, DemoTopicSettings, write_demo_topic
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import OnStage, RoundReport
@@ -86,7 +86,7 @@ class Demo:
     def __init__(self, folder: Path, now_ms: int, tier_url: str = "", settings: Settings | None = None) -> None:
         self.folder = folder.absolute()
         self.now_ms = now_ms
-        self.shape = TopicShape(now_ms)
+        self.shape = DemoTopicSettings(now_ms)
         self._table = CustomersTable(self.shape)
         self._before = TopicSize(0, 0, 0)
         self.config = self.folder / "tiered-compactor.toml"
@@ -102,7 +102,7 @@ class Demo:
         self._tier: Tier = open_tier(load_settings(str(self.config), {}))
         if tier_url and self._tier.catalog.refresh().tier_id:
             raise UsageError(f"there is a tier at {tier_url} already", hint="Name a prefix that nothing uses yet")
-        self._cleaner = self._tier.cleaner_for(NAME.topic)
+        self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
     def _clear_folder(self) -> None:
         """Delete an earlier demo in the folder. Raises UsageError if the folder holds anything else."""
@@ -118,7 +118,7 @@ class Demo:
 
     def generate_topic(self, on_records: OnCount) -> None:
         """Generate the demo's topic and write it as a Kafka log directory."""
-        for count in write_topic(self.log_dir, self.shape, self._table):
+        for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 
     def import_topic(self, progress: ImportProgress) -> ImportReport:
@@ -127,7 +127,7 @@ class Demo:
         self._before = self._topic_size()
         return report
 
-    def plan_round(self) -> Forecast:
+    def forecast_round(self) -> Forecast:
         """Return the forecast of a round of compaction: what it will clean and save."""
         return forecast_partition(self._tier, NAME, self.now_ms)
 
@@ -157,7 +157,7 @@ class Demo:
 
     def _topic_size(self) -> TopicSize:
         """Return the present number of segments, records and bytes of the topic in the tier."""
-        state = self._tier.open(NAME).refresh()
+        state = self._tier.open_partition_log(NAME).refresh()
         return TopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 
 

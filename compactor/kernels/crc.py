@@ -168,9 +168,9 @@ def _crc_in_three_streams(buf: Bytes, at: int, stream_bytes: int, table: CrcTabl
 
 
 @inline_kernel
-def _extend_word_by_instruction(crc: np.uint64, word: np.uint64) -> np.uint64:
+def _extend_word_by_instruction(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
     """Return the CRC-32C state after eight more bytes, using the processor's instruction."""
-    return _step64(crc, word)
+    return _step64(crc, eight_bytes)
 
 
 @kernel
@@ -193,12 +193,12 @@ def _extend_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> 
 
 
 @inline_kernel
-def extend_word_by_tables(crc: np.uint64, word: np.uint64) -> np.uint64:
+def extend_word_by_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
     """Return the CRC-32C state after eight bytes, using tables. For processors without a CRC-32C instruction."""
-    word ^= crc
+    eight_bytes ^= crc
     crc = np.uint64(0)
     for i in range(8):
-        crc ^= _AFTER[i, (word >> np.uint64(8 * i)) & np.uint64(255)]
+        crc ^= _AFTER[i, (eight_bytes >> np.uint64(8 * i)) & np.uint64(255)]
     return crc
 
 

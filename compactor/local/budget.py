@@ -80,7 +80,7 @@ class Budget:
         self._kept: OrderedDict[CachedFile, None] = OrderedDict()
         self._queue: deque[object] = deque()
 
-    def reserve(self, usage: DiskUsage, size: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()) -> SpaceReservation:
+    def reserve_space(self, usage: DiskUsage, size: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()) -> SpaceReservation:
         """Reserve ``size`` bytes of disk space and return the reservation, waiting until they are free. Requests are served in the order of
         arrival.
 
@@ -150,12 +150,12 @@ class Budget:
             self.changed.notify_all()
             return cached_file
 
-    def pin(self, cached_file: CachedFile) -> bool:
+    def pin_file(self, cached_file: CachedFile) -> bool:
         """Pin a cached file, so that it is not deleted. Return False if it was deleted already."""
         with self.changed:
             return bool(self._pin_existing_files((cached_file,)))
 
-    def unpin(self, cached_file: CachedFile) -> None:
+    def unpin_file(self, cached_file: CachedFile) -> None:
         """Undo one ``pin`` of a cached file. Without pins it may be deleted when its bytes are needed."""
         with self.changed:
             cached_file.pins -= 1
@@ -254,7 +254,7 @@ class SpaceReservation:
         self.size = self.taken = 0
         return other
 
-    def release(self) -> None:
+    def release_space(self) -> None:
         """End the reservation: all its bytes become free in the budget."""
         self._budget.shorten_reservation(self.usage, self.size)
         self.size = self.taken = 0
@@ -263,7 +263,7 @@ class SpaceReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release()
+        self.release_space()
 
 
 def is_disk_full_error(error: BaseException) -> bool:

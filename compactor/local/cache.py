@@ -112,10 +112,10 @@ class LocalState:
             made = CacheDescription(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
             self._rocks.write({_META: made.model_dump_json().encode()})
 
-    def cache_catalog(self, state: CatalogState, mark: StateIdentity | None) -> None:
-        """Write the catalog to the cache if it has changed. ``mark`` identifies its last record; without one nothing is stored."""
-        if mark is not None and state.slot != self._catalog_slot:
-            self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=mark).model_dump_json().encode()})
+    def cache_catalog(self, state: CatalogState, identity: StateIdentity | None) -> None:
+        """Write the catalog to the cache if it has changed. ``identity`` identifies its last record; without one nothing is stored."""
+        if identity is not None and state.slot != self._catalog_slot:
+            self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
     def cached_summaries(self) -> dict[str, tuple[LogReadProgress, PartitionSummary]]:
@@ -142,19 +142,19 @@ class LocalState:
         )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
-    def cache_state(self, state: PartitionState, mark: StateIdentity, hint: int, now_ms: int) -> None:
+    def cache_state(self, state: PartitionState, identity: StateIdentity, hint: int, now_ms: int) -> None:
         """Write a partition's state and summary to the cache.
 
-        :param mark: identifies the last control-log record in the state.
+        :param identity: identifies the last control-log record in the state.
         :param hint: number of the last catalog record about the partition, taken before its control log was read.
         :param now_ms: current time in milliseconds.
         """
-        seen = LogReadProgress(slot=state.slot, hint=hint, checked_ms=now_ms, mark=mark)
+        seen = LogReadProgress(slot=state.slot, hint=hint, checked_ms=now_ms, mark=identity)
         self._rocks.write(
             {
-                _partition_key(_SEEN, state.name): seen.model_dump_json().encode(),
-                _partition_key(_SUMMARY, state.name): encode_summary(summarize_state(state)),
-                _partition_key(_STATE, state.name): state.model_dump_json().encode(),
+                _partition_key(_SEEN, state.topic_partition): seen.model_dump_json().encode(),
+                _partition_key(_SUMMARY, state.topic_partition): encode_summary(summarize_state(state)),
+                _partition_key(_STATE, state.topic_partition): state.model_dump_json().encode(),
             }
         )
 

@@ -47,13 +47,12 @@ RANGES_AT_ONCE = 4
 class FileToStage:
     """File of a remote segment that a round needs on the local disk.
 
-    name: the partition.
     kind: the kind of file, such as log or index.
     local_name: path below a broker's log directory; empty if it has none.
     ranges: (position, length) in bytes of the parts to fetch, in order, for which no digest is recorded; None for the whole file.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     segment: RemoteLogSegmentMetadata
     kind: str
     local_name: str = ""
@@ -130,15 +129,15 @@ class StagingFolder:
         if coming is not None:
             coming.result()
         found = self._kept.get(file.cache_key)
-        if found is not None and self.budget.pin(found[1]):
+        if found is not None and self.budget.pin_file(found[1]):
             try:
                 yield found[0]
             finally:
-                self.budget.unpin(found[1])
+                self.budget.unpin_file(found[1])
             return
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
-            with self.budget.reserve(self.usage, file.disk_bytes, self.object_key_of(file)) as own:
+            with self.budget.reserve_space(self.usage, file.disk_bytes, self.object_key_of(file)) as own:
                 self._fetch_file_when_disk_has_space(file, path)
                 try:
                     yield path
@@ -181,13 +180,13 @@ class StagingFolder:
         :raises OutOfBudget: if the budget is smaller than ``size``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in inputs if wanted.cache_key in self._kept]
-        with self.budget.reserve(self.usage, size, work_name, here) as reservation:
+        with self.budget.reserve_space(self.usage, size, work_name, here) as reservation:
             pinned = [kept for kept in here if not kept.dropped]
             try:
                 yield reservation
             finally:
                 for kept in pinned:
-                    self.budget.unpin(kept)
+                    self.budget.unpin_file(kept)
 
     @contextmanager
     def reserve_without_waiting(self, size: int, work_name: str) -> Iterator[None]:
@@ -226,11 +225,11 @@ class StagingFolder:
 
     def object_key_of(self, file: FileToStage) -> str:
         """Return the object key from which a file is fetched, for messages."""
-        return self.layout.object_name(file.name, file.segment, file.kind)
+        return self.layout.object_name(file.partition, file.segment, file.kind)
 
     def fetch_into_memory(self, file: FileToStage) -> bytes:
         """Fetch a small file into memory and return its content. Raises BadData if it differs from what was recorded."""
-        return contents.read_and_verify_segment_file(self.layout, file.name, file.segment, file.kind)
+        return contents.read_and_verify_segment_file(self.layout, file.partition, file.segment, file.kind)
 
     def close(self) -> None:
         """Delete the folder and give all bytes that the round has reserved back to the budget."""
@@ -240,9 +239,9 @@ class StagingFolder:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.budget.shorten_reservation(self.usage, self.usage.used)  # of work that was broken off
 
-    def _remember_cached_file(self, key: CachedFileKey, path: Path, kept: CachedFile) -> None:
+    def _remember_cached_file(self, key: CachedFileKey, path: Path, cached_file: CachedFile) -> None:
         """Record where a file is cached, so that it is not fetched again."""
-        self._kept[key] = (path, kept)
+        self._kept[key] = (path, cached_file)
 
     def _run_prefetch(self, file: FileToStage, reservation: SpaceReservation) -> None:
         """Fetch a file in the prefetch thread, in the bytes of ``reservation``, and cache it. Errors are ignored."""
@@ -272,7 +271,7 @@ class StagingFolder:
                 return
             if self._copy_from_log_directory(file, path):
                 return
-            arrived = contents.download_segment_file(self.layout, file.name, file.segment, file.kind, path)
+            arrived = contents.download_segment_file(self.layout, file.partition, file.segment, file.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
             arrived.require_recorded_content(self.object_key_of(file), file.recorded_file)
@@ -294,7 +293,7 @@ class StagingFolder:
         def fetch(piece: tuple[int, int, int]) -> None:
             """Fetch one part, given by its position in the file, its position in the object, and its length in bytes."""
             place, start, length = piece
-            data = self.layout.read_file(remote_file.name, remote_file.segment, remote_file.kind, start, length)
+            data = self.layout.read_file(remote_file.partition, remote_file.segment, remote_file.kind, start, length)
             if len(data) != length:
                 raise BadData(
                     "the object ends before its recorded size", segment=self.object_key_of(remote_file), position=start + len(data)

@@ -34,13 +34,13 @@ class DigestSum(Value):
         return DigestSum(count=count, digest=f"{high % _HALF:016x}{low % _HALF:016x}")
 
     @property
-    def halves(self) -> tuple[int, int]:
+    def digest_halves(self) -> tuple[int, int]:
         """Return the two halves of the digest as integers, the high one first."""
         return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
     def plus(self, other: DigestSum) -> DigestSum:
         """Return the sum of this and another sum: counts and digests added."""
-        (high, low), (more_high, more_low) = self.halves, other.halves
+        (high, low), (more_high, more_low) = self.digest_halves, other.digest_halves
         return DigestSum.from_halves(self.count + other.count, high + more_high, low + more_low)
 
     @override

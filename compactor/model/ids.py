@@ -42,7 +42,7 @@ class TopicPartition(NamedTuple):
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod
-    def validated(topic: str, partition: int) -> TopicPartition:
+    def create_validated(topic: str, partition: int) -> TopicPartition:
         """Return a partition after checking its topic as Kafka's ``Topic.validate`` does. Raises UsageError."""
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise UsageError(f"{topic!r} is not a topic name", hint="Kafka allows letters, digits, '.', '_' and '-', at most 249 of them")
@@ -59,7 +59,7 @@ class TopicPartition(NamedTuple):
         topic, dash, number = text.rpartition("-")
         if not dash or not (number.isascii() and number.isdigit()):
             raise UsageError(f"{text!r} is not a partition", hint="Write TOPIC-PARTITION, for example orders-0")
-        return TopicPartition.validated(topic, int(number))
+        return TopicPartition.create_validated(topic, int(number))
 
     @staticmethod
     def parse_prefix(text: str) -> TopicPartition:

@@ -103,7 +103,7 @@ class CompactionPlan(Value):
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def source_segment_ids(self) -> tuple[str, ...]:
         """Return the ids of all segments that the round replaces."""
         return tuple(source for task in self.tasks for source in task.sources)
 

@@ -57,10 +57,10 @@ class IcebergOutput:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises as ``OutputWriter.update_output``."""
         settings = opened.settings.outputs.iceberg
         wanted = settings.table_for(name.topic)
-        if wanted is None or name != opened.current(name):  # by now, the name means another topic
+        if wanted is None or name != opened.latest_incarnation(name):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
         written: dict[Slice, DataFile | None] = {}
-        with open_table(wanted, opened.identity.read().tier_id, name.topic, create=True) as read_table:
+        with open_table(wanted, opened.identity.read_catalog().tier_id, name.topic, create=True) as read_table:
             for _ in range(COMMIT_ATTEMPTS):
                 table = read_table()
                 if table is None:
@@ -119,7 +119,7 @@ def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
     settings = opened.settings.outputs.iceberg.table_for(name.topic)
     if settings is None:
         return None
-    with open_table(settings, opened.identity.read().tier_id, name.topic, create=False) as read_table:
+    with open_table(settings, opened.identity.read_catalog().tier_id, name.topic, create=False) as read_table:
         table = read_table()
         known = table.partition_entry(name.partition) if table else None
         files = list(table.data_files(name.partition).values()) if table else []
@@ -160,7 +160,7 @@ def find_files_with_keys(opened: Tier, topic: str, keys: Collection[bytes]) -> l
     settings = opened.settings.outputs.iceberg.table_for(topic)
     if settings is None:
         return []
-    with open_table(settings, opened.identity.read().tier_id, topic, create=False) as read_table:
+    with open_table(settings, opened.identity.read_catalog().tier_id, topic, create=False) as read_table:
         table = read_table()
         current = table.snapshot.snapshot_id if table and table.snapshot else 0
         return [
@@ -173,7 +173,7 @@ def _read_view(opened: Tier, name: TopicPartition) -> tuple[PartitionState, Part
     """Return a partition's state as its control log has it now, what the table's snapshot is to record about the partition, and the slices
     of segments that make up the compacted view, ascending by offset.
     """
-    state = opened.open(name).refresh()
+    state = opened.open_partition_log(name).refresh()
     log_start = opened.first_readable_offset(state)
     return state, view_entry(state, log_start), view_slices(state, log_start)
 
@@ -237,7 +237,7 @@ class _TableUpdate:
         """Write the files that are missing, and check that no key occurs twice. Return the share of keys that was checked."""
         todo = [each for each in plan.write if each not in self.written]
         live, log = state.live_segments_by_id(), log_identity(self.opened, state)
-        limit = self.opened.cleaner_for(self.name.topic).max_decompressed_batch_bytes
+        limit = self.opened.cleaner_settings_for_topic(self.name.topic).max_decompressed_batch_bytes
         tasks = [
             SliceTask(
                 DataFileName(self.name.partition, state.incarnation, each),

@@ -92,7 +92,7 @@ class LocalFileWriter:
 
     def write_files(self, order: FileOrder, written: dict[Slice, DataFile | None]) -> float:
         """Write data files as ``FileWriter.write_files``."""
-        budget = order.opened.cleaner_for(order.name.topic).map_budget_bytes
+        budget = order.opened.cleaner_settings_for_topic(order.name.topic).map_budget_bytes
         check = _UniqueKeys(order, budget, sum(task.max_records for task in order.tasks))
         for task in order.tasks:
             each = task.file.slice
@@ -121,7 +121,7 @@ def write_slice(
     :raises LogChanged: if the log was truncated meanwhile. :raises BadData: :raises StoreError:
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
-    settings = opened.settings.outputs.iceberg.table_for(task.extent.name.topic)
+    settings = opened.settings.outputs.iceberg.table_for(task.extent.partition.topic)
     formats = settings.formats if settings is not None else {}
     typed = TypedColumns(table, FieldDecoder(opened.settings), formats) if formats else None
 
@@ -131,7 +131,7 @@ def write_slice(
             rows, picked = selection.rows, selection.picked
             found = picked[(rows.key_length[picked] >= 0) & (rows.value_length[picked] >= 0)]
             if len(found):
-                batch = arrow_batch(replace(selection, picked=found), *task.extent.name, _COLUMNS)
+                batch = arrow_batch(replace(selection, picked=found), *task.extent.partition, _COLUMNS)
                 batch = batch.rename_columns(list(_NAMES))
                 batch = typed.add_to_batch(batch) if typed else batch
                 if not (typed and typed.lacks_columns):

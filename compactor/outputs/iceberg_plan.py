@@ -121,21 +121,21 @@ def end_of_unfinished_round(state: PartitionState) -> int:
     return needed if needed > first_dirty_offset_of_vector(state.vector) else -1
 
 
-def view_slices(state: PartitionState, log_start: int) -> tuple[Slice, ...]:
-    """Return the slices of the compacted view, ascending. ``log_start``: first offset that readers may see."""
+def view_slices(state: PartitionState, log_start_offset: int) -> tuple[Slice, ...]:
+    """Return the slices of the compacted view, ascending. ``log_start_offset``: first offset that readers may see."""
     end = first_dirty_offset_of_vector(state.vector)
-    slices = (Slice(segment.id, max(segment.start_offset, log_start), min(segment.end_offset, end - 1)) for segment in state.live)
+    slices = (Slice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live)
     return tuple(each for each in slices if each.first <= each.last)
 
 
-def view_entry(state: PartitionState, log_start: int) -> PartitionEntry:
+def view_entry(state: PartitionState, log_start_offset: int) -> PartitionEntry:
     """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
-    end = max(first_dirty_offset_of_vector(state.vector), log_start)
+    end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
     return PartitionEntry(
         topic_id=state.topic_id,
         incarnation=state.incarnation,
-        log_start=log_start,
+        log_start=log_start_offset,
         cleaner_offset=end,
         leader_epochs=tuple((entry.epoch, entry.start_offset) for entry in state.lineage if entry.start_offset < end),
         slot=state.slot,

@@ -32,8 +32,8 @@ from compactor.outputs.pinterest_names import (
     PublishedSegment,
     format_pointer,
     generation_name,
-    shift_offset_index,
-    shift_time_index,
+    rebase_offset_index,
+    rebase_time_index,
 )
 from compactor.records.batches import scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
@@ -114,7 +114,7 @@ class GenerationTarget:
         return format_pointer(prefix, bucket, self.keys, partition.first_incarnation, generation)
 
 
-def configured_target(tier: Tier) -> GenerationTarget:
+def configured_generation_target(tier: Tier) -> GenerationTarget:
     """Return the target that ``[tier.pinterest]`` configures.
 
     :raises UsageError: if none is configured, if the tier is not compactor-managed, or if the target overlaps the tier or its control
@@ -128,19 +128,19 @@ def configured_target(tier: Tier) -> GenerationTarget:
     if not pinterest.target:
         raise UsageError("no target is configured", hint="Set target under [tier.pinterest] to another prefix")
     for url in (settings.tier_url, control_url(settings)):
-        if _is_url_below(pinterest.target, url) or _is_url_below(url, pinterest.target):
+        if _is_url_same_or_below(pinterest.target, url) or _is_url_same_or_below(url, pinterest.target):
             raise UsageError(f"target under [tier.pinterest] and {url} lie within each other", hint="Name a prefix of its own")
     store = open_store(pinterest.target, settings=settings, limits=settings.limits, counters=tier.counters)
     return GenerationTarget(store, pinterest_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
 
 
-def _is_url_below(url: str, parent_url: str) -> bool:
+def _is_url_same_or_below(url: str, parent_url: str) -> bool:
     """Return whether a URL is equal to another one or lies below it."""
     return f"{url.rstrip('/')}/".startswith(f"{parent_url.rstrip('/')}/")
 
 
 @dataclass(frozen=True)
-class WriteOptions:
+class GenerationWriteOptions:
     """Options of writing a generation (a copy of a partition for Pinterest's consumers).
 
     disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
@@ -156,36 +156,36 @@ class WriteOptions:
 
 
 def write_generation(
-    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: WriteOptions | None = None
+    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions | None = None
 ) -> GenerationReport:
     """Copy the partition's published segments to its current generation, or to a new one if needed, and return what was written.
 
     :raises BadData: if an object is missing or damaged.
     :raises OutOfBudget: if a segment does not fit the disk budget.
-    :raises Leased: if another process writes the generation (see ``WriteOptions.yields``).
+    :raises Leased: if another process writes the generation (see ``GenerationWriteOptions.yields``).
     :raises Unavailable: if other processes were faster TRIES times.
     :raises StoreError: if a store fails.
     """
-    return update_generation(tier, target, partition, options or WriteOptions())[0]
+    return update_generation(tier, target, partition, options or GenerationWriteOptions())[0]
 
 
 def update_generation(
-    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: WriteOptions
+    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
     """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
     Nothing is copied for a superseded topic incarnation (the topic was deleted and created again), because a generation is of the latest
     one. Raises as ``write_generation``.
     """
     log = target.generation_log(partition)
-    if partition != tier.current(partition):  # the name means another topic by now, whose generation this one would replace
-        return GenerationReport(*partition, "empty", slot=tier.open(partition).refresh().slot), log.read_generations()
+    if partition != tier.latest_incarnation(partition):  # the name means another topic by now, whose generation this one would replace
+        return GenerationReport(*partition, "empty", slot=tier.open_partition_log(partition).refresh().slot), log.read_generations()
     for attempt in range(PUBLISH_ATTEMPTS):
         try:
             # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.
             known = log.read_generations()
-            state = tier.open(partition).refresh_and_check_gaps()
+            state = tier.open_partition_log(partition).refresh_and_check_gaps()
             with _open_segments(tier, state, options) as reading:
-                report = _GenerationWriter(tier, target, log, state, known, options, reading).write_or_append()
+                report = _GenerationWriter(tier, target, log, state, known, options, reading).write_or_append_generation()
         except NotFound as error:
             if attempt == PUBLISH_ATTEMPTS - 1:
                 raise BadData(f"an object of the view is missing: {error.message}", segment=str(partition), hint="See `verify`") from error
@@ -196,11 +196,13 @@ def update_generation(
 
 
 @contextmanager
-def _open_segments(tier: Tier, state: PartitionState, options: WriteOptions) -> Iterator[StagedSegmentReader]:
+def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOptions) -> Iterator[StagedSegmentReader]:
     """Open the partition's segments for reading within the disk budget."""
-    cleaner = tier.cleaner_for(state.topic)
+    cleaner = tier.cleaner_settings_for_topic(state.topic)
     disk = options.disk or Budget(disk_budget_bytes(cleaner, tier.state_dir))
-    with closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, state.name, state.live, disk, "generation")) as reading:
+    with closing_reader(
+        segment_reader(tier.ports, cleaner, tier.state_dir, state.topic_partition, state.live, disk, "generation")
+    ) as reading:
         yield reading
 
 
@@ -213,58 +215,68 @@ class _GenerationWriter:
     log: GenerationLog
     state: PartitionState
     known: PartitionGenerations
-    options: WriteOptions
+    options: GenerationWriteOptions
     reading: StagedSegmentReader
 
-    def write_or_append(self) -> GenerationReport | None:
+    def write_or_append_generation(self) -> GenerationReport | None:
         """Append to the current generation or write a new one. Return None if another writer was faster."""
         current = self.known.current
-        lacking = current.missing_segments(self.state.live, self.state.log_start) if current else None
+        lacking = current.segments_to_append(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:
             if not lacking:
                 return self._generation_report("up_to_date", current)
             parts = self._create_objects_of_parts(lacking, current.name, current.parts)
             if parts is not None:
                 return self._record_generation_step(
-                    "appended", self.known.next_step(current, self.state.slot, parts), (*current.parts, *parts), parts
+                    "appended", self.known.next_generation_step(current, self.state.slot, parts), (*current.parts, *parts), parts
                 )
         if current and self.options.append_only:
             return self._generation_report("superseded", current)
         if current and self.state.deleted_slot and not self.state.has_segments:
-            return self._record_removal()
+            return self._record_empty_generation()
         for attempt in range(MAX_NAMED_PARTITIONS):
-            generation = generation_name(self.known.next_number, attempt)
+            generation = generation_name(self.known.next_step_number, attempt)
             self._announce_generation(generation)
             parts = self._create_objects_of_parts(self.state.live, generation, ())
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
                 is_read = current is not None and current.parts_with_objects
-                return self._record_removal() if is_read else GenerationReport(*self.state.name, "empty", slot=self.state.slot)
-            return self._record_generation_step("written", self.known.first_step(generation, self.state.slot, parts), parts, parts)
-        raise BadData(f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_number} differ", segment=str(self.state.name))
+                return (
+                    self._record_empty_generation()
+                    if is_read
+                    else GenerationReport(*self.state.topic_partition, "empty", slot=self.state.slot)
+                )
+            return self._record_generation_step(
+                "written", self.known.first_generation_step(generation, self.state.slot, parts), parts, parts
+            )
+        raise BadData(
+            f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_step_number} differ", segment=str(self.state.topic_partition)
+        )
 
-    def _record_removal(self) -> GenerationReport | None:
+    def _record_empty_generation(self) -> GenerationReport | None:
         """Record an empty generation for a partition that was deleted or of which readers may read no record. The record remains after all
         other objects are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
-        names = (generation_name(self.known.next_number, attempt) for attempt in range(len(taken) + 1))
+        names = (generation_name(self.known.next_step_number, attempt) for attempt in range(len(taken) + 1))
         generation = next(name for name in names if name not in taken)
-        return self._record_generation_step("removed", self.known.first_step(generation, self.state.slot, ()), (), ())
+        return self._record_generation_step("removed", self.known.first_generation_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
         """Announce that this process writes a generation. Objects of a generation that is never completed are found by its announcement.
 
-        :raises Leased: if another process has announced this step recently, and ``WriteOptions.yields`` is set.
+        :raises Leased: if another process has announced this step recently, and ``GenerationWriteOptions.yields`` is set.
         """
-        here = [one for one in self.known.begun if one.number == self.known.next_number]
+        here = [one for one in self.known.begun if one.number == self.known.next_step_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
         if self.options.yields and begun and self.target.store.clock_ms() < begun.modified_ms + AT_WORK_MS:
             key = self.log.announcement_key(begun.generation)
             holder = self.target.store.get(key).decode("utf-8", "replace")
             if holder != self.tier.ports.holder:
-                raise Leased(f"{self.state.name}: {holder} writes generation {begun.generation}", hint="The daemon tries again later")
+                raise Leased(
+                    f"{self.state.topic_partition}: {holder} writes generation {begun.generation}", hint="The daemon tries again later"
+                )
         self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
 
     def _record_generation_step(
@@ -276,7 +288,7 @@ class _GenerationWriter:
         :param parts: all parts of the generation.
         :param created: the parts that were written now.
         """
-        number = self.known.next_number
+        number = self.known.next_step_number
         try:
             self.target.store.create(self.log.step_key(number), step.model_dump_json(exclude_none=True).encode())
         except AlreadyExists:
@@ -290,7 +302,7 @@ class _GenerationWriter:
         objects = generation.parts_with_objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
-        return GenerationReport(*self.state.name, status, generation.name, len(created), size, *offsets, self.state.slot)
+        return GenerationReport(*self.state.topic_partition, status, generation.name, len(created), size, *offsets, self.state.slot)
 
     def _create_objects_of_parts(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
@@ -329,7 +341,7 @@ class _GenerationWriter:
         :param latest_timestamp_ms: largest timestamp of this part and of those before it.
         """
         segment, reading, log_start = self.state.live[ordinal], self.reading, self.state.log_start
-        name, limit = self.state.name, reading.inflate_limit
+        name, limit = self.state.topic_partition, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
         with reading.staging.open_file(reading.log_file_to_stage(ordinal)) as path:
@@ -340,25 +352,29 @@ class _GenerationWriter:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
-                "index": shift_offset_index(self._read_index(segment, "index"), distance),
-                "timeindex": shift_time_index(self._read_index(segment, "timeindex"), distance),
+                "index": rebase_offset_index(self._read_segment_index(segment, "index"), distance),
+                "timeindex": rebase_time_index(self._read_segment_index(segment, "timeindex"), distance),
                 "log": path,
             }
             if segment.start_offset < log_start:
                 log = bytes_from_offset(source, log_start, limit)
                 table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
-                interval = self.tier.cleaner_for(name.topic).index_interval_bytes
+                interval = self.tier.cleaner_settings_for_topic(name.topic).index_interval_bytes
                 index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
-                contents = {"index": shift_offset_index(index, 0), "timeindex": timeindex, "log": log}
+                contents = {"index": rebase_offset_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
         reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
-    def _read_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+    def _read_segment_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
         """Return a segment's index of this kind; empty if it has none."""
-        return read_and_verify_segment_file(self.tier.ports.layout, self.state.name, segment, kind) if kind in segment.files else b""
+        return (
+            read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, segment, kind)
+            if kind in segment.files
+            else b""
+        )
 
 
 # ---- telling readers ----------------------------------------------------------------------------------------------------------
@@ -384,8 +400,8 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         else:
             changed = _delete_if_exists(target.store, log.pointer_key)
         if current.began not in known.recorded_ms:
-            create_object(target.store, log.readers_directed_key(current.began), b"")
-        target.store.delete([log.step_key(number) for number in known.deletable_steps()])
+            create_object(target.store, log.pointer_written_marker_key(current.began), b"")
+        target.store.delete([log.step_key(number) for number in known.deletable_step_numbers()])
         if not changed:
             return known
 

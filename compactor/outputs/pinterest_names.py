@@ -131,13 +131,17 @@ class Generation(Value):
         """Return largest timestamp and name of each object, as the layout's metadata lists them."""
         return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.parts_with_objects)
 
-    def missing_segments(self, live: Sequence[RemoteLogSegmentMetadata], log_start: int) -> Sequence[RemoteLogSegmentMetadata] | None:
+    def segments_to_append(
+        self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int
+    ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, or if
         its first object begins below the log start, so that a new generation is due.
         """
         known = [part.segment for part in self.parts]
-        is_prefix = [segment.id for segment in live[: len(known)]] == known
-        return live[len(known) :] if is_prefix and all(one.base >= log_start for one in self.parts_with_objects[:1]) else None
+        is_prefix = [segment.id for segment in live_segments[: len(known)]] == known
+        return (
+            live_segments[len(known) :] if is_prefix and all(one.base >= log_start_offset for one in self.parts_with_objects[:1]) else None
+        )
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class PartitionGenerations:
     recorded_ms: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def next_number(self) -> int:
+    def next_step_number(self) -> int:
         """Return the number under which the next step is stored. A step is an object that records which parts were appended to a
         generation.
         """
@@ -182,21 +186,21 @@ class PartitionGenerations:
         """Return the names of all generations that are or were valid."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
-    def first_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that makes a new generation valid, to be recorded under ``next_number``."""
+    def first_generation_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+        """Return the step that makes a new generation valid, to be recorded under ``next_step_number``."""
         earlier = self.earlier
         if self.current:
-            earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_number))
-        whole = StepHistory(began=self.next_number, earlier=earlier)
+            earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_step_number))
+        whole = StepHistory(began=self.next_step_number, earlier=earlier)
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
-    def next_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+    def next_generation_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
         """Return the step that appends parts to the current generation."""
-        due = self.next_number - current.whole >= WHOLE_EVERY
+        due = self.next_step_number - current.whole >= WHOLE_EVERY
         whole = StepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
-    def deletable_steps(self) -> list[int]:
+    def deletable_step_numbers(self) -> list[int]:
         """Return the numbers of the steps that may be deleted: those so far before the last step that repeats all earlier ones that no
         reader needs them, even if it listed the steps earlier. A generation's first step is never among them.
         """
@@ -225,7 +229,7 @@ class GenerationLog:
         """Return the object key of a step, by its number."""
         return f"{self.folder}{number:020d}.json"
 
-    def readers_directed_key(self, number: int) -> str:
+    def pointer_written_marker_key(self, number: int) -> str:
         """Return the key of the marker object which states that readers were directed to the generation whose first step has this
         number.
         """
@@ -239,7 +243,7 @@ class GenerationLog:
         """Read all generations of the partition.
 
         Takes one LIST, and a GET for each step since the last one that repeats the earlier ones. If a listed step is gone, a writer has
-        deleted it (``PartitionGenerations.deletable_steps``), and the steps are listed again.
+        deleted it (``PartitionGenerations.deletable_step_numbers``), and the steps are listed again.
 
         :raises BadData: if steps are missing or invalid.
         :raises StoreError:
@@ -311,7 +315,7 @@ class GenerationLog:
         return step
 
 
-def partitions_of_keys(keys: Sequence[str]) -> list[TopicPartition]:
+def partitions_of_object_keys(keys: Sequence[str]) -> list[TopicPartition]:
     """Return the partitions to which objects below ROOT belong, sorted."""
     return sorted({TopicPartition.parse(key.split("/")[2]) for key in keys if key.count("/") >= 3})
 
@@ -341,7 +345,7 @@ def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, partition
     return json.dumps(document, indent=1).encode()
 
 
-def shift_offset_index(data: bytes, distance: int) -> bytes:
+def rebase_offset_index(data: bytes, distance: int) -> bytes:
     """Return the content of an offset index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are left
     out; readers find them by scanning.
     """
@@ -352,7 +356,7 @@ def shift_offset_index(data: bytes, distance: int) -> bytes:
     return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
 
 
-def shift_time_index(data: bytes, distance: int) -> bytes:
+def rebase_time_index(data: bytes, distance: int) -> bytes:
     """Return the content of a time index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are replaced
     by the largest one. No entry is left out, because consumers read the last one.
     """

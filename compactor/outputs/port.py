@@ -52,7 +52,7 @@ class OutputReport:
 class OutputWriter(Protocol):
     """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output``."""
 
-    def update_output(self, opened: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions whose time is over.
 
         :param disk: local disk that the partition's segments may use.
@@ -61,20 +61,20 @@ class OutputWriter(Protocol):
         """
 
 
-def configured_output(opened: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
+def configured_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
     """Return the configured output, or None if there is none. Makes no request. Raises UsageError if its settings are invalid.
 
     :param wrap_store: wraps the output's store, for example so that requests can be interrupted.
     """
-    if opened.settings.outputs.iceberg.topics:
-        if opened.settings.tier.pinterest.target:
+    if tier.settings.outputs.iceberg.topics:
+        if tier.settings.tier.pinterest.target:
             raise UsageError("two outputs are configured", hint="Remove [tier.pinterest] target, or the topics of [outputs.iceberg]")
         require_extra("iceberg", "[outputs.iceberg]")
         from compactor.outputs.iceberg import IcebergOutput
 
         return IcebergOutput()
-    if not opened.settings.tier.pinterest.target:
+    if not tier.settings.tier.pinterest.target:
         return None
     from compactor.outputs.upkeep import PinterestOutput
 
-    return PinterestOutput.from_settings(opened, wrap_store)
+    return PinterestOutput.from_settings(tier, wrap_store)

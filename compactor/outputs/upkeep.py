@@ -20,13 +20,13 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import (
     GenerationReport,
     GenerationTarget,
-    WriteOptions,
-    configured_target,
+    GenerationWriteOptions,
+    configured_generation_target,
     switch_readers_to_current_generation,
     update_generation,
     write_generation,
 )
-from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, PartitionGenerations, partitions_of_keys
+from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, PartitionGenerations, partitions_of_object_keys
 from compactor.outputs.port import OutputReport
 from compactor.round.compaction import disk_budget_bytes
 from compactor.storage.port import ObjectStore
@@ -50,7 +50,7 @@ class RetiredGeneration:
 
 
 @dataclass(frozen=True)
-class GenerationUpkeep:
+class GenerationUpkeepReport:
     """Result of writing a partition's generation (a copy for Pinterest's consumers) and deleting old ones. again_ms: when the next old
     generation may be deleted, in milliseconds of the store's clock; NEVER_MS if none waits.
     """
@@ -76,7 +76,7 @@ def write_generations(
     :param on_partition: receives each partition's report or error as soon as it is done.
     :returns: a report or an error for each partition, in the given order.
     """
-    options = WriteOptions(disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
+    options = GenerationWriteOptions(disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
     def write_one(partition: TopicPartition) -> GenerationReport | CompactorError:
         try:
@@ -90,11 +90,13 @@ def write_generations(
         return list(pool.map(write_one, partitions))
 
 
-def maintain_generation(tier: Tier, target: GenerationTarget, partition: TopicPartition, options: WriteOptions) -> GenerationUpkeep:
+def maintain_generation(
+    tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
+) -> GenerationUpkeepReport:
     """Bring a partition's generation up to its view and delete old generations whose time is over. Raises as ``write_generation``."""
     report, known = update_generation(tier, target, partition, options)
     retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
-    return GenerationUpkeep(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
+    return GenerationUpkeepReport(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,14 @@ class PinterestOutput:
     target: GenerationTarget
 
     @staticmethod
-    def from_settings(opened: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> PinterestOutput:
+    def from_settings(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> PinterestOutput:
         """Return the output that [tier.pinterest] describes. Raises UsageError if its target is not usable."""
-        target = configured_target(opened)
+        target = configured_generation_target(tier)
         return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
-    def update_output(self, opened: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
         """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
-        done = maintain_generation(opened, self.target, partition, WriteOptions(disk=disk, yields=True))
+        done = maintain_generation(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = (
             [f"generation {made.generation} {made.status}, {count_noun(made.objects, 'segment')}, {format_size(made.bytes)}"]
@@ -124,10 +126,10 @@ class PinterestOutput:
 
 def partitions_with_generations(target: GenerationTarget) -> list[TopicPartition]:
     """Return the partitions of which the target holds generations (compacted copies for Pinterest's consumers), sorted."""
-    return partitions_of_keys([info.key for info in target.store.list(f"{GENERATIONS_FOLDER}/{target.keys.cluster}/")])
+    return partitions_of_object_keys([info.key for info in target.store.list(f"{GENERATIONS_FOLDER}/{target.keys.cluster}/")])
 
 
-def partition_generations(target: GenerationTarget, partition: TopicPartition) -> PartitionGenerations:
+def read_partition_generations(target: GenerationTarget, partition: TopicPartition) -> PartitionGenerations:
     """Return the generations of a partition: the current compacted copy for Pinterest's consumers, and older ones. Raises BadData,
     StoreError.
     """
@@ -151,19 +153,21 @@ def retire_generations(target: GenerationTarget, partition: TopicPartition, *, d
 
 
 def _delete_expired_generations(
-    target: GenerationTarget, partition: TopicPartition, known: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
+    target: GenerationTarget, partition: TopicPartition, generations: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
 ) -> list[RetiredGeneration]:
     """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait.
 
     :param count_waiting_objects: whether to count the objects of those that wait.
     """
-    if not known.earlier and not known.begun:
+    if not generations.earlier and not generations.begun:
         return []
     log, store = target.generation_log(partition), target.store
     now = (target.clock_ms if dry_run else store.clock_ms)()
     found: list[RetiredGeneration] = []
-    for generation in known.earlier:
-        reported = [ms for number, ms in known.recorded_ms.items() if number >= generation.ended]  # of the next one, or of one after it
+    for generation in generations.earlier:
+        reported = [
+            ms for number, ms in generations.recorded_ms.items() if number >= generation.ended
+        ]  # of the next one, or of one after it
         due_ms = min(reported) + target.keep_ms if reported else NEVER_MS
         # The oldest first: what is left of the steps begins with a generation.
         if any(not one.deleted for one in found):
@@ -174,13 +178,13 @@ def _delete_expired_generations(
             )
         )
         if found[-1].deleted and not dry_run:
-            numbers = [number for number in reversed(known.numbers) if generation.began <= number < generation.ended]
+            numbers = [number for number in reversed(generations.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
-            store.delete([key for number in numbers for key in (log.step_key(number), log.readers_directed_key(number))])
-    for begun in known.begun:
-        if begun.generation in known.recorded_generation_names:
+            store.delete([key for number in numbers for key in (log.step_key(number), log.pointer_written_marker_key(number))])
+    for begun in generations.begun:
+        if begun.generation in generations.recorded_generation_names:
             gone = True
-        elif begun.number < known.next_number:
+        elif begun.number < generations.next_step_number:
             found.append(
                 _delete_generation_if_due(
                     target,

@@ -47,9 +47,9 @@ def zero_sums_by_account() -> Sums:
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
-def to_digest_sum(row: Sums) -> DigestSum:
+def to_digest_sum(sums: Sums) -> DigestSum:
     """Convert a row of an array of sums to a DigestSum."""
-    return DigestSum.from_halves(int(row[0]), int(row[1]), int(row[2]))
+    return DigestSum.from_halves(int(sums[0]), int(sums[1]), int(sums[2]))
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
@@ -77,8 +77,8 @@ def digest_sums_by_account(
     chunk: BatchChunk,
     rows: RecordRows,
     first_row: Int64s,
-    before: Actions,
-    after: Actions,
+    action_by_header: Actions,
+    final_action: Actions,
     keep: Flags,
     superseded: Flags,
     aborted: Flags,
@@ -89,17 +89,17 @@ def digest_sums_by_account(
     they were dropped; a record dropped for no valid reason is in no account.
 
     :param raw: the segment's bytes.
-    :param before, after: action of each batch as decided by its header, and after its records were filtered.
+    :param before, final_action: action of each batch as decided by its header, and after its records were filtered.
     :param keep, superseded: flags per row: whether the record stays, and whether a later record has its key.
     :param aborted: flags per batch: data of an aborted transaction.
     """
     sums = zero_sums_by_account()
-    if np.all(after == COPY):
+    if np.all(final_action == COPY):
         return sums
     some = slice(chunk.first, chunk.last)
-    opened = (before == FILTER) & (after != COPY)
+    opened = (action_by_header == FILTER) & (final_action != COPY)
     _add_digests_to_accounts(
-        raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, after, aborted, first_row, rows.offset,
+        raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, final_action, aborted, first_row, rows.offset,
         rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
     )  # fmt: skip
     return sums
@@ -205,7 +205,7 @@ def _add_digests_to_accounts(
     magic: npt.NDArray[np.int8],
     control: npt.NDArray[np.int8],
     opened: Flags,
-    after: Actions,
+    final_action: Actions,
     aborted: Flags,
     first_row: Int64s,
     offset: Int64s,
@@ -225,8 +225,8 @@ def _add_digests_to_accounts(
     records = np.uint64(0)
     first = np.uint64(0)
     second = np.uint64(0)
-    for batch in range(after.size):
-        if after[batch] == COPY:
+    for batch in range(final_action.size):
+        if final_action[batch] == COPY:
             continue
         if not opened[batch]:
             reason = BATCH_MARKER if control[batch] != NOT_CONTROL else BATCH_ABORTED if aborted[batch] else BATCH_SUPERSEDED

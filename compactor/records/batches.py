@@ -90,7 +90,7 @@ class BatchTable:
         return len(self.position)
 
     @staticmethod
-    def allocate(rows: int) -> BatchTable:
+    def allocate_rows(rows: int) -> BatchTable:
         """Return a table with room for ``rows`` batches, not initialized."""
         return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
 
@@ -147,7 +147,7 @@ def scan_batches(buf: Bytes, segment: str, previous_last_offset: int = -1) -> Ba
     count, position = _count_batches_and_bytes(buf)
     if position < len(buf):
         _raise_invalid_header(buf, position, _framing_problem_code(buf, position), segment)
-    table = BatchTable.allocate(count)
+    table = BatchTable.allocate_rows(count)
     problem, position = _parse_headers_or_find_problem(
         buf,
         previous_last_offset,

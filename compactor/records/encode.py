@@ -418,7 +418,7 @@ def _write_records_that_stay(
     last: int,
     base: int,
     base_timestamp: int,
-    whole: bool,
+    are_records_copied: bool,
     offset: Int64s,
     timestamp: Int64s,
     start: Int64s,
@@ -434,14 +434,14 @@ def _write_records_that_stay(
     """Write the records of rows [first, last] that stay, from position ``write`` on. Return the position after them.
 
     :param base, base_timestamp: base offset and base timestamp of the new batch.
-    :param whole: whether complete records may be copied, because base offset and base timestamp are unchanged.
+    :param are_records_copied: whether complete records may be copied, because base offset and base timestamp are unchanged.
     """
     row = first
     while row <= last:
         if not keep[row]:
             row += 1
             continue
-        if whole and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
+        if are_records_copied and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
             run = row
             while run < last and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
                 run += 1

@@ -75,7 +75,7 @@ class HeaderDigestBuilder:
         self._between = np.zeros(3, np.int64)
         self._is_sound = True
 
-    def update(self, data: bytes | Bytes) -> None:
+    def add_bytes(self, data: bytes | Bytes) -> None:
         """Process the next bytes of the log."""
         if not self._is_sound:
             return
@@ -98,7 +98,7 @@ def header_digest_of_verified_file(path: Path) -> str:
     """
     buf, digest = map_file(path), HeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
-        digest.update(buf[start : start + SCAN_BYTES])
+        digest.add_bytes(buf[start : start + SCAN_BYTES])
     return digest.digest_or_empty()
 
 

@@ -200,7 +200,7 @@ class Round:
             return _build_report(result, self._stats)
         finally:
             if log.state.intent is None and not waits:  # an open intent still has records to write
-                self._context.ports.publisher.release_metadata_reservation(log.state.name)
+                self._context.ports.publisher.release_metadata_reservation(log.state.topic_partition)
 
     def is_round_due(self, state: PartitionState) -> bool:
         return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_to_record(state) is not None
@@ -245,7 +245,7 @@ class Round:
             yield None
             return
         at_least = [s for s in assessment.covered_segments if s in assessment.dirty or s.id in assessment.horizon_due]
-        self._reserve_metadata_records_or_postpone(state.name, 2 * (1 + len(at_least)))
+        self._reserve_metadata_records_or_postpone(state.topic_partition, 2 * (1 + len(at_least)))
         cleaner = self._cleaner
         layout = self._context.ports.layout
         snapshot = read_producer_snapshot_at_end(layout, state)
@@ -297,7 +297,7 @@ class Round:
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        sources = set(plan.sources)
+        sources = set(plan.source_segment_ids)
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
         self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
@@ -359,18 +359,18 @@ class Round:
             reading.staging.close()
 
     def _run_pass_one(
-        self, facts: PlanInputs, workers: WorkerThreads, reading: StagedSegmentReader, check: LeadershipCheck
+        self, plan_inputs: PlanInputs, workers: WorkerThreads, reading: StagedSegmentReader, check: LeadershipCheck
     ) -> PassOneResult:
         """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
-        context, cleaner, assessment = self._context, self._cleaner, facts.assessment
+        context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
         settings = PassOneSettings(
             cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, check
         )
-        extent = RoundRange(assessment.first_dirty, end, round_rules_of_plan(draft_plan(facts), BalanceKey(context.hash_key)))
+        extent = RoundRange(assessment.first_dirty, end, round_rules_of_plan(draft_plan(plan_inputs), BalanceKey(context.hash_key)))
         parts = None if cleaner.splice else frozenset[str]()
         return run_pass_one(
-            reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_statistics(facts.state.runs), in_part=parts)
+            reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_statistics(plan_inputs.state.runs), in_part=parts)
         )
 
     def _run_tasks_in_this_process(
@@ -424,7 +424,8 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
     )
     if need > disk_bytes:
         raise OutOfBudget(
-            f"group {group} of {state.name} needs {format_size(need)} of local disk, and the disk budget is {format_size(disk_bytes)}",
+            f"group {group} of {state.topic_partition} needs {format_size(need)} of local disk,"
+            f" and the disk budget is {format_size(disk_bytes)}",
             hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
         )
 
@@ -483,7 +484,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
         first_dirty_offset=plan.first_dirty_offset,
         next_dirty_offset=state.first_dirty_offset if cut else plan.next_dirty_offset,
         reason=base.reason or stays,
-        segments_in=len(plan.sources) + len(plan.skipped),
+        segments_in=len(plan.source_segment_ids) + len(plan.skipped),
         segments_out=len(published),
         segments_skipped=len(plan.skipped),
         bytes_written=sum(r.bytes_written for r in result.receipts),
@@ -500,7 +501,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
 
 def _segment_outcomes(plan: CompactionPlan) -> tuple[SegmentOutcome, ...]:
     why = {segment.id: segment.reason for segment in plan.read}
-    done = [SegmentOutcome(name, "rewritten", why.get(name, "dirty")) for name in plan.sources]
+    done = [SegmentOutcome(name, "rewritten", why.get(name, "dirty")) for name in plan.source_segment_ids]
     return (*done, *(SegmentOutcome(segment.id, "skipped", segment.reason) for segment in plan.skipped))
 
 
@@ -522,7 +523,7 @@ def paused_round_report(facts: PartitionStateOrSummary[Any], reason: str) -> Rou
 
 def _report_without_round(facts: PartitionStateOrSummary[Any], status: RoundStatus) -> RoundReport:
     """Return the report of a partition that was left as it is, with this status."""
-    name, first_dirty = facts.name, facts.first_dirty_offset
+    name, first_dirty = facts.topic_partition, facts.first_dirty_offset
     return RoundReport(
         name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=facts.log_start, incarnation=name.incarnation
     )

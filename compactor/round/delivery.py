@@ -53,7 +53,7 @@ class RewrittenSegment:
 
     @staticmethod
     def from_composed_pieces(
-        composed: ComposedSegment, pieces: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
+        composed: ComposedSegment, sources: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
     ) -> RewrittenSegment:
         """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
@@ -61,7 +61,7 @@ class RewrittenSegment:
         """
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
         log = SegmentFile(size=size, batches=digest_of_headers(composed.directory.headers))
-        return RewrittenSegment(composed.table, log, contents, due, pieces)
+        return RewrittenSegment(composed.table, log, contents, due, sources)
 
 
 def upload_segment(

@@ -80,8 +80,8 @@ class _DriverSession:
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         publication.store_survivors(self.leadership, self.run_id, objects)
 
-    def check_leadership(self, *, waiting: bool = False) -> None:
-        self.leadership.check_still_leading(waiting=waiting)
+    def check_leadership(self, *, is_waiting: bool = False) -> None:
+        self.leadership.check_still_leading(is_waiting=is_waiting)
 
 
 def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[FactsT]) -> RoundResult:
@@ -121,7 +121,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     settled = finish_or_undo_open_intent(leadership, work)
     if settled is not None and not settled.undone:
         return settled
-    leadership.ports.publisher.check_publishing_allowed(leadership.state.name)
+    leadership.ports.publisher.check_publishing_allowed(leadership.state.topic_partition)
     undone = settled.undone if settled else ""
     before = leadership.state
     if work.log_start_to_record(before) is None:
@@ -227,7 +227,7 @@ def _finish_open_intent(
     intent = _require_intent(leadership)
     plan = intent.plan
     expired = ExpiredSources(leadership)
-    expired.refresh(intent)
+    expired.find_newly_expired_sources(intent)
     try:
         failed = _run_pending_tasks(leadership, work, facts, expired)
     except (CompactorError, RecordRefused):
@@ -325,12 +325,12 @@ def _run_pending_tasks(
         except NotFound as error:
             failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
         except Refused:
-            if not expired.refresh(intent):
+            if not expired.find_newly_expired_sources(intent):
                 raise
             continue
         if failure is None:
             return None
-        if failure.kind == OVERDUE or not expired.refresh(intent):
+        if failure.kind == OVERDUE or not expired.find_newly_expired_sources(intent):
             if failure.kind == OVERDUE or facts is None or not known:
                 return failure, segment
             facts = None  # pass 1 had to be repeated, and met a segment that has expired
@@ -365,7 +365,7 @@ def _damaged_output_problem(leadership: Leadership, intent: Intent, expired: Exp
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output()
-    return first_damaged_output() if found and expired.refresh(intent) else found
+    return first_damaged_output() if found and expired.find_newly_expired_sources(intent) else found
 
 
 def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:

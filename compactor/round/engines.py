@@ -23,7 +23,7 @@ class RemoteWorker(Worker, Protocol):
         """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
         return now_ms
 
-    def check_clean_segments(self, facts: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def check_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return which clean segments the plan can skip. ``check`` raises Fenced if leadership is lost. Raises BadData, StoreError,
         OutOfBudget.
         """

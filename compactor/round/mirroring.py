@@ -34,7 +34,7 @@ _MAX_TIMESTAMP_AT: Final = 35
 
 def state_with_broker_segments(ports: Ports, state: PartitionState) -> PartitionState:
     """Return the state with the segments that brokers serve now; the unchanged state if no broker writes the tier."""
-    return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.name))
+    return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.topic_partition))
 
 
 def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
@@ -44,7 +44,7 @@ def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
     ports, state = leadership.ports, leadership.state
     if ports.brokers is None or state.intent is None:
         return ""
-    there = {(link.segment.id, link.last) for link in ports.brokers(state.name).links}
+    there = {(link.segment.id, link.last) for link in ports.brokers(state.topic_partition).links}
     ends = {segment.id: segment.end_offset for segment in state.live}
     missing = [name for name in segment_ids_of_open_round(state) if (name, ends.get(name)) not in there]
     explained = expired.find_expired(missing)
@@ -62,7 +62,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     ports = leadership.ports
     if ports.brokers is None:
         return leadership.state
-    name = leadership.state.name
+    name = leadership.state.topic_partition
     view = _view_without_expired_segments(leadership, ports.brokers(name))
     body = build_mirroring_record(leadership.state, view, leadership.epoch)
     if body is None:

@@ -203,14 +203,16 @@ class FilterAnswers:
     met: Mapping[int, str] = field(default_factory=dict)
 
 
-def run_pass_one(reader: StagedSegmentReader, extent: RoundRange, settings: PassOneSettings, query: CleanSegmentQuery) -> PassOneResult:
+def run_pass_one(
+    reader: StagedSegmentReader, round_range: RoundRange, settings: PassOneSettings, query: CleanSegmentQuery
+) -> PassOneResult:
     """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
-    roles = SegmentRoles.assign_segment_roles(reader.live, extent, query.sidecars)
+    roles = SegmentRoles.assign_segment_roles(reader.live, round_range, query.sidecars)
     cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
-    job = _PassOneJob(reader, extent, settings, query, roles, RoundSources(reader, roles), cost)
+    job = _PassOneJob(reader, round_range, settings, query, roles, RoundSources(reader, roles), cost)
     expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
@@ -270,7 +272,7 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
     finally:
         survivors.close()
         if space.reservation is not None:
-            space.reservation.release()
+            space.reservation.release_space()
     return _build_pass_one_result(scan, decisions, answers, 1)
 
 
@@ -536,7 +538,7 @@ def _build_pass_one_result(
     )
 
 
-def remaining_size_bounds(found: PassOneResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
+def remaining_size_bounds(pass_one_result: PassOneResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
     """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
     read.
 
@@ -544,8 +546,8 @@ def remaining_size_bounds(found: PassOneResult, state: PartitionState) -> dict[s
     """
     left = {}
     for ordinal, segment in enumerate(state.live):
-        source = found.sources[ordinal]
-        counts = found.survivors.survivor_counts_by_batch(source) if found.opened.is_segment_open(ordinal) else None
+        source = pass_one_result.sources[ordinal]
+        counts = pass_one_result.survivors.survivor_counts_by_batch(source) if pass_one_result.opened.is_segment_open(ordinal) else None
         if counts is None or len(counts.kept) != len(source.table):
             continue
         data = source.table.control == NOT_CONTROL

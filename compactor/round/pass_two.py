@@ -370,7 +370,7 @@ class PlanExecution:
     def release_group(self, group: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
-        group.reservation.release()
+        group.reservation.release_space()
         self._update_round_stats()
 
     @measure_stage(WorkStage.UPLOAD, lambda self, group: group.cleaned.size)
@@ -418,7 +418,7 @@ class PlanExecution:
         )
 
     def _compose_segment(
-        self, group: RewrittenGroup, part: SegmentPart, output: SourceSegment, composed: ComposedSegment
+        self, group: RewrittenGroup, segment_part: SegmentPart, output: SourceSegment, composed: ComposedSegment
     ) -> RewrittenSegment:
         task, table, source = group.task, composed.table, self._live[group.members[0]]
         index, timeindex = encode_offset_and_time_index(
@@ -427,7 +427,7 @@ class PlanExecution:
         log_key = self._worker.layout.object_name(self._partition, source, "log")
         return RewrittenSegment.from_composed_pieces(
             composed,
-            pieces_of_new_log(part.splice, log_key, group.cleaned.paths["log"], output.table),
+            pieces_of_new_log(segment_part.splice, log_key, group.cleaned.paths["log"], output.table),
             {"index": index, "timeindex": timeindex, **self._build_snapshot_and_checkpoint(group)},
         )
 

@@ -197,23 +197,23 @@ class GroupCandidate:
 _Assessed = RoundAssessment[RemoteLogSegmentMetadata]
 
 
-def draft_plan(facts: PlanInputs) -> CompactionPlan:
+def draft_plan(plan_inputs: PlanInputs) -> CompactionPlan:
     """Return the plan without ids and epoch, for callers that need its rules before the complete plan exists."""
-    return plan_round(facts, NO_COMPACTOR_EPOCH, lambda: "")
+    return plan_round(plan_inputs, NO_COMPACTOR_EPOCH, lambda: "")
 
 
-def plan_round(facts: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
     """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7).
 
     :param leader_epoch: the compactor epoch.
     :param new_id: makes the ids of the run and of the new segments.
     """
-    state, found, clean, cleaner = facts.state, facts.assessment, facts.clean, facts.cleaner
+    state, found, clean, cleaner = plan_inputs.state, plan_inputs.assessment, plan_inputs.clean, plan_inputs.cleaner
     rules = (
         GroupingRules(
             cleaner,
-            facts.left,
-            _segments_beginning_leader_epoch(found.covered_segments) | _segments_after_expiring_ones(facts),
+            plan_inputs.left,
+            _segments_beginning_leader_epoch(found.covered_segments) | _segments_after_expiring_ones(plan_inputs),
             large=True,
         )
         if state.mirrored
@@ -231,7 +231,7 @@ def plan_round(facts: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable
         partition=state.partition,
         incarnation=state.incarnation,
         leader_epoch=leader_epoch,
-        now_ms=TimestampMs(facts.now_ms),
+        now_ms=TimestampMs(plan_inputs.now_ms),
         first_dirty_offset=Offset(found.first_dirty),
         end_offset=Offset(found.end),
         next_dirty_offset=Offset(cleaned),
@@ -240,10 +240,10 @@ def plan_round(facts: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable
         legacy_horizon_ms=before.mtime_ms - cleaner.delete_retention_ms if before and found.dirty else 0,
         vector=state.vector,
         policy=cleaner.cleaner_policy(),
-        map_engine=facts.map_engine,
-        fingerprint=facts.fingerprint,
-        producers=facts.producers,
-        tasks=tuple(_rewrite_task_of_group(number, members, facts, new_id()) for number, members in enumerate(groups)),
+        map_engine=plan_inputs.map_engine,
+        fingerprint=plan_inputs.fingerprint,
+        producers=plan_inputs.producers,
+        tasks=tuple(_rewrite_task_of_group(number, members, plan_inputs, new_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             SegmentToRead(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -263,10 +263,16 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
-def _segments_after_expiring_ones(facts: PlanInputs) -> frozenset[int]:
+def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[int]:
     """Return the positions of the segments that must begin a group, because brokers expire the segment before soon."""
     return frozenset(
-        range(1, count_segments_expiring_soon(facts.state, facts.assessment.covered_segments, facts.cleaner, facts.now_ms) + 1)
+        range(
+            1,
+            count_segments_expiring_soon(
+                plan_inputs.state, plan_inputs.assessment.covered_segments, plan_inputs.cleaner, plan_inputs.now_ms
+            )
+            + 1,
+        )
     )
 
 
@@ -371,11 +377,11 @@ def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
 
 
 def _rewrite_task_of_group(
-    number: int, members: Sequence[RemoteLogSegmentMetadata], facts: PlanInputs, new_segment_id: str
+    number: int, members: Sequence[RemoteLogSegmentMetadata], plan_inputs: PlanInputs, new_segment_id: str
 ) -> CompactionTask:
     """Return the task that rewrites one group."""
     whole = sum(member.size_bytes for member in members)
-    most = sum(GroupCandidate(member, facts.left.get(member.id)).size for member in members)
+    most = sum(GroupCandidate(member, plan_inputs.left.get(member.id)).size for member in members)
     return CompactionTask(
         group=number,
         sources=tuple(member.id for member in members),
@@ -385,5 +391,5 @@ def _rewrite_task_of_group(
         leader_epochs=merge_segment_lineages([member.leader_epochs for member in members]),
         mtime_ms=members[-1].mtime_ms,
         most_bytes=most if most < whole else 0,
-        in_part=len(members) == 1 and members[0].id in facts.clean.in_part,
+        in_part=len(members) == 1 and members[0].id in plan_inputs.clean.in_part,
     )

@@ -23,10 +23,10 @@ class LeadershipCheck(Protocol):
     Each call counts as progress; the lease is renewed only while there is progress.
     """
 
-    def __call__(self, *, waiting: bool = False) -> object:
+    def __call__(self, *, is_waiting: bool = False) -> object:
         """Raise Fenced if another compactor leads.
 
-        :param waiting: the caller only waits for others, so that the call does not count as progress.
+        :param is_waiting: the caller only waits for others, so that the call does not count as progress.
         """
 
 
@@ -59,7 +59,7 @@ class WorkSession(Protocol):
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         """Record existing scratch objects as the result of pass 1. Raises Fenced."""
 
-    def check_leadership(self, *, waiting: bool = False) -> None:
+    def check_leadership(self, *, is_waiting: bool = False) -> None:
         """Replay new control records; raise Fenced if another compactor has taken over. See ``LeadershipCheck``."""
 
 

@@ -104,7 +104,7 @@ class RestoreRound:
             groups_to_restore(state, self.run_id)
         )
         if problem:
-            raise UsageError(f"run {self.run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")
+            raise UsageError(f"run {self.run_id} of {state.topic_partition} cannot be undone: {problem}", hint="Nothing was changed")
         yield state
 
     def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
@@ -145,7 +145,7 @@ class RestoreRound:
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
-        name = session.state.name
+        name = session.state.topic_partition
         sources = [source for one in groups.values() for source in one.sources]
         reading = segment_reader(self.ports, self.cleaner, self.state_dir, name, sources, self._disk_budget(), "undo")
         try:

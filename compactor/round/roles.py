@@ -51,17 +51,23 @@ class SegmentRoles:
     heads: Mapping[str, SidecarHead]
 
     @staticmethod
-    def assign_segment_roles(live: Sequence[RemoteLogSegmentMetadata], extent: RoundRange, sidecars: SidecarStore | None) -> SegmentRoles:
+    def assign_segment_roles(
+        live_segments: Sequence[RemoteLogSegmentMetadata], round_range: RoundRange, sidecars: SidecarStore | None
+    ) -> SegmentRoles:
         """Return the roles of the live segments in a round.
 
         :param sidecars: None if sidecars are switched off (``bloom = false``). Raises StoreError.
         """
-        ids = [segment.id for segment in live]
+        ids = [segment.id for segment in live_segments]
         return SegmentRoles(
-            live,
-            dirty=tuple(n for n, s in enumerate(live) if s.end_offset >= extent.first_dirty and s.start_offset < extent.end),
-            clean=tuple(n for n, s in enumerate(live) if s.end_offset < extent.first_dirty and s.start_offset < extent.end),
-            behind=tuple(n for n, s in enumerate(live) if s.start_offset >= extent.end),
+            live_segments,
+            dirty=tuple(
+                n for n, s in enumerate(live_segments) if s.end_offset >= round_range.first_dirty and s.start_offset < round_range.end
+            ),
+            clean=tuple(
+                n for n, s in enumerate(live_segments) if s.end_offset < round_range.first_dirty and s.start_offset < round_range.end
+            ),
+            behind=tuple(n for n, s in enumerate(live_segments) if s.start_offset >= round_range.end),
             heads=sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
         )
 
@@ -127,15 +133,15 @@ class RoundSources:
             self._opened.add(ordinal)
             yield source
 
-    def restrict_segment_to_part(self, ordinal: int, part: SegmentPart) -> None:
+    def restrict_segment_to_part(self, ordinal: int, segment_part: SegmentPart) -> None:
         """Restrict a segment to a part of its batches, so that only these are read from now on. The verdicts must have been computed
         before.
 
         :param ordinal: position of the segment in the partition.
         """
-        self.parts[ordinal] = part
-        self.sources[ordinal], self.verdicts[ordinal] = part.whole, part.whole_verdicts
-        self.reading.ranges[ordinal] = part.splice.byte_ranges_read
+        self.parts[ordinal] = segment_part
+        self.sources[ordinal], self.verdicts[ordinal] = segment_part.whole, segment_part.whole_verdicts
+        self.reading.ranges[ordinal] = segment_part.splice.byte_ranges_read
         self._opened.add(ordinal)
 
     def is_segment_open(self, ordinal: int) -> bool:
@@ -160,7 +166,7 @@ def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, 
     """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate(0))
+    return substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
 
 
 def _empty_verdicts() -> TransactionVerdicts:

@@ -35,7 +35,7 @@ def live_segment_reader(
 
     :param purpose: prefix of the folder's name.
     """
-    return segment_reader(ports, cleaner, state_dir, state.name, state.live, budget, purpose)
+    return segment_reader(ports, cleaner, state_dir, state.topic_partition, state.live, budget, purpose)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> Produ
 def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
     """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
     return (
-        parse_producer_snapshot(snapshot, layout.object_name(state.name, state.live[-1], "snapshot"))
+        parse_producer_snapshot(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
         if snapshot
         else ProducerStates.without_producers()
     )
@@ -94,12 +94,12 @@ def read_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState) 
         return b""
     last = state.live[-1]
     try:
-        files = layout.segment_files(state.name, last)
+        files = layout.segment_files(state.topic_partition, last)
         if "snapshot" not in files:
             return b""
-        return read_and_verify_segment_file(layout, state.name, last.model_copy(update={"files": dict(files)}), "snapshot")
+        return read_and_verify_segment_file(layout, state.topic_partition, last.model_copy(update={"files": dict(files)}), "snapshot")
     except NotFound:
-        key = layout.object_name(state.name, last, "snapshot")
+        key = layout.object_name(state.topic_partition, last, "snapshot")
         raise BadData("a producer snapshot is missing in the store", segment=key, hint="Run `verify`; restore the object") from None
 
 
@@ -116,13 +116,13 @@ class StagedSegmentReader:
         self,
         staging: StagingFolder,
         partition: TopicPartition,
-        live: Sequence[RemoteLogSegmentMetadata],
+        live_segments: Sequence[RemoteLogSegmentMetadata],
         inflate_limit: int,
         cached_files: Mapping[tuple[str, str], bytes] | None = None,
     ) -> None:
         self.staging = staging
         self.known = cached_files or {}
-        self.live = live
+        self.live = live_segments
         self.inflate_limit = inflate_limit
         self.partition = partition
         self.ranges: dict[int, tuple[tuple[int, int], ...]] = {}

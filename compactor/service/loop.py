@@ -24,20 +24,21 @@ WAKE_S = 1.0
 
 
 class ServiceLoop(ABC, Generic[JobT, ResultT]):
-    """Base class of services: one thread repeats ``scan``, ``start_due_jobs`` and ``collect_results``. Other public methods may be called
+    """Base class of services: one thread repeats ``scan``, ``start_due_jobs`` and ``process_ended_jobs``. Other public methods may be
+    called
     from any thread.
 
     :param log: receives one line for each event.
     """
 
-    def __init__(self, opened: Tier, log: EventLogger) -> None:
+    def __init__(self, tier: Tier, log: EventLogger) -> None:
         self.stop = StopRequest(threading.Event())
-        opened = opened.with_stores(data=InterruptibleStore(opened.ports.data, self.stop))
-        self._opened = replace(opened, ports=replace(opened.ports, sleep=self.stop.sleep))
+        tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, self.stop))
+        self._tier = replace(tier, ports=replace(tier.ports, sleep=self.stop.sleep_unless_stopped))
         self._log = log
         self._running: dict[TopicPartition, JobT] = {}
         self._done: queue.SimpleQueue[ResultT | None] = queue.SimpleQueue()
-        self._started_ms = opened.ports.clock_ms()
+        self._started_ms = tier.ports.clock_ms()
         self._scans = 0
         self._scan_ms = 0
         self._new_settings: Settings | None = None
@@ -60,9 +61,9 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
             elif self._woken.is_set():
                 next_scan = min(next_scan, last_scan + WAKE_S)
             self.start_due_jobs()
-            self.collect_results(max(0.0, next_scan - time.monotonic()))
+            self.process_ended_jobs(max(0.0, next_scan - time.monotonic()))
         while self._running:
-            self.collect_results(None)
+            self.process_ended_jobs(None)
 
     def request_stop(self) -> None:
         """Ask the service to stop, and return at once."""
@@ -79,13 +80,13 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
         self._new_settings = settings
         self._done.put(None)
 
-    def collect_results(self, wait_s: float | None) -> None:
+    def process_ended_jobs(self, wait_s: float | None) -> None:
         """Wait until a job ends, at most ``wait_s`` seconds (None: without limit), and process all jobs that have ended."""
         try:
             done = self._done.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._done.get_nowait()
             while True:
                 if done is not None:
-                    self._record_result(done)
+                    self._process_job_result(done)
                 done = self._done.get_nowait()
         except queue.Empty:
             return
@@ -103,7 +104,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
         """Start every due job for which a thread is free, and return these jobs."""
 
     @abstractmethod
-    def _record_result(self, done: ResultT) -> None:
+    def _process_job_result(self, result: ResultT) -> None:
         """Process the result of a job that has ended, and remove it from ``_running``."""
 
     @abstractmethod

@@ -46,19 +46,25 @@ def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
             line = key if isinstance(becomes, dict) else f"{key}: {_format_setting(was)} -> {_format_setting(becomes)}"
             (changed if _takes_effect_without_restart(key) else waiting).append(line)
     topics = {
-        pattern: _with_fixed_values_of(cleaner, current.topics.get(pattern, current.cleaner)) for pattern, cleaner in reread.topics.items()
+        pattern: _keep_settings_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
+        for pattern, cleaner in reread.topics.items()
     }
-    opened = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
+    tier = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
     daemon = current.daemon.model_copy(update={"threads": reread.daemon.threads})
     agent = reread.agent.model_copy(update={"listen": current.agent.listen})
     settings = reread.model_copy(
-        update=opened
-        | {"daemon": daemon, "agent": agent, "cleaner": _with_fixed_values_of(reread.cleaner, current.cleaner), "topics": topics}
+        update=tier
+        | {
+            "daemon": daemon,
+            "agent": agent,
+            "cleaner": _keep_settings_fixed_until_restart(reread.cleaner, current.cleaner),
+            "topics": topics,
+        }
     )
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _with_fixed_values_of(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
+def _keep_settings_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
     """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 

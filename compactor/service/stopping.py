@@ -36,12 +36,12 @@ class StopRequest:
         if self.event.is_set():
             raise Stopped("the daemon is stopping")
 
-    def sleep(self, seconds: float) -> None:
+    def sleep_unless_stopped(self, seconds: float) -> None:
         """Sleep for at most ``seconds``. Raises Stopped as soon as the service is asked to stop."""
         if self.event.wait(seconds):
             self.raise_if_stopped()
 
-    def check_between_stages(self, stage: Stage) -> None:
+    def raise_if_stopped_between_stages(self, stage: Stage) -> None:
         """Raise Stopped between two stages of a round if the service was asked to stop.
 
         A published round is not interrupted: only its statistics are left to record.

@@ -38,7 +38,7 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
     :raises StoreError: if sidecars cannot be read.
     """
-    cleaner = tier.cleaner_for(state.topic)
+    cleaner = tier.cleaner_settings_for_topic(state.topic)
     assessment = assess_round(state, cleaner, now_ms, force=True)
     if not assessment.covered_segments:
         return RoundBenefit(False, assessment.reason or "there is nothing to clean")
@@ -53,7 +53,9 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
         return RoundBenefit(True, f"{format_size(dirty)} of {format_size(state.bytes)} is dirty")
     if not min_benefit:
         return RoundBenefit(True, "every partition is cleaned, also clean ones")
-    heads = tier.sidecars(state.name).load_sidecar_heads([segment.id for segment in state.live]) if cleaner.bloom else {}
+    heads = (
+        tier.open_sidecar_store(state.topic_partition).load_sidecar_heads([segment.id for segment in state.live]) if cleaner.bloom else {}
+    )
     if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
         return RoundBenefit(False, NOTHING_DUE)
     horizon_work = reason_for_delete_horizons(state, assessment, heads, now_ms)

@@ -174,7 +174,7 @@ class KafkaTieredStream(DataSourceStreamReader):
 
         def read_end(tier: Tier, partition: TopicPartition) -> ReadHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
-            state = tier.open(tier.current(partition)).refresh()
+            state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
             return log_identity(tier, state).history_below(_end_offset_of_read(tier, self._request, state))
 
         ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end)}
@@ -212,7 +212,7 @@ class KafkaTieredStream(DataSourceStreamReader):
                 return None
             return find_log_mismatch(
                 history_of_restored_position(offsets[str(partition)], *known[str(partition)]),
-                log_identity(tier, tier.open(tier.current(partition)).refresh()),
+                log_identity(tier, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
             )
 
         for name, found in map_requested_partitions(self._request, mismatch_of) if known else ():
@@ -244,7 +244,7 @@ class Split(InputPartition):
     """All offset ranges that one task reads."""
 
     def __init__(self, parts: Sequence[PartitionReadRange]) -> None:
-        super().__init__(", ".join(f"{part.extent.name} {part.extent.first}..{part.extent.last}" for part in parts[:3]))
+        super().__init__(", ".join(f"{part.extent.partition} {part.extent.first}..{part.extent.last}" for part in parts[:3]))
         self.parts = tuple(parts)
 
 
@@ -260,7 +260,7 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     folder = local if os.path.isdir(local) else None
     for part in split.parts:
-        name = part.extent.name
+        name = part.extent.partition
         decode = _text_decoder_of_partition(request, name)
         for selection in RangeReader(
             _open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder
@@ -326,7 +326,7 @@ def plan_splits(tier: Tier, request: ReadRequest) -> list[InputPartition]:
 
 def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartition]:
     """Return the partitions of the tier that the request chooses."""
-    return request.select_partitions(tier.current_partitions(), tier.ports.layout.url)
+    return request.select_partitions(tier.list_latest_incarnations(), tier.ports.layout.url)
 
 
 def map_requested_partitions(
@@ -358,7 +358,9 @@ def _plan_partition_ranges(tier: Tier, request: ReadRequest, partition: TopicPar
     """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
     return retry_if_object_missing(
         partition,
-        lambda: _partition_ranges_within_bounds(tier, request, partition, tier.open(tier.current(partition)).refresh()),
+        lambda: _partition_ranges_within_bounds(
+            tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
+        ),
         MAX_RETRIES,
     )
 
@@ -372,15 +374,15 @@ def _partition_ranges_within_bounds(
     tier: Tier, request: ReadRequest, partition: TopicPartition, state: PartitionState
 ) -> list[PartitionReadRange]:
     """Return the offset ranges of one partition that satisfy the bounds of the request, cut to about ``split_bytes`` each."""
-    limit = request.settings.cleaner_for(partition.topic).max_decompressed_batch_bytes
+    limit = request.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     log_start = tier.first_readable_offset(state)
     first = max(request.starting.get(partition, request.starting_offset), log_start)
     end = min(request.ending.get(partition, request.ending_offset), _end_offset_of_read(tier, request, state))
     if request.starting_ms is not None:
-        found = find_offset_for_time(tier, state.name, state.live, request.starting_ms, limit, log_start)
+        found = find_offset_for_time(tier, state.topic_partition, state.live, request.starting_ms, limit, log_start)
         first = end if found is None else max(first, found)
     if request.ending_ms is not None:
-        found = find_offset_for_time(tier, state.name, state.live, request.ending_ms, limit, log_start)
+        found = find_offset_for_time(tier, state.topic_partition, state.live, request.ending_ms, limit, log_start)
         end = end if found is None else min(end, found)
     log = log_identity(tier, state)
     segments = [segment for segment in state.live if segment.end_offset >= first and segment.start_offset < end]
@@ -388,13 +390,16 @@ def _partition_ranges_within_bounds(
         return []
     topic_id = tier.metadata.topic_id(partition)
     if request.latest:
-        extent, size = ReadRange(state.name, first, end - 1, tuple(segments), log), sum(segment.size_bytes for segment in segments)
+        extent, size = (
+            ReadRange(state.topic_partition, first, end - 1, tuple(segments), log),
+            sum(segment.size_bytes for segment in segments),
+        )
         each = _last_record_requests_of_tasks(request, partition, extent)
         return [PartitionReadRange(extent, ReadOptions(request.committed, limit, latest), topic_id, size) for latest in each]
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
     return [
-        PartitionReadRange(ReadRange(state.name, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of))
+        PartitionReadRange(ReadRange(state.topic_partition, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of))
         for a, b, of in cuts
         if a <= b
     ]
@@ -433,7 +438,7 @@ def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartiti
     """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
     fit in memory. With ``keyRanges`` there is one task per key range.
     """
-    cleaner = request.settings.cleaner_for(partition.topic)
+    cleaner = request.settings.cleaner_settings_for_topic(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
     records = sum(_max_record_count(segment) for segment in read_range.segments)
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1

@@ -240,7 +240,7 @@ def _parse_topic_options(options: Mapping[str, str]) -> dict[str, Any]:
 
 def _validate_topic_name(name: str) -> str:
     """Return the topic name if it is valid. Raises UsageError otherwise."""
-    return TopicPartition.validated(name, 0).topic
+    return TopicPartition.create_validated(name, 0).topic
 
 
 def _parse_json_object(name: str, value: str) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def _parse_offsets_option(
         for number, offset in offsets.items() if isinstance(offsets, dict) else [("", None)]:
             if not number.isdigit() or not isinstance(offset, int) or (offset < 0 and offset != unbounded_number):
                 raise UsageError(f"kafka-tiered: {name} = {value!r}: {topic} has no offsets by partition", hint=_EXAMPLE_HINTS[name])
-            found[TopicPartition.validated(topic, int(number))] = bound_offset if offset == unbounded_number else offset
+            found[TopicPartition.create_validated(topic, int(number))] = bound_offset if offset == unbounded_number else offset
     return found
 
 

@@ -76,7 +76,7 @@ class RecompactionResult:
     segments, bytes_before: number and total size of the partition's live segments before the work began.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     report: RoundReport | None
     error: CompactorError | None
     seconds: float
@@ -96,7 +96,7 @@ def result_row(result: RecompactionResult, table: TableResult | None) -> dict[st
     :param table: result of updating the partition's rows in its table; None if it has no table.
     """
     report, error = result.report, result.error
-    name = result.name
+    name = result.partition
     row: dict[str, Any] = {"topic": name.topic, "partition": name.partition, "incarnation": name.incarnation}
     if report is not None:
         row = asdict(report)
@@ -144,7 +144,7 @@ class RecompactionCandidate:
     log: the folded control log, if it is cached for the round.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     bytes: int = 0
     records: int = 0
     segments: int = 0
@@ -175,7 +175,7 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
     def survey_partition(partition: TopicPartition) -> RecompactionCandidate:
         """Return what was found of one partition; an error becomes part of it."""
         try:
-            log = tier.open(partition)
+            log = tier.open_partition_log(partition)
             state = log.refresh()
             is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit)
         except CompactorError as error:
@@ -233,7 +233,7 @@ def recompact_partitions(
     return [recompaction.finished[name] for name in partitions]
 
 
-def write_tables(tier: Tier, cluster: Cluster, names: Sequence[TopicPartition], cost: TaskCost) -> dict[TopicPartition, TableResult]:
+def write_tables(tier: Tier, cluster: Cluster, partitions: Sequence[TopicPartition], cost: TaskCost) -> dict[TopicPartition, TableResult]:
     """Bring the Iceberg tables of partitions up to date, with data files that executors write. Partitions without a table are left out.
 
     :param cost: the cost of all tasks is added to it.
@@ -242,7 +242,7 @@ def write_tables(tier: Tier, cluster: Cluster, names: Sequence[TopicPartition], 
     from compactor.spark.cluster.jobs import JobListener
 
     topics = tier.settings.outputs.iceberg
-    wanted = [name for name in names if topics.table_for(name.topic) is not None and name == tier.current(name)]
+    wanted = [name for name in partitions if topics.table_for(name.topic) is not None and name == tier.latest_incarnation(name)]
     if not wanted:
         return {}
     require_extra("iceberg", "[outputs.iceberg]")
@@ -251,9 +251,9 @@ def write_tables(tier: Tier, cluster: Cluster, names: Sequence[TopicPartition], 
 
     output = IcebergOutput(ClusterFileWriter(cluster, cost, JobListener()))
 
-    def write_table(name: TopicPartition) -> TableResult:
+    def write_table(partition: TopicPartition) -> TableResult:
         try:
-            return output.update_output(tier, name, Budget(0))  # it streams
+            return output.update_output(tier, partition, Budget(0))  # it streams
         except CompactorError as error:
             return error
 
@@ -271,7 +271,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     tier = open_tier(settings)
     if tier.kind.is_broker_managed:
         tier.identity.ensure_catalog()
-    names = [name for name in sorted(tier.partitions()) if re.fullmatch(topics, name.topic)]
+    names = [name for name in sorted(tier.list_partitions()) if re.fullmatch(topics, name.topic)]
     if not names:
         raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic that matches {topics}")
     now = tier.ports.clock_ms() if now_ms is None else now_ms
@@ -279,7 +279,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
         listener = RecompactionListener(JobListener(), lambda _: None)
         results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit)
         tables = write_tables(tier, started.cluster, names, TaskCost())
-    rows = [result_row(result, tables.get(result.name)) for result in results]
+    rows = [result_row(result, tables.get(result.partition)) for result in results]
     schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
     return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
 
@@ -302,7 +302,9 @@ class _Recompaction:
         for candidate in candidates:
             if candidate.error is not None or candidate.is_skipped:
                 self._record_result(
-                    RecompactionResult(candidate.name, None, candidate.error, 0.0, candidate.reason, candidate.segments, candidate.bytes)
+                    RecompactionResult(
+                        candidate.partition, None, candidate.error, 0.0, candidate.reason, candidate.segments, candidate.bytes
+                    )
                 )
         return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
 
@@ -316,7 +318,7 @@ class _Recompaction:
         """Return whether the partition should be spread over the cluster: it does not fit one executor, or it would take longer than an
         equal share of the work. A ``map_engine`` other than "auto" decides instead.
         """
-        cleaner = self._tier.cleaner_for(candidate.name.topic)
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         if cleaner.map_engine != "auto":
             return cleaner.map_engine == "spark"
         if candidate.records * KEY_BYTES > cleaner.map_budget_bytes // self._cluster.task_slots_per_executor:
@@ -334,7 +336,7 @@ class _Recompaction:
         except Exception as error:  # noqa: BLE001 - a bug of ours in one partition is no reason to lose the others (I9)
             problem = CompactorError(f"a bug: {type(error).__name__}: {error}")
         self._record_result(
-            RecompactionResult(candidate.name, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
+            RecompactionResult(candidate.partition, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
         )
 
     def clean_on_cluster(self, candidate: RecompactionCandidate) -> RoundReport:
@@ -342,7 +344,7 @@ class _Recompaction:
         from compactor.round.engines import Engine
         from compactor.spark.round.worker import SparkWorker
 
-        cleaner = self._tier.cleaner_for(candidate.name.topic)
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
 
         def create_remote_worker(stats: WorkStats) -> SparkWorker:
             return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
@@ -353,7 +355,7 @@ class _Recompaction:
         """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
         from compactor.round.engines import Engine
 
-        cleaner = self._tier.cleaner_for(candidate.name.topic)
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
         return self._run_round_over_whole_log(candidate, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
 
@@ -363,18 +365,18 @@ class _Recompaction:
             if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
-            self._tier.changes.publish(changed)
+            self._tier.change_notifier.publish_changes(changed)
 
     def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: Engine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
-        cleaner = self._tier.cleaner_for(candidate.name.topic)
+        cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes
         disk = Budget(share // self._cluster.task_slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
         log = candidate.log
         while True:
-            log = log or self._tier.open(candidate.name, leads=True)
+            log = log or self._tier.open_partition_log(candidate.partition, leads=True)
             report = create_round(
-                self._tier, candidate.name, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk
+                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk
             ).execute_round(log)
             if report.status in CHANGING:
                 with self._lock:
@@ -387,5 +389,5 @@ class _Recompaction:
     def _record_result(self, result: RecompactionResult) -> None:
         """Store the final result of a partition and report it to the listener."""
         with self._lock:
-            self.finished[result.name] = result
+            self.finished[result.partition] = result
             self._listener.on_done(result)

@@ -54,7 +54,9 @@ class ClusterFileWriter:
         if not order.tasks:
             return 1.0
         opened, name = order.opened, order.name
-        budget = max(opened.cleaner_for(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
+        budget = max(
+            opened.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES
+        )
         keys = sum(task.max_records for task in order.tasks) + sum(file.record_count for file in order.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
         items = [*order.tasks, *(file.file_path for file in order.others)]

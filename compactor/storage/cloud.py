@@ -196,7 +196,7 @@ class CloudStore:
     def __init__(self, client: ObjectClient, options: StoreOptions) -> None:
         self._client = client
         self._options = options
-        self._retrier = options.retrier(FIRST_ANSWER_S)
+        self._retrier = options.create_retrier(FIRST_ANSWER_S)
         self._transfers = options.transfers
         self._before_create = options.before_create
         self._bucket_seen = False
@@ -216,7 +216,7 @@ class CloudStore:
             self.head(key)
             return b""
         try:
-            return self._object_request(key, lambda: self._client.read(key, start, length)).data
+            return self._object_request(key, lambda: self._read_range(key, start, length)).data
         except RangeNotSatisfiable:
             return b""
 
@@ -239,7 +239,7 @@ class CloudStore:
             return self.create(key, data, metadata)
         return self._create_in_parts(key, parts_of_file(FileRange(path, 0, size), self._transfers.part_bytes), metadata)
 
-    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes.
 
         Copied bytes are read back and compared, because these stores give no CRC-32C of a copy. Raises CopyDiffers.
@@ -247,12 +247,12 @@ class CloudStore:
         check_key(key)
         if self.server_copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
-        parts = plan_parts(pieces, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
+        parts = plan_parts(sources, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
         if not parts:
             return self.create(key, b"", metadata)
-        check_copy_sources(self, pieces)
-        made = self._create_in_parts(key, parts, metadata, lambda: check_copy_sources(self, pieces))
-        verify_composed_copy(self, key, pieces, self._transfers.part_bytes)
+        check_copy_sources(self, sources)
+        made = self._create_in_parts(key, parts, metadata, lambda: check_copy_sources(self, sources))
+        verify_composed_copy(self, key, sources, self._transfers.part_bytes)
         return made
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -268,14 +268,14 @@ class CloudStore:
             self.head(key)
         else:
             with suppress(RangeNotSatisfiable):
-                first = self._object_request(key, lambda: self._client.read(key, start, part if length is None else min(part, length)))
+                first = self._object_request(key, lambda: self._read_range(key, start, part if length is None else min(part, length)))
         end = first.size if length is None else min(first.size, start + length)
         version = first.version
         with file_errors("write", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
         def fetch_range(position: int) -> None:
-            found = self._client.read(key, position, min(part, end - position), version)
+            found = self._read_range(key, position, min(part, end - position), version)
             with file_errors("write", path):
                 write_at_position(descriptor, found.data, position - start)
 
@@ -383,6 +383,18 @@ class CloudStore:
                 raise AlreadyExists(f"{self.url}/{key} exists already") from error
             made = found
         return replace(made, metadata=described)
+
+    def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
+        """Request bytes of an object once, with the parameters of ``ObjectClient.read``. Raises Unavailable if the store sends fewer or
+        more.
+        """
+        found = self._client.read(key, start, length, version)
+        received = len(found.data)
+        self._options.meter.record_bytes_read(received)
+        if received != (found.size if length is None else min(found.size, start + length)) - start:
+            sent = f"asked for {length} bytes from {start} of {found.size}, the store sent {received}"
+            raise Unavailable(f"cannot read {self.url}/{key}: {sent}")
+        return found
 
     def _head_object(self, key: str) -> ObjectInfo:
         check_key(key)

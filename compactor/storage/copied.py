@@ -35,12 +35,12 @@ def changed_source_error(object_name: str) -> Unavailable:
     return Unavailable(f"{object_name} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
 
-def check_copy_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> None:
+def check_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
     """Check the sources of the copied ranges, with one request for each source.
 
     Raises NotFound, Unavailable for another version, ValueError for a range that is not in its source.
     """
-    copied = [piece for piece in pieces if isinstance(piece, CopiedRange) and piece.length]
+    copied = [piece for piece in sources if isinstance(piece, CopiedRange) and piece.length]
     for key in dict.fromkeys(piece.key for piece in copied):
         found = store.head(key)
         if any(piece.etag != found.etag for piece in copied if piece.key == key):
@@ -49,7 +49,7 @@ def check_copy_sources(store: ObjectStore, pieces: Sequence[ComposeSource]) -> N
             raise ValueError(f"{store.url}/{key} ends before what was to be copied of it")
 
 
-def verify_composed_copy(store: ObjectStore, key: str, pieces: Sequence[ComposeSource], chunk_bytes: int) -> None:
+def verify_composed_copy(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
     """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time, and delete the object if they differ from their
     sources. Raises CopyDiffers.
     """
@@ -59,7 +59,7 @@ def verify_composed_copy(store: ObjectStore, key: str, pieces: Sequence[ComposeS
             yield store.get(source, at, min(chunk_bytes, start + length - at))
 
     at = 0
-    for piece in pieces:
+    for piece in sources:
         if isinstance(piece, CopiedRange):
             try:
                 source = partial(read_range, piece.key, piece.start, piece.length)

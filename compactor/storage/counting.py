@@ -52,7 +52,7 @@ class StoreUsage(Value):
         """Return the number of requests of all kinds."""
         return sum(self.requests.values())
 
-    def since(self, earlier: StoreUsage) -> StoreUsage:
+    def usage_since(self, earlier: StoreUsage) -> StoreUsage:
         """Return the requests and bytes since an earlier usage of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)

@@ -56,8 +56,8 @@ class ForwardingStore:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         return self._forward_write("create", key, lambda: self._store.create_from_file(key, path, metadata))
 
-    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._forward_write("create", key, lambda: self._store.compose(key, pieces, metadata))
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+        return self._forward_write("create", key, lambda: self._store.compose(key, sources, metadata))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         return self._forward_write("put", key, lambda: self._store.put(key, data))

@@ -192,11 +192,7 @@ class HdfsClient:
         except NotFound as error:
             changed = f"{self.url}/{key} changed while it was read"
             raise (PreconditionFailed(changed) if version else Unavailable(changed, hint="Try again")) from error
-        data = answer.content
-        self._meter.record_bytes_read(len(data))
-        if len(data) != wanted:
-            raise Unavailable(f"cannot read {self.url}/{key}: asked for {wanted} bytes from {start} of {size}, the store sent {len(data)}")
-        return ObjectRange(data, size, str(inode))
+        return ObjectRange(answer.content, size, str(inode))
 
     def head(self, key: str) -> ObjectInfo:
         status = self._fetch_file_status(key)
@@ -516,19 +512,19 @@ def _not_webhdfs_error(failed_request: str) -> Refused:
     return Refused(f"{failed_request}: what answers there is not WebHDFS", hint=hint)
 
 
-def _json_field(answer: Any, failed_request: str, field: str) -> Any:
+def _json_field(response: Any, failed_request: str, field: str) -> Any:
     """Return a field of an answer's JSON document. Raises Unavailable if the document does not have it, as in an answer of a proxy."""
     try:
-        return answer.json()[field]
+        return response.json()[field]
     except (KeyError, TypeError, ValueError) as error:
         raise Unavailable(f"{failed_request}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
 
 
-def _http_status_error(answer: Any, failed_request: str) -> CompactorError:
+def _http_status_error(response: Any, failed_request: str) -> CompactorError:
     """Return the storage error for an error answer, by the name of the exception in it."""
-    status = int(answer.status_code)
+    status = int(response.status_code)
     try:
-        remote = answer.json()["RemoteException"]
+        remote = response.json()["RemoteException"]
         name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0].rstrip(".")
     except (KeyError, TypeError, ValueError):
         if status == HTTPStatus.NOT_FOUND:  # HDFS itself names what it does not find

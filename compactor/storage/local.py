@@ -112,17 +112,17 @@ class LocalStore:
     def server_copy_limits(self) -> CopyLimits:
         return CopyLimits(min_run_bytes=0, max_bytes=_MOST_COPY_BYTES)
 
-    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from pieces. If the file system can, a copied range shares its blocks with the source (reflink).
 
         Copied bytes are read back and compared before the object appears, because a file system may copy a range wrongly and not say so
         (OpenZFS 2.1.4 to 2.2.1 copied zeros).
         """
-        for piece in pieces:
+        for piece in sources:
             check_range(piece.start, piece.length)
 
         def write_content(file: BinaryIO) -> None:
-            for piece in pieces:
+            for piece in sources:
                 if isinstance(piece, CopiedRange):
                     self._append_object_range(piece, file)
                 else:

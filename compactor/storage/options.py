@@ -25,7 +25,7 @@ class StoreOptions:
     records: bool
     before_create: Callable[[ObjectStore], None]
 
-    def retrier(self, first_answer_s: float) -> Retrier:
+    def create_retrier(self, first_answer_s: float) -> Retrier:
         """Return the retrier of a server's requests. first_answer_s: how long to wait for its first answer, in seconds."""
         policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": first_answer_s})
 

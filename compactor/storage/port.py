@@ -103,7 +103,7 @@ class ObjectStore(Protocol):
     def server_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
-    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object like ``create`` from these pieces in order. The store copies ranges itself if it can.
 
         A failed call leaves nothing behind, and an object is never composed of two versions of a source.

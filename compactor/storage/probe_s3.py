@@ -77,7 +77,7 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
 
 def _archive_findings(store: S3Store) -> list[StoreFinding]:
     """Return a finding if any of the first 1000 objects is archived."""
-    page = store.requests.request("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
+    page = store.requests.send_request_with_retries("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
         return []
@@ -111,6 +111,6 @@ def _query_setting(store: S3Store, operation: str, **params: Any) -> dict[str, A
     the server do not allow the request.
     """
     try:
-        return store.requests.request(operation, "ask for the settings of", **params)
+        return store.requests.send_request_with_retries(operation, "ask for the settings of", **params)
     except Refused as error:
         return {} if "ConfigurationNotFound" in error.message else None

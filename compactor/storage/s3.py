@@ -37,7 +37,7 @@ from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
 from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
-from compactor.storage.s3_requests import S3RequestClient, ServerTraits, check_returned_span, range_header
+from compactor.storage.s3_requests import S3RequestClient, ServerTraits
 from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
@@ -59,7 +59,12 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
     requests = S3RequestClient(
-        bucket, prefix, settings, options.retrier(settings.first_answer_ms / 1000), options.meter, _traits_of_bucket(bucket, settings)
+        bucket,
+        prefix,
+        settings,
+        options.create_retrier(settings.first_answer_ms / 1000),
+        options.meter,
+        _traits_of_bucket(bucket, settings),
     )
     return S3Store(requests, options.transfers, options.before_create)
 
@@ -117,9 +122,9 @@ class S3Store:
         """Send a file by a multipart upload that is completed on the condition that the key is free (``ConditionCheck``)."""
         upload = MultipartUpload(self._requests, self._transfers, key, {})
         try:
-            upload.complete(upload.send_parts([(file,)]))
+            upload.complete_upload(upload.send_parts([(file,)]))
         except BaseException:
-            upload.abort()
+            upload.abort_upload()
             raise
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
@@ -128,16 +133,9 @@ class S3Store:
         if length == 0:
             self.head(key)
             return b""
-        whole = start == 0 and length is None
-        params = {"ChecksumMode": "ENABLED"} if whole else {"Range": range_header(start, length)}
-
-        def get_once(_: int) -> bytes:
-            answer = self._requests.send_request_once("get_object", "read", key, **params)
-            span = check_returned_span(answer, self._requests.object_url(key), start, length)
-            return b"".join(self._requests.read_body(answer, key, span))
-
+        params = {} if start or length is not None else {"ChecksumMode": "ENABLED"}
         try:
-            return self._requests.retry_request(get_once)
+            return self._requests.read_range(key, start, length, **params)
         except RangeNotSatisfiable:
             return b""
 
@@ -166,7 +164,7 @@ class S3Store:
     def server_copy_limits(self) -> CopyLimits | None:
         return COPIES if self._requests.traits.can_copy else None
 
-    def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
+    def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes by a multipart upload.
 
         The version of each source is checked before and after. The checksums that the server returns for copied parts are compared; if it
@@ -175,19 +173,19 @@ class S3Store:
         """
         check_key(key)
         described = check_metadata(metadata)
-        parts = plan_parts(pieces, self._transfers.part_bytes)
+        parts = plan_parts(sources, self._transfers.part_bytes)
         self._before_create(self)
         if not parts:
             return self._create_in_one_request(key, b"", described)
-        size = sum(piece.length for piece in pieces)
-        check_copy_sources(self, pieces)
+        size = sum(piece.length for piece in sources)
+        check_copy_sources(self, sources)
         unconfirmed = threading.Event()
 
         def send_and_check(upload: MultipartUpload) -> list[dict[str, Any]]:
             done = upload.send_parts(parts)
-            check_copy_sources(self, pieces)
+            check_copy_sources(self, sources)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
-            wrong = find_mismatched_copy(pieces, parts, receipts)
+            wrong = find_mismatched_copy(sources, parts, receipts)
             if wrong:
                 where = self._requests.object_url(wrong.key)
                 raise CopyDiffers(f"{where}: what was copied of it has another checksum than it must have", hint="Run verify --deep")
@@ -197,7 +195,7 @@ class S3Store:
 
         info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_and_check)
         if unconfirmed.is_set():
-            verify_composed_copy(self, key, pieces, self._transfers.part_bytes)
+            verify_composed_copy(self, key, sources, self._transfers.part_bytes)
         return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -261,7 +259,7 @@ class S3Store:
         root = self._requests.prefix
         params: dict[str, Any] = {"Prefix": root + prefix}
         while root or prefix:
-            answer = self._requests.request("list_multipart_uploads", "list the uploads of", **params)
+            answer = self._requests.send_request_with_retries("list_multipart_uploads", "list the uploads of", **params)
             for upload in answer.get("Uploads", []):
                 key = str(upload["Key"])
                 if key.startswith(root + prefix):  # some servers take the prefix for a hint
@@ -274,7 +272,7 @@ class S3Store:
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
         for upload in uploads:
             with suppress(NoSuchUpload, NotFound):
-                self._requests.request("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
+                self._requests.send_request_with_retries("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
 
     def clock_ms(self) -> int:
         return _response_time_ms(self._requests.list_one_key(), self.url)
@@ -292,7 +290,7 @@ class S3Store:
     def _head_object(self, key: str) -> ObjectInfo:
         check_key(key)
         try:
-            answer = self._requests.request("head_object", "read", key)
+            answer = self._requests.send_request_with_retries("head_object", "read", key)
         except NotFound:
             if not self._requests.bucket_seen:
                 # HEAD has no body that could say which of the two is missing.
@@ -364,16 +362,16 @@ class S3Store:
         for _ in range(_RESTARTS):
             upload = MultipartUpload(self._requests, self._transfers, key, _metadata_headers({**metadata, _MARK: token}), algorithm)
             try:
-                return _info_of_written_object(key, size, upload.complete(send_parts(upload)), metadata)
+                return _info_of_written_object(key, size, upload.complete_upload(send_parts(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
-                upload.abort()
+                upload.abort_upload()
                 if own := self._find_object_with_token(key, token):
                     return own
                 if isinstance(error, PreconditionFailed) or self._find_object(key) is not None:
                     raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
                 # A conflict with another writer (409) has used the upload up, and neither came through.
             except BaseException:
-                upload.abort()
+                upload.abort_upload()
                 raise
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: the store lost the upload {_RESTARTS} times")
 
@@ -412,8 +410,8 @@ class S3Store:
         self._requests.retry_request(delete_once)
 
 
-def _info_of_written_object(key: str, size: int, answer: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
-    return ObjectInfo(key, size, _response_time_ms(answer, key), _etag_of_answer(answer), metadata)
+def _info_of_written_object(key: str, size: int, response: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
+    return ObjectInfo(key, size, _response_time_ms(response, key), _etag_of_answer(response), metadata)
 
 
 def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -425,17 +423,17 @@ def _remove_write_token(info: ObjectInfo) -> ObjectInfo:
     return replace(info, metadata={name: value for name, value in info.metadata.items() if name != _MARK})
 
 
-def _etag_of_answer(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("ETag", "")).strip('"')
+def _etag_of_answer(response: Mapping[str, Any]) -> str:
+    return str(response.get("ETag", "")).strip('"')
 
 
 def _epoch_ms(time: datetime) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _response_time_ms(answer: Mapping[str, Any], url: str) -> int:
+def _response_time_ms(response: Mapping[str, Any], url: str) -> int:
     """Return the Date header of an answer in milliseconds. Raises Unavailable if it has none."""
-    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return _epoch_ms(parsedate_to_datetime(date))
     except ValueError as error:

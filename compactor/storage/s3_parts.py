@@ -35,7 +35,7 @@ def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
-def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
+def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
     """Return the parts of a multipart upload of these pieces. Neighbouring ranges of files become one part, or several nearly equal ones.
     Long copied ranges are split.
 
@@ -43,10 +43,10 @@ def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, max_copy_bytes:
     :raises ValueError: if a part that is not the last would be too small.
     :raises Refused: if there would be too many parts.
     """
-    for piece in pieces:
+    for piece in sources:
         check_range(piece.start, piece.length)
     parts: list[UploadPart] = []
-    for _, group in groupby((piece for piece in pieces if piece.length), type):
+    for _, group in groupby((piece for piece in sources if piece.length), type):
         run = list(group)
         parts += [
             part
@@ -63,13 +63,13 @@ def plan_parts(pieces: Sequence[ComposeSource], part_bytes: int, max_copy_bytes:
     return parts
 
 
-def find_mismatched_copy(pieces: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
+def find_mismatched_copy(sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
     """Return the first copied range whose checksum in the new object is not the expected one, or None.
 
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
     copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, CopiedRange)])
-    for piece in pieces:
+    for piece in sources:
         if not isinstance(piece, CopiedRange):
             continue
         left, crc, is_known = piece.length, 0, True

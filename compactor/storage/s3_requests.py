@@ -118,7 +118,7 @@ class S3RequestClient:
         self.retrier.contact.record_answer()
         return answer
 
-    def request(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+    def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
         """Send a request and retry while the store is unavailable."""
         return self.retry_request(lambda _: self.send_request_once(operation, verb, key, **params))
 
@@ -126,7 +126,7 @@ class S3RequestClient:
         """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
         exists and may be used; HEAD of a bucket has no error message and needs another permission.
         """
-        return self.request("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
+        return self.send_request_with_retries("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
     def retry_request(self, attempt: Callable[[int], T]) -> T:
         def attempt_and_count_retries(number: int) -> T:
@@ -136,12 +136,25 @@ class S3RequestClient:
 
         return self.retrier.call_with_retries(attempt_and_count_retries)
 
-    def read_body(self, answer: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
+    def read_range(self, key: str, start: int, length: int | None, **params: Any) -> bytes:
+        """Return bytes [start, start + length) of an object, or those from ``start`` on if ``length`` is None, with retries. Raises
+        RangeNotSatisfiable if there are none.
+        """
+
+        def read_once(_: int) -> bytes:
+            answer = self.send_request_once("get_object", "read", key, **params)
+            return b"".join(self.read_body(answer, key, check_returned_span(answer, self.object_url(key), start, length)))
+
+        if start or length is not None:
+            params["Range"] = range_header(start, length)
+        return self.retry_request(read_once)
+
+    def read_body(self, response: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
         """Yield the body of a GET in chunks. Raises Unavailable if its length differs from that of ``span`` or the connection breaks."""
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
-        stream = answer["Body"]
+        stream = response["Body"]
         left = span.end - span.start
         try:
             while chunk := stream.read(_CHUNK):
@@ -158,15 +171,15 @@ class S3RequestClient:
             raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def check_returned_span(answer: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
+def check_returned_span(response: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
     """Return the range of bytes that an answer holds. Raises Unavailable if it is not the requested one."""
-    size = int(answer.get("ContentLength", -1))
-    described = answer.get("ContentRange", "")
+    size = int(response.get("ContentLength", -1))
+    described = response.get("ContentRange", "")
     try:
         unit, _, rest = described.partition(" ") if described else ("bytes", "", f"0-{size - 1}/{size}")
         positions, _, total = rest.partition("/")
         first, _, last = positions.partition("-")
-        span = ByteSpan(int(first), int(last) + 1, int(total), str(answer.get("ETag", "")))
+        span = ByteSpan(int(first), int(last) + 1, int(total), str(response.get("ETag", "")))
     except ValueError as error:
         raise Unavailable(f"cannot read {url}: unknown Content-Range {described!r}") from error
     wanted = span.total if length is None else min(span.total, start + length)

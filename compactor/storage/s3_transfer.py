@@ -137,7 +137,7 @@ class MultipartUpload:
         self._key = key
         self._algorithm = algorithm
         about = {"Metadata": dict(metadata), **transfers.create_parameters}
-        answer = requests.request("create_multipart_upload", "write", key, ChecksumAlgorithm=algorithm, **about)
+        answer = requests.send_request_with_retries("create_multipart_upload", "write", key, ChecksumAlgorithm=algorithm, **about)
         self._id = answer.get("UploadId", "")
         if not self._id:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
@@ -213,7 +213,7 @@ class MultipartUpload:
 
         return self._requests.retry_request(send_once)
 
-    def complete(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def complete_upload(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the object visible, only if its key is free.
 
         Raises PreconditionFailed or NoSuchUpload; either may mean that an earlier attempt succeeded. Raises CannotCopy if the server
@@ -241,7 +241,7 @@ class MultipartUpload:
             self._requests.traits.can_copy = False
             raise CannotCopy(f"cannot create {self._requests.object_url(self._key)} of copied ranges: {error.message}") from error
 
-    def abort(self) -> None:
+    def abort_upload(self) -> None:
         """Abort the upload, which deletes its stored parts. If that fails the parts stay and are billed, and `config check` reports
         them.
         """

@@ -17,7 +17,7 @@ from compactor.storage.forwarding import NullStore
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3RequestClient, check_returned_span, range_header
+from compactor.storage.s3_requests import S3RequestClient, check_returned_span
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVers
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}
-        answer = requests.request("list_object_versions", "list the versions of", Prefix=root + prefix, **asked)
+        answer = requests.send_request_with_retries("list_object_versions", "list the versions of", Prefix=root + prefix, **asked)
         for entry in answer.get("Versions", []):
             key = str(entry["Key"])
             if not entry["IsLatest"] and key.startswith(root + prefix):
@@ -78,15 +78,7 @@ class VersionStore(NullStore):
         version = self._version_of_key(key)
         if length == 0 or start >= version.size:
             return b""
-
-        def get_once(_: int) -> bytes:
-            span = {} if start == 0 and length is None else {"Range": range_header(start, length)}
-            answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version, **span)
-            return b"".join(
-                self._requests.read_body(answer, key, check_returned_span(answer, self._requests.object_url(key), start, length))
-            )
-
-        return self._requests.retry_request(get_once)
+        return self._requests.read_range(key, start, length, VersionId=version.version)
 
     @override
     def head(self, key: str) -> ObjectInfo:

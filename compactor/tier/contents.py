@@ -67,7 +67,7 @@ class StreamDigest:
         if self._sha256 is not None:
             self._sha256.update(data)
         if self._batches is not None:
-            self._batches.update(data)
+            self._batches.add_bytes(data)
 
     def size_and_digest(self) -> SegmentFile:
         """Return size and digest of all bytes so far.

@@ -92,5 +92,5 @@ class ReadOnlyPublisher(ObjectLogPublisher):
     record_segment_deletion = withdraw_unrecorded_segments = check_publishing_allowed
 
     @override
-    def find_unrecorded_segments(self, partition: TopicPartition, known: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_unrecorded_segments(self, partition: TopicPartition, known_segment_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

@@ -46,7 +46,7 @@ class ExportReport:
 
 
 def export_partition(
-    opened: Tier,
+    tier: Tier,
     partition: TopicPartition,
     folder: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
@@ -73,19 +73,26 @@ def export_partition(
         return retry_if_object_missing(
             partition,
             lambda: _write_log_directory(
-                opened, partition, opened.open(partition).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id
+                tier, partition, tier.open_partition_log(partition).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id
             ),
         )
     except BadData:
         if not skip_damaged:
             raise
     return _write_log_directory(
-        opened, partition, opened.open(partition).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id, skip_damaged=True
+        tier,
+        partition,
+        tier.open_partition_log(partition).refresh(),
+        folder,
+        on_bytes,
+        on_total_bytes,
+        new_cluster_topic_id,
+        skip_damaged=True,
     )
 
 
 def _write_log_directory(
-    opened: Tier,
+    tier: Tier,
     partition: TopicPartition,
     state: PartitionState,
     folder: Path,
@@ -101,24 +108,26 @@ def _write_log_directory(
     if not state.has_segments:
         raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
     on_total_bytes(state.bytes)
-    with _atomic_directory(folder, opened.ports.new_id()) as partial:
+    with _atomic_directory(folder, tier.ports.new_id()) as partial:
         before = state.start_offset - 1
         skipped: list[SkippedOffsets] = []
         for segment in state.live:
             try:
-                download_segment_files(opened, partition, segment, partial, before + 1)
+                download_segment_files(tier, partition, segment, partial, before + 1)
             except (BadData, NotFound) as error:
                 if not skip_damaged:
                     raise _unreadable_segment_error(partition, segment, before + 1, error) from error
-                skipped += _write_readable_batches(opened, partition, segment, partial, before + 1)
+                skipped += _write_readable_batches(tier, partition, segment, partial, before + 1)
             before = segment.end_offset
             on_bytes(segment.size_bytes)
-        _write_epoch_checkpoint(opened, state, partial)
+        _write_epoch_checkpoint(tier, state, partial)
         logs = list(partial.glob("*.log"))
         size = sum(path.stat().st_size for path in logs) if skipped else state.bytes
         report = ExportReport(len(logs), size, state.start_offset, state.end_offset, tuple(skipped))
         if new_cluster_topic_id is not None:
-            last = prepare_for_fresh_cluster(partial, state.log_start, opened.cleaner_for(partition.topic).index_interval_bytes)
+            last = prepare_for_fresh_cluster(
+                partial, state.log_start, tier.cleaner_settings_for_topic(partition.topic).index_interval_bytes
+            )
             if new_cluster_topic_id:
                 write_topic_id(partial, new_cluster_topic_id)
             sizes = [path.stat().st_size for path in partial.glob("*.log")]
@@ -145,7 +154,7 @@ def _unreadable_segment_error(
 
 
 def _write_readable_batches(
-    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
 ) -> list[SkippedOffsets]:
     """Write the readable batches of a damaged segment, without its other files, and return the offsets that are missing."""
     begin = max(first_offset, segment.start_offset)
@@ -153,7 +162,7 @@ def _write_readable_batches(
         (folder / f"{begin:020d}.{kind}").unlink(missing_ok=True)
     (folder / f"{segment.end_offset + 1:020d}.snapshot").unlink(missing_ok=True)
     path = folder / f"{begin:020d}.log"
-    skipped = salvage_segment(opened, partition, segment, path, begin)
+    skipped = salvage_segment(tier, partition, segment, path, begin)
     if path.exists():
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
     return skipped
@@ -182,13 +191,13 @@ def _atomic_directory(folder: Path, suffix: str) -> Iterator[Path]:
 
 
 def download_segment_files(
-    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path, first_offset: int
 ) -> None:
     """Download a segment's files into a log directory, named as a broker names them. Raises NotFound, BadData, StoreError.
 
     :param first_offset: first offset that readers read from this segment; earlier batches are cut off.
     """
-    layout = opened.ports.layout
+    layout = tier.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
     whole = not segment.has_offsets_after_end and first_offset <= segment.start_offset
@@ -206,7 +215,7 @@ def download_segment_files(
         if not whole:
             _keep_batches_of_offset_range(path, layout.object_name(partition, segment, kind), begin, segment.end_offset)
         os.utime(path, ns=(max(segment.mtime_ms, 0) * 1_000_000,) * 2)
-    if not opened.kind.describes_segments:
+    if not tier.kind.describes_segments:
         _remove_batches_after_end(folder / f"{begin:020d}.log", layout.object_name(partition, segment, "log"), segment)
 
 
@@ -235,9 +244,9 @@ def _keep_batches_of_offset_range(path: Path, source_name: str, first_offset: in
     path.write_bytes(data)
 
 
-def _write_epoch_checkpoint(opened: Tier, state: PartitionState, folder: Path) -> None:
+def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> None:
     """Write the leader epochs of the exported log to its leader-epoch-checkpoint file."""
-    if opened.kind.describes_segments:
+    if tier.kind.describes_segments:
         entries = truncate_lineage_at(state.lineage, state.end_offset + 1) or merge_segment_lineages(
             [segment.leader_epochs for segment in state.live]
         )

@@ -29,10 +29,10 @@ EPOCH_POSITION = 12
 """Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
 
 
-def prepare_for_fresh_cluster(folder: Path, log_start: int, index_interval_bytes: int) -> int:
+def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> int:
     """Change an exported log directory so that a new cluster can load it, and return its last offset, inclusive.
 
-    :param log_start: first offset that readers may read.
+    :param log_start_offset: first offset that readers may read.
     :raises UsageError: if a transaction is open from the beginning of the log on, so that nothing is left.
     """
     tables = {log: scan_batches(map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
@@ -55,7 +55,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start: int, index_interval_bytes
     bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
     for offset in (*bases[1:], ends[-1]):
         (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.without_producers()))
-    lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(log_start)),))
+    lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(log_start_offset)),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
     return ends[-1] - 1
 

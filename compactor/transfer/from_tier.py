@@ -42,7 +42,7 @@ def partitions_to_import(source: Tier, topics: str | None) -> list[TopicPartitio
     :param topics: a regular expression for whole topic names; None for all. Raises UsageError if it is invalid.
     """
     wanted = topic_name_filter(topics)
-    return [name for name in source.current_partitions() if wanted(name)]
+    return [name for name in source.list_latest_incarnations() if wanted(name)]
 
 
 def import_tier(
@@ -68,7 +68,7 @@ def import_tier(
         progress = ImportProgress(advance=partial(on_bytes, partition))
         return _PartitionTransfer(origin, target, partition, options, shared, threads, progress).transfer_partition()
 
-    return import_partitions(target, [(name, source) for name in partitions], import_one, parallel=threads, on_partition=on_partition)
+    return import_partitions(target, [(name, source) for name in partitions], import_one, max_parallel=threads, on_partition=on_partition)
 
 
 class _PartitionTransfer:
@@ -88,7 +88,7 @@ class _PartitionTransfer:
         self._progress = progress
         # In a compactor-managed tier, offsets are only missing because a round removed them: the fold refuses other gaps.
         self._options = replace(options, gaps=options.gaps or source.kind.describes_segments, older=False, may_be_empty=True)
-        cleaner = target.settings.cleaner_for(partition.topic)
+        cleaner = target.settings.cleaner_settings_for_topic(partition.topic)
         self._policy = cleaner.cleaner_policy()
         self._segment_budget = disk_budget_bytes(cleaner, target.state_dir) // threads
         self._reports: list[ImportReport] = []
@@ -104,11 +104,11 @@ class _PartitionTransfer:
             except NotFound as error:
                 if attempt == MAX_TRANSFER_ATTEMPTS - 1:
                     raise BadData(f"a segment of the other tier is missing: {error.message}", segment=str(self._name)) from error
-        return self._sum_of_reports()
+        return self._sum_import_reports()
 
     def _download_and_import_once(self, folder: Path) -> None:
         folder.mkdir()
-        theirs = self._source.open(self._name).refresh()
+        theirs = self._source.open_partition_log(self._name).refresh()
         place = self._find_incarnation(theirs)
         ends = [segment.end_offset for segment in theirs.live]
         end = ends[-1] + 1 if ends else 0
@@ -119,7 +119,7 @@ class _PartitionTransfer:
         options = replace(self._options, lineage=theirs.lineage, rewritten=clean, topic_id=theirs.topic_id, log_start=start)
         segments, checked = list(theirs.live), False
         while True:
-            mine = self._target.open(place).refresh_and_check_gaps()
+            mine = self._target.open_partition_log(place).refresh_and_check_gaps()
             diverged = find_divergence(mine, theirs.lineage, end)
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
@@ -141,7 +141,7 @@ class _PartitionTransfer:
             self._reports.append(report)
             if fetched == len(segments):
                 return
-            if self._target.open(place).refresh_and_check_gaps().end_offset <= kept:
+            if self._target.open_partition_log(place).refresh_and_check_gaps().end_offset <= kept:
                 raise BadData(
                     f"segment {segments[fetched - 1].id} adds nothing after offset {kept}",
                     segment=self._log_object_key(segments[fetched - 1]),
@@ -152,7 +152,7 @@ class _PartitionTransfer:
         """Return the topic incarnation in the target tier to which the other tier's log belongs, by topic id. Raises BadData if there is
         none and none may be opened.
         """
-        mine = self._target.open(self._target.current(self._name)).refresh_and_check_gaps()
+        mine = self._target.open_partition_log(self._target.latest_incarnation(self._name)).refresh_and_check_gaps()
         same = {batch.digest for batch in source_state.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
@@ -190,9 +190,9 @@ class _PartitionTransfer:
         """Return the object key of a segment's log in the source tier."""
         return self._source.ports.layout.object_name(self._name, segment, "log")
 
-    def _sum_of_reports(self) -> ImportReport:
+    def _sum_import_reports(self) -> ImportReport:
         if not self._reports:
-            end = self._target.open(self._target.current(self._name)).refresh_and_check_gaps().end_offset
+            end = self._target.open_partition_log(self._target.latest_incarnation(self._name)).refresh_and_check_gaps().end_offset
             return ImportReport(0, 0, end + 1, end)
         added = [report for report in self._reports if report.segments]
         notes = tuple(note for report in self._reports for note in report.notes)

@@ -38,25 +38,25 @@ from compactor.round.sources import read_producers_at_end
 from compactor.transfer.cleaned import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
 from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
-from compactor.transfer.intake import SegmentAddition, add_segments
+from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
 from compactor.transfer.log_directory import (
     CHECKPOINT,
     DELETED,
     CheckedFilePart,
     FileCheckSettings,
-    FutureSegment,
     SegmentFilePart,
+    SegmentToImport,
     add_staged_epochs,
     check_file_parts,
     check_lineage_matches_batches,
     combine_parts_to_segments,
+    describe_tail_batches,
     directory_errors_as_usage_errors,
     disk_bytes_needed,
     lineage_from_batches,
     read_epoch_checkpoint,
     require_no_gaps,
     require_no_orphaned_indexes,
-    tail_batches,
 )
 from compactor.transfer.log_identity import IdentityCheck, create_identity_check
 from compactor.transfer.seam import (
@@ -112,9 +112,9 @@ def import_directory(
     :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
     options = options or ImportOptions()
-    partition = tier.current(partition)
-    log = tier.open(partition)
-    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.changes.publish([log]))
+    partition = tier.latest_incarnation(partition)
+    log = tier.open_partition_log(partition)
+    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.publish_changes([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(HeldStagedFiles(log_dir)))
         work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgress(), options, log, shared, held)
@@ -132,7 +132,7 @@ class _DirectoryImport:
 
     tier: Tier
     log_dir: Path
-    name: TopicPartition
+    partition: TopicPartition
     policy: CleanerPolicy
     progress: ImportProgress
     options: ImportOptions
@@ -141,7 +141,7 @@ class _DirectoryImport:
     held: HeldStagedFiles
     identity: IdentityCheck = field(init=False)
     notes: list[str] = field(default_factory=list)
-    done: list[FutureSegment] = field(default_factory=list)
+    done: list[SegmentToImport] = field(default_factory=list)
     whole: SegmentListing = field(default_factory=lambda: SegmentListing(Path(), ()))
     compared: int = 0
     too_late: str = ""
@@ -156,7 +156,7 @@ class _DirectoryImport:
         """Import what is new in the directory, and return what was added. Raises as ``import_directory``."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
-        found = list_log_segments(self.log_dir, live=self.options.live)
+        found = list_log_segments(self.log_dir, is_live=self.options.live)
         if not found.bases and not self.options.live and not self.options.may_be_empty:
             raise UsageError(f"{self.log_dir} holds no segments", hint="Segments are called <20 digits>.log")
         self.whole, self.compared, self.gaps_met = found, 0, []
@@ -165,14 +165,14 @@ class _DirectoryImport:
         place = find_or_open_incarnation(
             self.tier, state, self.identity.given_id, self.identity.metadata_path, self.options.opening, compare
         )
-        if place != self.name:
-            self.name, self.log = place, self.tier.open(place)
+        if place != self.partition:
+            self.partition, self.log = place, self.tier.open_partition_log(place)
             return self.import_once()
-        self._require_refill_allowed(state)
+        self._require_deleted_partition_may_be_refilled(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
-        self.rewritten = max(self.options.rewritten, read_broker_cleaner_offset(self.log_dir, self.name))
+        self.rewritten = max(self.options.rewritten, read_broker_cleaner_offset(self.log_dir, self.partition))
         first = not state.has_segments and state.log_start_offset is None
-        self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.name)) if first else 0
+        self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.partition)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
         found = self.whole = self._listing_with_staged_files(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
@@ -183,12 +183,12 @@ class _DirectoryImport:
         self._require_not_cleaned_by_broker_beyond(state.end_offset + 1)
         self._add_segments_before_tier_start(found, state)
         state = self.log.state
-        new = found.from_offset(self._first_offset_to_read(state))
+        new = found.segments_from_offset(self._first_offset_to_read(state))
         if self.log_start and self.options.live and self._end_offset_of_sealed_segments(found) <= self.log_start:
-            new = found.before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
+            new = found.segments_before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
         if state.has_segments and not new.bases:
             self._require_equal_last_records(found, state)  # all sealed segments of a live log may lie before the tail
-            self._note_if_log_is_unidentified()
+            self._note_unidentified_log()
         for part in self._split_listing_by_open_size(new):
             count = len(self.done)
             with self._lock_if_import_is_large(part):
@@ -219,28 +219,28 @@ class _DirectoryImport:
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.has_segments else None, lineage)
         return listing_with_staged_files(
-            listing, self.held, self.options.staged_problem, self.policy, tier_end, read_broker_cleaner_offset(self.log_dir, self.name)
+            listing, self.held, self.options.staged_problem, self.policy, tier_end, read_broker_cleaner_offset(self.log_dir, self.partition)
         )
 
-    def _require_refill_allowed(self, state: PartitionState) -> None:
+    def _require_deleted_partition_may_be_refilled(self, state: PartitionState) -> None:
         if state.deleted_slot and not self.options.refill:
             raise UsageError(
-                f"{self.name} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
+                f"{self.partition} was deleted from the tier and is not filled again by itself", hint="`import` its log directory again"
             )
 
     # --- at the end ---
 
     def _add_batches_after_end(
-        self, listing: SegmentListing, part: SegmentListing, state: PartitionState, diverged: Divergence | None
+        self, listing: SegmentListing, listing_part: SegmentListing, state: PartitionState, diverged: Divergence | None
     ) -> bool:
-        """Import the batches of ``part`` after the tier's end. Return whether the bound (``options.below``) was reached.
+        """Import the batches of ``listing_part`` after the tier's end. Return whether the bound (``options.below``) was reached.
 
         :param listing: all segments of the directory.
-        :param part: the segments to add.
+        :param listing_part: the segments to add.
         :param state: the tier's state for which the part was chosen; the import is refused if the control log has changed since.
         :param diverged: an epoch that the tier expects after its end, and that a later leader has disowned; None if there is none.
         """
-        sources = self._open_listed_segments(part)
+        sources = self._open_listed_segments(listing_part)
         given = self._read_checkpoint_lineage(sources)
         same = state.has_segments and has_equal_tail_batches(state, sources, compacted_below=self.rewritten)
         self.compared += same
@@ -253,7 +253,7 @@ class _DirectoryImport:
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
             if empty and not self.options.may_be_empty and not self.options.live:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
-            self._note_if_log_is_unidentified()
+            self._note_unidentified_log()
             return reached
         pieces = self._file_parts_without_gap(state, state.end_offset, pieces)
         self.identity.require_same_log(self.compared, self._count_equal_records_below)
@@ -261,24 +261,24 @@ class _DirectoryImport:
         found_members = combine_parts_to_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         fits = create_tier_unchanged_check(state, self.log_dir)
-        self._upload_and_record_segments(found_members, self._data_recorded_with_segments(found_members, known, given, fits=fits), known)
+        self._upload_and_record_segments(found_members, self._segment_addition_record(found_members, known, given, fits=fits), known)
         return reached
 
-    def _data_recorded_with_segments(
-        self, found: Sequence[FutureSegment], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
+    def _segment_addition_record(
+        self, new_segments: Sequence[SegmentToImport], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
     ) -> SegmentAddition:
         """Return the data that is recorded together with new segments. The lineage (leader epochs with their first offsets) is the given
         one, else the known one with the epochs of the new
         batches.
         """
-        sources = [member.source for member in found]
+        sources = [member.source for member in new_segments]
         lineage = log_lineage or extend_lineage(tier_lineage, lineage_from_batches(sources) if sources else ())
         more |= {
             "listed": self._add_partition_to_catalog,
             "noted": self._publish_catalog_change,
             "log_start": 0 if self.log.state.has_segments else self.log_start,
         }
-        return SegmentAddition(lineage, tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
+        return SegmentAddition(lineage, describe_tail_batches(sources, TAIL), topic_id=self.identity.given_id, **more)
 
     def _read_checkpoint_lineage(self, sources: Sequence[SourceSegment]) -> Lineage:
         """Return the lineage in the directory's checkpoint file; empty if none. Raises BadData if batches contradict it."""
@@ -290,15 +290,15 @@ class _DirectoryImport:
         return add_staged_epochs(given, sources)
 
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
-        return open_listed_segments(listing, self.policy, live=self.options.live)
+        return open_listed_segments(listing, self.policy, is_live=self.options.live)
 
     def _split_listing_by_open_size(self, listing: SegmentListing) -> Iterator[SegmentListing]:
         """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
-    def _lock_if_import_is_large(self, part: SegmentListing) -> AbstractContextManager[object]:
+    def _lock_if_import_is_large(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
         """Return the lock under which large imports run one at a time; a lock that nobody else uses if this part is small."""
-        return self.company.large if part.size_bytes > LARGE_BYTES else nullcontext()
+        return self.company.large if listing_part.size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
 
@@ -306,7 +306,7 @@ class _DirectoryImport:
         """Return from where a later leader discarded data of the tier, or None. Raises BadData if the tier may not discard it."""
         if not state.has_segments:
             return None
-        lineage, new = partial(self._read_checkpoint_lineage, []), listing.from_offset(self._first_offset_to_read(state))
+        lineage, new = partial(self._read_checkpoint_lineage, []), listing.segments_from_offset(self._first_offset_to_read(state))
         if given := lineage():
             # A leader writes an epoch's entry before its first batch, so the log reaches at least the last entry.
             end = max(self._end_offset_of_sealed_segments(listing), given[-1].start_offset)
@@ -331,7 +331,7 @@ class _DirectoryImport:
         if listing.end is not None:
             return listing.end
         for base in reversed(listing.bases):
-            (source,) = self._open_listed_segments(listing.from_offset(base).before_offset(base + 1))
+            (source,) = self._open_listed_segments(listing.segments_from_offset(base).segments_before_offset(base + 1))
             if source.size:
                 return int(source.table.last_offset[-1]) + 1
         return 0
@@ -347,10 +347,10 @@ class _DirectoryImport:
 
     def _require_not_cleaned_by_broker_beyond(self, position: int) -> None:
         """Raise BadData if the broker's cleaner has passed ``position``, from which the directory would continue the tier."""
-        cleaned = read_broker_cleaner_offset(self.log_dir, self.name)
+        cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
-            require_not_cleaned_beyond(self.name, position, cleaned, cleaner="the broker's own cleaner", source_name=where)
+            require_not_cleaned_beyond(self.partition, position, cleaned, cleaner="the broker's own cleaner", source_name=where)
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
@@ -361,7 +361,8 @@ class _DirectoryImport:
     def _has_equal_tail_batches_below(self, listing: SegmentListing, state: PartitionState, offset: int) -> bool:
         """Return whether the directory has any of the tier's last batches (the tail) below ``offset``. Raises BadData if one differs."""
         known = [batch for batch in state.tail if self.rewritten <= batch.last_offset < offset]
-        sources = self._open_listed_segments(listing.before_offset(offset).from_offset(known[0].base_offset)) if known else []
+        compared = listing.segments_before_offset(offset).segments_from_offset(known[0].base_offset) if known else None
+        sources = [] if compared is None else self._open_listed_segments(compared)
         return has_equal_tail_batches(state, sources, offset, self.rewritten)
 
     def _count_equal_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
@@ -373,7 +374,7 @@ class _DirectoryImport:
     def _count_equal_records_below(self, end_offset: int) -> int:
         return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
-    def _note_if_log_is_unidentified(self) -> None:
+    def _note_unidentified_log(self) -> None:
         """Note for people, if a directory without new data cannot be recognised, that its next segment will be refused."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.adoption_note())
@@ -391,7 +392,7 @@ class _DirectoryImport:
         self.notes += diverged.require_equal_before(
             state, self.log_dir, lambda: same or self._count_equal_records_below(offset), accept_loss=loss
         )
-        branch = listing.from_offset(offset)
+        branch = listing.segments_from_offset(offset)
         with self._lock_if_import_is_large(branch):
             checked = self._check_file_parts_of_branch(branch, state, offset)
             check_position = create_tier_unchanged_check(state, self.log_dir)
@@ -400,7 +401,7 @@ class _DirectoryImport:
             check_position(self.log.state)  # another import may have cut the log
             with tempfile.TemporaryDirectory(prefix="cut-", dir=process_spool_folder(self.tier.state_dir)) as scratch:
                 self._cut_tier_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
-        self.notes.append(f"{self.name}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
+        self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
     def _check_file_parts_of_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
         """Read and check all batches that the directory has from ``offset`` on. Raises BadData. Return the pieces of segment files that are
@@ -425,7 +426,7 @@ class _DirectoryImport:
             last = [pieces[-1].source]
         return first or []
 
-    def _cut_tier_end_and_add_branch(self, checked: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
+    def _cut_tier_end_and_add_branch(self, file_parts: Sequence[CheckedFilePart], log_lineage: Lineage, offset: int, scratch: Path) -> None:
         """Cut the tier's end and add the first segments of the new branch, in one record.
 
         :param log_lineage: lineage of the new branch.
@@ -436,38 +437,39 @@ class _DirectoryImport:
         place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
         head = segment_head_before_offset(self.tier, state, offset, self.policy, scratch)
         start = offset if head else state.live[place].start_offset
-        if checked and checked[0].piece.source.base != start:  # a round has left no batch in between; the first segment covers the offsets
-            piece = checked[0].piece
-            checked = [replace(checked[0], piece=replace(piece, source=replace(piece.source, base=start))), *checked[1:]]
+        if file_parts and file_parts[0].piece.source.base != start:  # a round has left no batch in between; the first segment covers it
+            piece = file_parts[0].piece
+            file_parts = [replace(file_parts[0], piece=replace(piece, source=replace(piece.source, base=start))), *file_parts[1:]]
         before = head.states if head else read_producers_at_end(layout, state.model_copy(update={"live": state.live[:place]}))
-        found = combine_parts_to_segments(self.log_dir, checked, before) if checked else []
+        found = combine_parts_to_segments(self.log_dir, file_parts, before) if file_parts else []
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        log_lineage = add_staged_epochs(log_lineage, [one.piece.source for one in checked])
-        self._upload_and_record_segments(found, self._data_recorded_with_segments(found, known, log_lineage, cut=body), known, head)
+        log_lineage = add_staged_epochs(log_lineage, [one.piece.source for one in file_parts])
+        self._upload_and_record_segments(found, self._segment_addition_record(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
         """Open a segment of the tier for reading as long as the ``with`` block runs."""
-        with open_segment_reader(self.tier, self.name, [segment], "import") as reading, reading.open_segment(0, txn_index=False) as source:
+        reader = open_segment_reader(self.tier, self.partition, [segment], "import")
+        with reader as reading, reading.open_segment(0, txn_index=False) as source:
             yield source
 
-    def _file_parts_without_gap(self, state: PartitionState, end: int, pieces: list[SegmentFilePart]) -> list[SegmentFilePart]:
+    def _file_parts_without_gap(self, state: PartitionState, end: int, file_parts: list[SegmentFilePart]) -> list[SegmentFilePart]:
         """Return the pieces (batches of segment files) if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps
         are allowed.
 
         An allowed gap is covered by the first piece.
 
         :param end: last offset that the tier has, or will have after a cut.
-        :param pieces: everything that the directory has after ``end``.
+        :param file_parts: everything that the directory has after ``end``.
         """
-        first = pieces[0].source
+        first = file_parts[0].source
         if not state.has_segments or first.base == end + 1:
-            return pieces
+            return file_parts
         require_no_gap_after_tier(state, end, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps)
-        self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.name}, and stay so")
-        return [replace(pieces[0], source=replace(first, base=end + 1)), *pieces[1:]]
+        self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.partition}, and stay so")
+        return [replace(file_parts[0], source=replace(first, base=end + 1)), *file_parts[1:]]
 
     # --- before the beginning ---
 
@@ -480,7 +482,7 @@ class _DirectoryImport:
         if problem:
             self.too_late = f"offsets {listing.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
             return
-        part = listing.before_offset(state.start_offset)
+        part = listing.segments_before_offset(state.start_offset)
         pieces = file_parts_before_offset(self.log_dir, self._open_listed_segments(part), state.start_offset)
         if not any(piece.source.size for piece in pieces):
             return
@@ -488,7 +490,7 @@ class _DirectoryImport:
         last = pieces[-1].source
         if last.end != state.start_offset and not self.options.gaps:
             raise BadData(
-                f"offsets {last.end} to {state.start_offset - 1} are missing between the directory and {self.name} in the tier",
+                f"offsets {last.end} to {state.start_offset - 1} are missing between the directory and {self.partition} in the tier",
                 segment=last.name,
                 hint="Restore the segment in between; if a cleaner has removed the offsets, use --allow-gaps",
             )
@@ -512,8 +514,8 @@ class _DirectoryImport:
 
     # --- both ---
 
-    def _check_file_parts(self, pieces: Sequence[SegmentFilePart]) -> list[CheckedFilePart]:
-        sources = [piece.source for piece in pieces]
+    def _check_file_parts(self, file_parts: Sequence[SegmentFilePart]) -> list[CheckedFilePart]:
+        sources = [piece.source for piece in file_parts]
         size = sum(source.size for source in sources)
         self.progress.at("checking", size)
         if not self.options.live:
@@ -522,11 +524,11 @@ class _DirectoryImport:
             require_no_gaps(sources)
         limit = self.policy.max_decompressed_batch_bytes
         checks = FileCheckSettings(limit, self.company.threads, self._create_sidecar_builder, self.progress.advance)
-        checked = check_file_parts(pieces, checks)
+        checked = check_file_parts(file_parts, checks)
         negative = sum(piece.negative_timestamps for piece in checked)
         if negative:
             self.notes.append(
-                f"{negative} records of {self.name} have negative timestamps: Kafka's cleaner refuses to rewrite a batch with such a "
+                f"{negative} records of {self.partition} have negative timestamps: Kafka's cleaner refuses to rewrite a batch with such a "
                 "record, and so does a round here, which then leaves the partition as it is"
             )
         return checked
@@ -536,7 +538,7 @@ class _DirectoryImport:
 
         It builds no filter: later rounds need the number of keys, and the outcomes of transactions without reading the segment again.
         """
-        if not self.tier.cleaner_for(self.name.topic).bloom:
+        if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
         return SidecarBuilder(source, None, self._hash_key_of_tier_or_new_tier(), counts_distinct_keys=True)
 
@@ -548,7 +550,7 @@ class _DirectoryImport:
         return self.key_to_be
 
     def _upload_and_record_segments(
-        self, found: list[FutureSegment], arrival: SegmentAddition, tier_lineage: Lineage, head: FutureSegment | None = None
+        self, new_segments: list[SegmentToImport], addition: SegmentAddition, tier_lineage: Lineage, head: SegmentToImport | None = None
     ) -> None:
         """Upload segments and record them in the control log.
 
@@ -556,27 +558,27 @@ class _DirectoryImport:
         :param head: what a truncation leaves of a segment of the tier; it is not reported as added.
         """
         # The broker's cleaner may have run while the segments were read.
-        self._require_not_cleaned_by_broker_beyond(arrival.cut.offset if arrival.cut else self.log.state.end_offset + 1)
+        self._require_not_cleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
-        require_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in found))
+        require_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in new_segments))
         if not tier.catalog.state.tier_id:
             tier.identity.ensure_catalog(self.key_to_be)
             tier.catalog.refresh()
-        self.progress.at("uploading", sum(member.source.size for member in found))
-        sidecars = tier.sidecars(self.name) if tier.cleaner_for(self.name.topic).bloom else None
-        lineage = restore_removed_epochs(tier_lineage, arrival.lineage)
-        how = UploadSettings(tier, self.name, self.policy, self.company.threads, sidecars, self._report_progress)
-        check, members = self.identity.check_directory_unchanged, [head, *found] if head else found
+        self.progress.at("uploading", sum(member.source.size for member in new_segments))
+        sidecars = tier.open_sidecar_store(self.partition) if tier.cleaner_settings_for_topic(self.partition.topic).bloom else None
+        lineage = restore_removed_epochs(tier_lineage, addition.lineage)
+        how = UploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
+        check, members = self.identity.check_directory_unchanged, [head, *new_segments] if head else new_segments
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]
-        if add_segments(tier.ports, self.log, incoming, replace(arrival, at_once=self.company.threads)):
-            self.done += found
+        if add_segments_to_tier(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):
+            self.done += new_segments
 
     def _report_progress(self, byte_count: int) -> None:
         with self.telling:
             self.progress.advance(byte_count)
 
     def _add_partition_to_catalog(self) -> None:
-        if str(self.name) not in self.tier.catalog.state.partitions:
+        if str(self.partition) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
             require_topic_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
 
@@ -590,7 +592,7 @@ class _DirectoryImport:
             return ImportReport(0, 0, state.end_offset + 1, state.end_offset, tuple(self.notes))
         taken = [member for member in self.done if member.source.name.endswith(DELETED)]
         if taken:
-            what = f"offsets {taken[0].start} to {taken[-1].end} of {self.name}"
+            what = f"offsets {taken[0].start} to {taken[-1].end} of {self.partition}"
             self.notes.append(f"{what} were taken from files that the broker has staged for deletion")
         size = sum(member.source.size for member in self.done)
         start, end = min(member.start for member in self.done), max(member.end for member in self.done)

@@ -32,7 +32,7 @@ _SEGMENT = re.compile(r"\d{20}\.log")
 class PartitionImportResult:
     """Result of importing one partition. report: what was added; None if the import failed. error: why it failed; None if it did not."""
 
-    name: TopicPartition
+    partition: TopicPartition
     report: ImportReport | None
     error: Exception | None = None
 
@@ -137,14 +137,14 @@ def import_partitions(
     sources: Sequence[tuple[TopicPartition, Source]],
     import_one: Callable[[TopicPartition, Source, ImportResources], ImportReport],
     *,
-    parallel: int,
+    max_parallel: int,
     on_partition: Callable[[PartitionImportResult], None],
 ) -> list[PartitionImportResult]:
     """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
 
     :param sources: what to import each partition from.
     :param import_one: imports one partition; called from threads, with the resources that they share.
-    :param parallel: number of partitions imported at the same time.
+    :param max_parallel: number of partitions imported at the same time.
     :param on_partition: called with each result, by one thread at a time.
     """
     one_at_a_time = threading.Lock()
@@ -159,11 +159,11 @@ def import_partitions(
             on_partition(done)
         return done
 
-    company = ImportResources(1, lambda log: changes.record_change(log.state.name, log.confirmed_slot()), threading.Lock())
+    company = ImportResources(1, lambda log: changes.record_change(log.state.topic_partition, log.confirmed_slot()), threading.Lock())
     if sources:
         tier.identity.ensure_catalog()
-        tier.identity.read()
-    with ThreadPoolExecutor(parallel, "import") as pool:
+        tier.identity.read_catalog()
+    with ThreadPoolExecutor(max_parallel, "import") as pool:
         return list(pool.map(import_source, sources))
 
 
@@ -184,10 +184,10 @@ def import_partition_directories(
     options = replace(options, may_be_empty=True)
 
     def import_one(partition: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
-        policy = tier.cleaner_for(partition.topic).cleaner_policy()
+        policy = tier.cleaner_settings_for_topic(partition.topic).cleaner_policy()
         progress = ImportProgress(advance=partial(on_bytes, partition))
         return import_directory(tier, path, partition, policy, progress, options, shared)
 
     return import_partitions(
-        tier, directories, import_one, parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition
+        tier, directories, import_one, max_parallel=IMPORTS_PER_THREAD * tier.settings.daemon.threads, on_partition=on_partition
     )

@@ -57,7 +57,7 @@ def find_or_open_incarnation(
     state: PartitionState,
     topic_id: TopicId,
     id_source: str,
-    rule: RecreationConfirmation,
+    confirmation: RecreationConfirmation,
     count_equal_records: Callable[[], int],
 ) -> TopicPartition:
     """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
@@ -72,28 +72,28 @@ def find_or_open_incarnation(
     former = tier.catalog.state.superseded.get(state.topic, {})
     is_new = not (state.topic_id or state.has_segments or state.deleted_slot)  # looked at again once it is listed
     if (state.topic_id == topic_id or is_new) and topic_id not in former:
-        return state.name
+        return state.topic_partition
     catalog = open_catalog(tier.ports)  # not the shared log, because several imports run in this process
     known = catalog.refresh()
-    latest = current_incarnation(state.name, known.incarnations_of_partition(state.name))
+    latest = current_incarnation(state.topic_partition, known.incarnations_of_partition(state.topic_partition))
     if latest.incarnation > state.incarnation:
         return latest
     former = known.superseded.get(state.topic, {})
     verdict = classify_topic_id(state.topic_id, topic_id, former)
     if verdict is TopicIdRelation.CURRENT:
-        return state.name
+        return state.topic_partition
     if verdict is TopicIdRelation.SUPERSEDED:
         raise _superseded_topic_error(state, topic_id or state.topic_id, former, id_source)
     if state.has_segments and _has_equal_records(count_equal_records):
         raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelation.OTHER:
-        _record_topic_recreation(catalog, state, topic_id, id_source, rule, tier.ports.holder)
-    following = tier.open(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
+        _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
+    following = tier.open_partition_log(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         record_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
-    publish_hints(catalog, {following.state.name: following.confirmed_slot()})
-    return following.state.name
+    publish_hints(catalog, {following.state.topic_partition: following.confirmed_slot()})
+    return following.state.topic_partition
 
 
 def require_topic_not_superseded(tier: Tier, state: PartitionState, topic_id: TopicId, id_source: str) -> None:
@@ -137,26 +137,26 @@ def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
 
 
 def _record_topic_recreation(
-    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, rule: RecreationConfirmation, holder: str
+    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, confirmation: RecreationConfirmation, holder: str
 ) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 
     Raises BadData if neither the cluster nor a person confirms that.
     """
     cluster_id = ""
-    if not rule.by_hand:
-        answer = rule.ask([state.topic]) if rule.ask else ClusterTopicIds("", {})
+    if not confirmation.by_hand:
+        answer = confirmation.ask([state.topic]) if confirmation.ask else ClusterTopicIds("", {})
         reported_id, cluster_id = answer.topic_ids.get(state.topic, ""), answer.cluster_id
         if reported_id != topic_id or not cluster_id:
             raise other_topic_error(state, topic_id, id_source, f"the cluster has the topic id {reported_id} now" if reported_id else "")
     former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
-    def missing_recreation(known: CatalogState) -> TopicRecreated | None:
+    def missing_recreation(catalog_state: CatalogState) -> TopicRecreated | None:
         """Return the record to append to this state of the catalog, or None if the same recreation is recorded already."""
-        if known.superseded.get(state.topic, {}).get(former_id) == topic_id:
+        if catalog_state.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
-        problem = topic_recreation_problem(known, body)
+        problem = topic_recreation_problem(catalog_state, body)
         if problem:
             raise other_topic_error(state, topic_id, id_source, problem)
         return body
@@ -170,7 +170,8 @@ def other_topic_error(state: PartitionState, topic_id: TopicId, id_source: str, 
     neither cluster nor person confirms that the topic was created again.
     """
     return BadData(
-        f"this is the log of topic id {topic_id}, and the tier has {state.name} of topic id {state.topic_id}: the topic was deleted and "
+        f"this is the log of topic id {topic_id}, and the tier has {state.topic_partition} of topic id {state.topic_id}:"
+        " the topic was deleted and "
         f"created again, or this is another cluster's{f' ({reason})' if reason else ''}",
         segment=id_source,
         hint=f"If the topic was created again, `import --new-incarnation` keeps both. If it was restored with the same records, use "

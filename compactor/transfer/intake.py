@@ -75,7 +75,7 @@ class SegmentAddition:
     cut: TailTruncated | None = None
 
 
-def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSegment], arrival: SegmentAddition) -> bool:
+def add_segments_to_tier(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition) -> bool:
     """Add segments to the tier: all of them become readable, or none.
 
     :return: False if this same import was complete before, or another process with the same import was faster.
@@ -83,8 +83,8 @@ def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSeg
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
     """
-    for import_id in _import_ids_by_attempt(incoming, arrival.cut):
-        if find_closed_import(log.state, import_id) is None and _try_import_under_id(ports, log, import_id, incoming, arrival):
+    for import_id in _import_ids_by_attempt(incoming, addition.cut):
+        if find_closed_import(log.state, import_id) is None and _try_import_under_import_id(ports, log, import_id, incoming, addition):
             return True
         closed = find_closed_import(log.state, import_id)
         if closed is not None and not closed.voided and closed.tiered_end <= log.state.end_offset:
@@ -92,8 +92,8 @@ def add_segments(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSeg
     raise StoreError("this import was voided too often", hint="See why with `explain`, or raise publish.orphan_age_ms")
 
 
-def _try_import_under_id(
-    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], settings: SegmentAddition
+def _try_import_under_import_id(
+    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
     """Try to add the segments under one import id.
 
@@ -101,34 +101,34 @@ def _try_import_under_id(
     """
     segments: list[RemoteLogSegmentMetadata] | None = []
     if incoming:
-        state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], settings.fits)
-        settings.listed()
+        state = register_import(ports, log, import_id, [ports.new_id() for _ in incoming], addition.fits)
+        addition.listed()
         entry = state.registrations.get(import_id)
         if entry is None or len(entry.ids) != len(incoming):
             return False
-        segments = _upload_segments(incoming, entry.ids, settings.at_once)
+        segments = _upload_segments(incoming, entry.ids, addition.at_once)
     if segments is None:
         return False
-    if settings.cut is not None:
-        record_tail_truncation(ports, log, _truncation_record(settings.cut, import_id, segments, settings))
-    elif settings.before:
-        record_prepended_segments(ports, log, import_id, segments, settings.lineage, settings.topic_id)
+    if addition.cut is not None:
+        record_tail_truncation(ports, log, _truncation_record(addition.cut, import_id, segments, addition))
+    elif addition.before:
+        record_prepended_segments(ports, log, import_id, segments, addition.lineage, addition.topic_id)
     else:
-        start = min(settings.log_start, segments[-1].end_offset + 1)
+        start = min(addition.log_start, segments[-1].end_offset + 1)
         log_start = start if start > segments[0].start_offset else None
-        record_tiered_segments(ports, log, import_id, segments, settings.lineage, settings.tail, settings.topic_id, log_start)
-    settings.noted()
+        record_tiered_segments(ports, log, import_id, segments, addition.lineage, addition.tail, addition.topic_id, log_start)
+    addition.noted()
     return True
 
 
 def _truncation_record(
-    cut: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], arrival: SegmentAddition
+    truncation: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], addition: SegmentAddition
 ) -> TailTruncated:
     """Return the record that cuts the tier's end and adds these segments."""
-    head = segments[0] if segments and segments[0].start_offset < cut.offset else None
+    head = segments[0] if segments and segments[0].start_offset < truncation.offset else None
     new = tuple(segments if head is None else segments[1:])
-    known = {"lineage": arrival.lineage, "tail": arrival.tail, "topic_id": arrival.topic_id}
-    return cut.model_copy(update={"cut_id": cut_id, "head": head, "segments": new, **known})
+    known = {"lineage": addition.lineage, "tail": addition.tail, "topic_id": addition.topic_id}
+    return truncation.model_copy(update={"cut_id": cut_id, "head": head, "segments": new, **known})
 
 
 def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
@@ -176,12 +176,12 @@ def require_source_unchanged(segment: IncomingSegment) -> None:
     segment.check_source_unchanged()
 
 
-def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], cut: TailTruncated | None) -> Iterator[str]:
+def _import_ids_by_attempt(incoming: Sequence[IncomingSegment], truncation: TailTruncated | None) -> Iterator[str]:
     """Yield the ids of the first, second, ...
 
     attempt at one import. They are derived from the offsets, the bytes and the segments that the import replaces.
     """
-    replaced = () if cut is None else (f"cut {cut.offset}", *cut.voided)
+    replaced = () if truncation is None else (f"cut {truncation.offset}", *truncation.voided)
     identity = "\n".join([*replaced, *(one.content_identity for one in incoming)]).encode()
     for attempt in range(MOST_ATTEMPTS):
         yield encode_segment_id(hashlib.sha256(identity + attempt.to_bytes(4, "big")).digest()[:16])

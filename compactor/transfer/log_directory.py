@@ -112,7 +112,7 @@ class CheckedFilePart:
 
 
 @dataclass(frozen=True)
-class FutureSegment:
+class SegmentToImport:
     """Segment that an import will create in the tier. start, end: first and last offset (inclusive) that it covers, with those of adjacent
     zero-byte segments. states: producer states at its end.
     """
@@ -124,14 +124,14 @@ class FutureSegment:
     txn_entries: TxnEntries
 
     @property
-    def piece(self) -> SegmentFilePart:
+    def file_part(self) -> SegmentFilePart:
         """Return the part of a segment file from which this segment is created."""
         return self.checked.piece
 
     @property
     def source(self) -> SourceSegment:
         """Return the opened segment file."""
-        return self.piece.source
+        return self.file_part.source
 
 
 # ---- what can be wrong ------------------------------------------------------------------------------------------------------
@@ -149,12 +149,12 @@ class FileCheckSettings:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def check_file_parts(pieces: Sequence[SegmentFilePart], checks: FileCheckSettings) -> list[CheckedFilePart]:
+def check_file_parts(file_parts: Sequence[SegmentFilePart], check_settings: FileCheckSettings) -> list[CheckedFilePart]:
     """Check pieces of segment files, by reading every byte and every record once, and count records with a timestamp below -1.
 
     :raises BadData: if a CRC is invalid, a batch contradicts its header, or a transaction index contradicts the log.
     """
-    for piece in pieces:
+    for piece in file_parts:
         problem = reason_txn_index_is_invalid(piece.source.txn_entries, piece.source)
         if problem:
             raise BadData(
@@ -162,14 +162,14 @@ def check_file_parts(pieces: Sequence[SegmentFilePart], checks: FileCheckSetting
                 segment=piece.path.with_suffix(".txnindex").name,
                 hint="Delete this index file: it is rebuilt from the control records",
             )
-    with WorkerThreads(checks.threads) as workers:
-        return [_check_segment_file_part(piece, checks, workers) for piece in pieces]
+    with WorkerThreads(check_settings.threads) as workers:
+        return [_check_segment_file_part(piece, check_settings, workers) for piece in file_parts]
 
 
-def _check_segment_file_part(piece: SegmentFilePart, checks: FileCheckSettings, workers: WorkerThreads) -> CheckedFilePart:
+def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileCheckSettings, workers: WorkerThreads) -> CheckedFilePart:
     """Check one part of a segment file in several threads, and return it with its digest. Raises BadData."""
-    source, table = piece.source, piece.source.table
-    builder = checks.builder_for(source)
+    source, table = file_part.source, file_part.source.table
+    builder = check_settings.builder_for(source)
     sha256 = hashlib.sha256()
     negative = done = 0
 
@@ -177,7 +177,7 @@ def _check_segment_file_part(piece: SegmentFilePart, checks: FileCheckSettings, 
         """Check a range of batches, and return the range with the summaries of its chunks."""
         first, last = job
         found, seen = 0, []
-        for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), checks.limit, buffers.bodies):
+        for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), check_settings.limit, buffers.bodies):
             rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))
             if builder is not None:
@@ -191,19 +191,19 @@ def _check_segment_file_part(piece: SegmentFilePart, checks: FileCheckSettings, 
             if builder is not None:
                 for seen in looks:
                     builder.add_chunk_summary(seen)
-            checks.on_bytes(until - done)
+            check_settings.on_bytes(until - done)
             done = until
     except BadData as error:
-        raise _error_with_file_position(error, piece) from None
+        raise _error_with_file_position(error, file_part) from None
     sha256.update(source.buf.data[done:])
-    return CheckedFilePart(piece, negative, sha256.hexdigest(), builder)
+    return CheckedFilePart(file_part, negative, sha256.hexdigest(), builder)
 
 
-def _error_with_file_position(error: BadData, piece: SegmentFilePart) -> BadData:
+def _error_with_file_position(error: BadData, file_part: SegmentFilePart) -> BadData:
     """Return the error with the byte position in the whole file in place of the position in the imported part."""
-    if error.position < 0 or not piece.skipped:
+    if error.position < 0 or not file_part.skipped:
         return error
-    return BadData(error.cause, segment=error.segment, position=error.position + piece.skipped, offset=error.offset, hint=error.hint)
+    return BadData(error.cause, segment=error.segment, position=error.position + file_part.skipped, offset=error.offset, hint=error.hint)
 
 
 def require_no_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
@@ -254,22 +254,24 @@ def _find_first_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, So
 # ---- what its segments cover ------------------------------------------------------------------------------------------------
 
 
-def combine_parts_to_segments(log_dir: Path, pieces: Sequence[CheckedFilePart], initial_states: ProducerStates) -> list[FutureSegment]:
+def combine_parts_to_segments(
+    log_dir: Path, file_parts: Sequence[CheckedFilePart], initial_states: ProducerStates
+) -> list[SegmentToImport]:
     """Combine checked pieces of segment files to the segments that the import will create. A zero-byte segment joins the one before it, or
     the one after it if it is the first.
 
     :param initial_states: producer states where the pieces begin, unless the directory has a snapshot for that offset.
     :raises BadData: if the log is corrupt.
     """
-    sources = [checked.piece.source for checked in pieces]
+    sources = [checked.piece.source for checked in file_parts]
     states = _producer_states_at(log_dir, sources[0].base, initial_states)
     # TransactionVerdicts have the order of the sources.
     verdicts = transaction_verdicts_by_source(
         [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_txn_offset_by_producer(states)
     )
-    found: list[FutureSegment] = []
+    found: list[SegmentToImport] = []
     start = sources[0].base
-    for checked, source, verdict in zip(pieces, sources, verdicts, strict=True):
+    for checked, source, verdict in zip(file_parts, sources, verdicts, strict=True):
         # The end of an empty last segment is not known, because it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
         states = _producer_states_at(log_dir, end + 1, states.states_after_batches(source.table))
@@ -277,7 +279,7 @@ def combine_parts_to_segments(log_dir: Path, pieces: Sequence[CheckedFilePart], 
             # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
             entries = _merge_aborted_transactions(verdict.txn_entries, source.txn_entries)
-            found.append(FutureSegment(checked, start, end, states, entries))
+            found.append(SegmentToImport(checked, start, end, states, entries))
             start = end + 1
         elif found:
             found[-1] = replace(found[-1], end=end, states=states)
@@ -285,7 +287,7 @@ def combine_parts_to_segments(log_dir: Path, pieces: Sequence[CheckedFilePart], 
     return found
 
 
-def tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatch, ...]:
+def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatch, ...]:
     """Return offsets and digest of the last ``count`` batches of these segments (the tail), by which the next import recognises the log. A
     digest covers the header with its CRC.
     """
@@ -324,8 +326,8 @@ def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) ->
 
 
 def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
-    opened = states.entries[states.entries["txn_first_offset"] >= 0]
-    return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
+    tier = states.entries[states.entries["txn_first_offset"] >= 0]
+    return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in tier}
 
 
 def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:
@@ -393,7 +395,7 @@ def check_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Seq
 
 
 def prepare_segment_upload(
-    segment: FutureSegment, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
+    segment: SegmentToImport, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
     """Return the metadata and the files with which one segment is uploaded. Indexes are copied if they match the log, else built in
     ``folder``.
@@ -402,7 +404,7 @@ def prepare_segment_upload(
     """
     check_file_unchanged(segment)
     source = segment.source
-    log = segment_file_path(segment.piece) if segment.piece.is_whole_file else _write_file(folder / "log", source.buf.data)
+    log = segment_file_path(segment.file_part) if segment.file_part.is_whole_file else _write_file(folder / "log", source.buf.data)
     beside = _copy_or_build_indexes(segment, policy, folder)
     if len(segment.txn_entries):
         beside["txnindex"] = _write_file(folder / "txnindex", segment.txn_entries.tobytes())
@@ -433,19 +435,19 @@ def prepare_segment_upload(
     return metadata, {"log": log, **beside}
 
 
-def segment_file_path(piece: SegmentFilePart) -> Path:
+def segment_file_path(file_part: SegmentFilePart) -> Path:
     """Return the path of the file from which a part of a segment is imported: ``NNN.log``, or ``NNN.log.deleted`` after the broker has
     staged it for deletion.
     """
-    return piece.path if piece.path.exists() else piece.path.with_name(piece.path.name + DELETED)
+    return file_part.path if file_part.path.exists() else file_part.path.with_name(file_part.path.name + DELETED)
 
 
-def check_file_unchanged(segment: FutureSegment) -> None:
+def check_file_unchanged(segment: SegmentToImport) -> None:
     """Raise BadData if the segment's file is no longer the one that was checked.
 
     A file staged for deletion is not checked, because no program changes it.
     """
-    piece = segment.piece
+    piece = segment.file_part
     if piece.path.name.endswith(DELETED):
         return
     try:
@@ -460,7 +462,7 @@ def check_file_unchanged(segment: FutureSegment) -> None:
         )
 
 
-def disk_bytes_needed(segment: FutureSegment, index_interval_bytes: int) -> int:
+def disk_bytes_needed(segment: SegmentToImport, index_interval_bytes: int) -> int:
     """Return an upper bound of the bytes that a segment takes on disk: its log, its indexes and one block for each small file."""
     batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
@@ -473,7 +475,7 @@ def disk_bytes_needed(segment: FutureSegment, index_interval_bytes: int) -> int:
     )
 
 
-def _copy_or_build_indexes(segment: FutureSegment, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
+def _copy_or_build_indexes(segment: SegmentToImport, policy: CleanerPolicy, folder: Path) -> dict[str, Path]:
     table = segment.source.table
     made = encode_offset_and_time_index(segment.start, table.size, table.last_offset, table.max_timestamp, policy.index_interval_bytes)
     paths = {}
@@ -481,9 +483,9 @@ def _copy_or_build_indexes(segment: FutureSegment, policy: CleanerPolicy, folder
         ("index", made[0], reason_offset_index_is_invalid),
         ("timeindex", made[1], reason_time_index_is_invalid),
     ):
-        given = segment.piece.path.with_suffix(f".{kind}")
+        given = segment.file_part.path.with_suffix(f".{kind}")
         usable = (
-            segment.piece.is_whole_file
+            segment.file_part.is_whole_file
             and segment.start == segment.source.base
             and _is_index_of_log(given, mismatch_of, segment.start, table)
         )

@@ -79,7 +79,7 @@ class IdentityVerdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-def identify_log(evidence: IdentityEvidence) -> IdentityVerdict:
+def compare_log_identity(evidence: IdentityEvidence) -> IdentityVerdict:
     """Return whether the directory's log is the one that the tier holds."""
     if evidence.recorded_id and evidence.given_id:
         return IdentityVerdict.SAME if evidence.recorded_id == evidence.given_id else IdentityVerdict.OTHER
@@ -92,7 +92,9 @@ def should_record_topic_id(evidence: IdentityEvidence) -> bool:
     """Return whether the directory's topic id should be recorded in the tier: the tier holds segments of this log, and no topic id is
     recorded.
     """
-    return bool(evidence.holds and evidence.given_id and not evidence.recorded_id and identify_log(evidence) is IdentityVerdict.SAME)
+    return bool(
+        evidence.holds and evidence.given_id and not evidence.recorded_id and compare_log_identity(evidence) is IdentityVerdict.SAME
+    )
 
 
 def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_name: str, cut_offset: int, *, truncates: bool) -> BadData:
@@ -108,10 +110,11 @@ def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_nam
     else:
         way_out = f"If it is the same log, use `{adopt_command_text(state, topic_id)}`"
     return BadData(
-        f"nothing shows that this is the log that the tier has as {state.name}: {ids}, and no record below offset {cut_offset} could be "
+        f"nothing shows that this is the log that the tier has as {state.topic_partition}: {ids}, and no record below offset"
+        f" {cut_offset} could be "
         "compared",
         segment=source_name,
-        hint=f"{way_out}; else import it under another name, or `topics delete {state.name}` first",
+        hint=f"{way_out}; else import it under another name, or `topics delete {state.topic_partition}` first",
     )
 
 
@@ -119,7 +122,7 @@ def adopt_command_text(state: PartitionState, topic_id: TopicId) -> str:
     """Return the text of the command by which a person confirms that directory and tier have the same log."""
     if topic_id and not state.topic_id:
         return f"topics adopt {state.topic} --topic-id {topic_id}"
-    return f"topics adopt {state.name} --seam {state.end_offset + 1}"
+    return f"topics adopt {state.topic_partition} --seam {state.end_offset + 1}"
 
 
 # ---- topic ids and directories ------------------------------------------------------------------------------------------------
@@ -209,17 +212,17 @@ class MatchedDirectoryFiles:
         except (OSError, ValueError):
             return None
 
-    def save_matched_directory(self, partition: TopicPartition, compared: MatchedDirectory) -> None:
+    def save_matched_directory(self, partition: TopicPartition, matched_directory: MatchedDirectory) -> None:
         """Store the directory whose log was found to be the partition's, atomically.
 
         A failed write is ignored, because it only costs another comparison.
         """
-        if self.load_matched_directory(partition) == compared:
+        if self.load_matched_directory(partition) == matched_directory:
             return
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(compared.model_dump_json().encode())
+                file.write(matched_directory.model_dump_json().encode())
             Path(file.name).replace(self._folder / str(partition))
 
 
@@ -272,11 +275,11 @@ class IdentityCheck:
         """
         if self.settled:
             return
-        evidence = self._gather_evidence(equal_batches, truncates=cut_offset is not None)
-        if identify_log(evidence) is IdentityVerdict.UNKNOWN:
+        evidence = self._gather_identity_evidence(equal_batches, truncates=cut_offset is not None)
+        if compare_log_identity(evidence) is IdentityVerdict.UNKNOWN:
             below = self.log.state.end_offset + 1 if cut_offset is None else cut_offset
             evidence = replace(evidence, compared=count_equal_records(below))
-            if identify_log(evidence) is IdentityVerdict.UNKNOWN:
+            if compare_log_identity(evidence) is IdentityVerdict.UNKNOWN:
                 raise _unidentified_log_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
         self._accept_identity(evidence)
 
@@ -289,10 +292,10 @@ class IdentityCheck:
         """
         if self.settled:
             return True
-        evidence = self._gather_evidence(equal_batches)
-        if identify_log(evidence) is IdentityVerdict.UNKNOWN and self.given_id:
+        evidence = self._gather_identity_evidence(equal_batches)
+        if compare_log_identity(evidence) is IdentityVerdict.UNKNOWN and self.given_id:
             evidence = replace(evidence, compared=count_equal_records(self.log.state.end_offset + 1))
-        if identify_log(evidence) is IdentityVerdict.SAME:
+        if compare_log_identity(evidence) is IdentityVerdict.SAME:
             self._accept_identity(evidence)
         return self.settled
 
@@ -302,17 +305,20 @@ class IdentityCheck:
         """
         state = self.log.state
         way = adopt_command_text(state, self.given_id)
-        return f"{state.name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
+        name = state.topic_partition
+        return f"{name}: no record could be compared with the tier's, so that what comes next is refused until `{way}` is said"
 
     def remember_matched_directory(self) -> None:
         """Store that this directory was found to have the tier's log, unless topic ids will show it the next time."""
         state = self.log.state
         if self.settled and self.directory and state.has_segments and not (state.topic_id and self.given_id):
-            self.remembered.save_matched_directory(state.name, MatchedDirectory(directory=self.directory, opened_slot=state.opened_slot))
+            self.remembered.save_matched_directory(
+                state.topic_partition, MatchedDirectory(directory=self.directory, opened_slot=state.opened_slot)
+            )
 
-    def _gather_evidence(self, equal_batches: int, *, truncates: bool = False) -> IdentityEvidence:
+    def _gather_identity_evidence(self, equal_batches: int, *, truncates: bool = False) -> IdentityEvidence:
         state = self.log.state
-        last = self.remembered.load_matched_directory(state.name) if self.directory and not truncates else None
+        last = self.remembered.load_matched_directory(state.topic_partition) if self.directory and not truncates else None
         return IdentityEvidence(
             state.topic_id,
             self.given_id,
@@ -330,12 +336,12 @@ class IdentityCheck:
             record_topic_adoption(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
 
 
-def create_identity_check(opened: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> IdentityCheck:
+def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> IdentityCheck:
     """Return the identity check of a directory.
 
     :param topic_id: topic id if the caller knows it; None if the directory is a broker's, from which it is read.
     """
     given = read_topic_id(log_dir) if topic_id is None else topic_id
     directory = identify_directory(log_dir) if topic_id is None else None
-    remembered = MatchedDirectoryFiles(opened.state_dir, control_url(opened.settings))
-    return IdentityCheck(opened.ports, log, log_dir, given, directory, remembered, topic_id is None)
+    remembered = MatchedDirectoryFiles(tier.state_dir, control_url(tier.settings))
+    return IdentityCheck(tier.ports, log, log_dir, given, directory, remembered, topic_id is None)

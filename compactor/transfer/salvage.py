@@ -27,7 +27,7 @@ class SkippedOffsets:
 
 
 def salvage_segment(
-    opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, path: Path, first_offset: int
+    tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, path: Path, first_offset: int
 ) -> list[SkippedOffsets]:
     """Write the readable batches of a damaged segment to ``path``, and return the offsets that are missing in the file. Nothing is written
     if no batch can be read.
@@ -35,7 +35,7 @@ def salvage_segment(
     :param first_offset: offset from which the segment is read.
     :raises StoreError: if the store fails.
     """
-    layout = opened.ports.layout
+    layout = tier.ports.layout
     try:
         layout.download_file(partition, segment, "log", path)
     except (NotFound, BadData):
@@ -43,7 +43,7 @@ def salvage_segment(
         return [SkippedOffsets(first_offset, segment.end_offset, "the object is missing, or cannot be unpacked")]
     buf = map_file(path)
     spans, skipped = _readable_byte_ranges(
-        buf, layout.object_name(partition, segment, "log"), _offset_index_positions(opened, partition, segment), segment, first_offset
+        buf, layout.object_name(partition, segment, "log"), _offset_index_positions(tier, partition, segment), segment, first_offset
     )
     data = b"".join(buf[begin:end].tobytes() for begin, end in spans)
     del buf
@@ -53,10 +53,10 @@ def salvage_segment(
     return skipped
 
 
-def _offset_index_positions(opened: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> list[int]:
+def _offset_index_positions(tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> list[int]:
     """Return the byte positions that the segment's offset index contains, ascending; an empty list if the index is missing."""
     try:
-        data = opened.ports.layout.read_file(partition, segment, "index")
+        data = tier.ports.layout.read_file(partition, segment, "index")
     except (NotFound, BadData):
         return []
     entries = np.frombuffer(data[: len(data) // OFFSET_ENTRY.itemsize * OFFSET_ENTRY.itemsize], OFFSET_ENTRY)

@@ -28,14 +28,14 @@ from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only_vi
 from compactor.records.rows import RowBuffers, parse_records
 from compactor.transfer.log_directory import (
     CHECKPOINT,
-    FutureSegment,
     SegmentFilePart,
+    SegmentToImport,
     describe_tail_batch,
     lineage_from_batches,
     segment_log_path,
     staged_segment_path,
 )
-from compactor.transfer.staged import LiveLog, StagedFile, TierEnd, choose_staged_files
+from compactor.transfer.staged import BrokerLiveLog, StagedFile, TierEnd, choose_staged_files
 from compactor.transfer.staged_files import HeldStagedFile, HeldStagedFiles, first_epoch_of_live_log, list_staged_files_before_live_log
 
 
@@ -64,46 +64,46 @@ class SegmentListing:
             self.staged[base_offset].file.size if base_offset in self.staged else segment_log_path(self.log_dir, base_offset).stat().st_size
         )
 
-    def from_offset(self, offset: int) -> SegmentListing:
+    def segments_from_offset(self, offset: int) -> SegmentListing:
         """Return the listing without the segments that end below an offset, judged by the base offset of the segment after each."""
         behind = [*self.bases[1:], self.end] if self.bases else []
         kept = [base for base, following in zip(self.bases, behind, strict=True) if following is None or following > offset]
         return replace(self, bases=tuple(kept))
 
-    def before_offset(self, offset: int) -> SegmentListing:
+    def segments_before_offset(self, offset: int) -> SegmentListing:
         """Return the listing without the segments that begin at an offset or later."""
         kept = tuple(base for base in self.bases if base < offset)
         end = self.bases[len(kept)] if len(kept) < len(self.bases) else self.end
         return replace(self, bases=kept, end=end)
 
-    def split_by_size(self, most_bytes: int) -> Iterator[SegmentListing]:
-        """Yield the listing in consecutive parts of at most ``most_bytes``, or one segment."""
+    def split_by_size(self, max_bytes: int) -> Iterator[SegmentListing]:
+        """Yield the listing in consecutive parts of at most ``max_bytes``, or one segment."""
         rest = self
         while rest.bases:
-            part = rest.first_segments(most_bytes)
+            part = rest.first_segments(max_bytes)
             yield part
             rest = replace(rest, bases=rest.bases[len(part.bases) :])
 
-    def first_segments(self, most_bytes: int) -> SegmentListing:
-        """Return the first segments of the listing, together at most ``most_bytes`` large, but at least one."""
+    def first_segments(self, max_bytes: int) -> SegmentListing:
+        """Return the first segments of the listing, together at most ``max_bytes`` large, but at least one."""
         total, count = 0, 0
         for base in self.bases:
             total += self.segment_size(base)
-            if count and total > most_bytes:
+            if count and total > max_bytes:
                 break
             count += 1
         end = self.bases[count] if count < len(self.bases) else self.end
         return replace(self, bases=self.bases[:count], end=end)
 
 
-def list_log_segments(log_dir: Path, *, live: bool) -> SegmentListing:
+def list_log_segments(log_dir: Path, *, is_live: bool) -> SegmentListing:
     """List the segments of a log directory.
 
-    :param live: leave out the newest segment, which a broker still writes.
+    :param is_live: leave out the newest segment, which a broker still writes.
     :raises UsageError: if it is not a log directory. Raises BadData for impossible names.
     """
-    bases = list_base_offsets(log_dir, is_written_by_broker=live)
-    return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if live and bases else SegmentListing(log_dir, tuple(bases))
+    bases = list_base_offsets(log_dir, is_written_by_broker=is_live)
+    return SegmentListing(log_dir, tuple(bases[:-1]), bases[-1]) if is_live and bases else SegmentListing(log_dir, tuple(bases))
 
 
 def read_file_into_memory(path: Path) -> Bytes:
@@ -122,7 +122,7 @@ def read_file_into_memory(path: Path) -> Bytes:
     return read_only_view(data)
 
 
-def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, live: bool) -> list[SourceSegment]:
+def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_live: bool) -> list[SourceSegment]:
     """Return the batch tables of the listed segments, with their bytes mapped, or in memory if the log is live. Raises BadData, OSError.
 
     Staged files are mapped in any case.
@@ -132,7 +132,7 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, live
     bases = listing.bases[len(staged) :]  # what is staged lies below the live log
     if not bases:
         return staged
-    read: Callable[[Path], Bytes] = read_file_into_memory if live else map_file
+    read: Callable[[Path], Bytes] = read_file_into_memory if is_live else map_file
     opened_live = open_segments_of_directory(
         listing.log_dir, bases, listing.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
     )
@@ -142,21 +142,21 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, live
 def listing_with_staged_files(
     listing: SegmentListing,
     held_files: HeldStagedFiles,
-    refusal_of: Callable[[StagedFile], str],
+    refusal_reason_of: Callable[[StagedFile], str],
     policy: CleanerPolicy,
-    tier: TierEnd,
+    tier_end: TierEnd,
     first_uncleaned_offset: int,
 ) -> SegmentListing:
     """Return the listing of a live log together with the staged files that connect the tier's end with it (``choose_staged_files``).
 
     :param held_files: opens the files, and records which are refused.
-    :param refusal_of: returns why the caller refuses a file with missing offsets, or an empty string.
+    :param refusal_reason_of: returns why the caller refuses a file with missing offsets, or an empty string.
     :param first_uncleaned_offset: first offset that the broker's own log cleaner has not cleaned.
     :raises OSError: if a file of the log vanished meanwhile.
     """
     held_files.refusals.clear()
     live = listing.bases if listing.end is None else (*listing.bases, listing.end)
-    if not live or (tier.position is not None and live[0] <= tier.position):
+    if not live or (tier_end.position is not None and live[0] <= tier_end.position):
         return listing
     listed = list_staged_files_before_live_log(listing.log_dir, live)
     held_files.close_outdated_files(listed)
@@ -168,16 +168,18 @@ def listing_with_staged_files(
         except BadData as error:
             held_files.refusals[each.file.base] = str(error)
             continue
-        if segment.last_offset < max(segment.base, tier.position or 0):
+        if segment.last_offset < max(segment.base, tier_end.position or 0):
             continue
-        reason = refusal_of(each.file)
+        reason = refusal_reason_of(each.file)
         if reason:
             held_files.refusals[segment.base] = reason
         else:
             segments.append(segment)
-    if list_log_segments(listing.log_dir, live=True) != listing:
+    if list_log_segments(listing.log_dir, is_live=True) != listing:
         raise FileNotFoundError(f"{listing.log_dir}: a segment was rolled or staged while files were listed")
-    choice = choose_staged_files(segments, LiveLog(live, first_epoch_of_live_log(listing.log_dir, live), first_uncleaned_offset), tier)
+    choice = choose_staged_files(
+        segments, BrokerLiveLog(live, first_epoch_of_live_log(listing.log_dir, live), first_uncleaned_offset), tier_end
+    )
     held_files.refusals.update(choice.refusals)
     staged = {each.file.base: each for each in files if each.file.base in choice.taken}
     return replace(listing, bases=(*choice.taken, *listing.bases), staged=staged)
@@ -247,12 +249,13 @@ def require_no_gap_after_tier(
     """
     if end_offset + 1 < fetched_from:
         raise BadData(
-            f"{state.name} ends at {end_offset} by now, and segments were fetched from offset {fetched_from} on",
+            f"{state.topic_partition} ends at {end_offset} by now, and segments were fetched from offset {fetched_from} on",
             segment=first_segment.name,
             hint="Another process was faster. Run the import again",
         )
     if not allow_gaps:
-        gap = f"the directory begins at offset {first_segment.base}, and {state.name} ends at {end_offset} in the tier: it leaves a gap"
+        name = state.topic_partition
+        gap = f"the directory begins at offset {first_segment.base}, and {name} ends at {end_offset} in the tier: it leaves a gap"
         raise BadData(
             ". ".join([gap, *describe_refused_files(refusals)]),
             segment=first_segment.name,
@@ -302,22 +305,23 @@ class Divergence:
         if self.offset > self.given[0].start_offset or count_equal_records():
             return []
         if accept_loss:
-            return [
-                f"{state.name}: offsets before {self.offset} may belong to the discarded log, too: no leader epoch shows where it diverged"
-            ]
+            problem = f"offsets before {self.offset} may belong to the discarded log, too: no leader epoch shows where it diverged"
+            return [f"{state.topic_partition}: {problem}"]
         raise BadData(
-            f"leader epoch {self.given[0].epoch} disowns what the tier has of {state.name} from offset {self.offset} on, where this log "
-            "begins. It is no longer known where that epoch began: records of the tier before that offset may be discarded, too",
+            f"leader epoch {self.given[0].epoch} disowns what the tier has of {state.topic_partition} from offset {self.offset} on,"
+            " where this log begins. It is no longer known where that epoch began: records of the tier before that offset may be discarded,"
+            " too",
             segment=str(log_dir / CHECKPOINT),
-            hint=f"`topics delete {state.name}` and import this log; or `import --accept-truncation --accept-loss`, which keeps what "
-            f"the tier has before offset {self.offset}",
+            hint=f"`topics delete {state.topic_partition}` and import this log; or `import --accept-truncation --accept-loss`, which keeps"
+            f" what the tier has before offset {self.offset}",
         )
 
     def refusal_error(self, state: PartitionState, log_dir: Path) -> BadData:
         """Return the error that refuses the import, with both lineages and what to do."""
         both = f"the tier has the leader epochs {_lineage_text(self.known)}, this log has {_lineage_text(self.given)}"
         if self.newer:
-            what = f"what the tier has of {state.name} from offset {self.offset} on, up to {state.end_offset}, was discarded: {both}"
+            name = state.topic_partition
+            what = f"what the tier has of {name} from offset {self.offset} on, up to {state.end_offset}, was discarded: {both}"
             hint = (
                 "The broker's log was truncated, by an unclean election or by hand. Use --accept-truncation to discard the same in "
                 "the tier; if this is another cluster's log, import it under another name"
@@ -328,7 +332,7 @@ class Divergence:
                     "cluster's log, import it under another name"
                 )
         else:
-            what = f"it parts from what the tier has of {state.name} at offset {self.offset}: {both}"
+            what = f"it parts from what the tier has of {state.topic_partition} at offset {self.offset}: {both}"
             hint = "This is another cluster's log, or a replica that has missed a truncation. Import from the partition's leader"
         return BadData(what, segment=str(log_dir / CHECKPOINT), hint=hint)
 
@@ -397,14 +401,14 @@ def find_divergence_outside_gaps(
     return found
 
 
-def require_segments_precede_tier(state: PartitionState, segments: Sequence[FutureSegment], log_lineage: Lineage, log_dir: Path) -> None:
+def require_segments_precede_tier(state: PartitionState, segments: Sequence[SegmentToImport], log_lineage: Lineage, log_dir: Path) -> None:
     """Raise BadData if ``segments``, which are to be added before the tier's start, belong to another log, or leave a transaction open
     there.
     """
     last = (log_lineage or lineage_from_batches([segments[-1].source]))[-1].epoch
     if not log_lineage and state.lineage and last > state.lineage[0].epoch:
         raise BadData(
-            f"it was written in leader epoch {last}, and {state.name} begins with epoch {state.lineage[0].epoch} in the tier",
+            f"it was written in leader epoch {last}, and {state.topic_partition} begins with epoch {state.lineage[0].epoch} in the tier",
             segment=segments[-1].source.name,
             hint="This is another log",
         )
@@ -446,12 +450,14 @@ def has_equal_tail_batches(
     return seen
 
 
-def file_parts_below_offset(pieces: list[SegmentFilePart], end_offset: int | None) -> list[SegmentFilePart]:
+def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int | None) -> list[SegmentFilePart]:
     """Return the pieces before the first one that reaches ``end_offset`` (exclusive); all of them if it is None."""
     if end_offset is None:
-        return pieces
-    reaching = (place for place, piece in enumerate(pieces) if piece.source.size and int(piece.source.table.last_offset[-1]) >= end_offset)
-    return pieces[: next(reaching, len(pieces))]
+        return file_parts
+    reaching = (
+        place for place, piece in enumerate(file_parts) if piece.source.size and int(piece.source.table.last_offset[-1]) >= end_offset
+    )
+    return file_parts[: next(reaching, len(file_parts))]
 
 
 def create_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
@@ -462,7 +468,7 @@ def create_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Calla
     def check_position(state: PartitionState) -> None:
         if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
             raise BadData(
-                f"{checked.name} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
+                f"{checked.topic_partition} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
                 segment=str(log_dir),
                 hint="Another import was faster. Run the import again",
             )
@@ -500,7 +506,7 @@ def count_equal_last_records(
             known = _read_records_by_offset(source, first, end_offset - 1, inflate_limit, TAIL)
         if not known:
             continue
-        sources = open_listed(listing.from_offset(min(known)).before_offset(max(known) + 1))
+        sources = open_listed(listing.segments_from_offset(min(known)).segments_before_offset(max(known) + 1))
         given: dict[int, _Record] = {}
         for source in sources:
             given |= _read_records_by_offset(source, min(known), max(known), inflate_limit)
@@ -544,7 +550,7 @@ def _read_records_by_offset(
 
 def _other_content_error(state: PartitionState, offset: int, holder: str) -> BadData:
     error = BadData(
-        f"what it has at offset {offset} is not what was imported as {state.name}: other content under known offsets",
+        f"what it has at offset {offset} is not what was imported as {state.topic_partition}: other content under known offsets",
         segment=holder,
         hint="This is another log, or one that its broker has compacted since. Import it under another name; `topics delete` "
         "frees this one",

@@ -21,7 +21,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
 from compactor.storage.schemes import local_store_folder
 from compactor.tier.sidecars import SidecarStore
-from compactor.transfer.log_directory import FutureSegment, check_file_unchanged, prepare_segment_upload
+from compactor.transfer.log_directory import SegmentToImport, check_file_unchanged, prepare_segment_upload
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UploadSettings:
     """
 
     tier: Tier
-    name: TopicPartition
+    partition: TopicPartition
     policy: CleanerPolicy
     threads: int
     sidecars: SidecarStore | None
@@ -49,7 +49,7 @@ class SegmentUpload:
     """
 
     how: UploadSettings
-    member: FutureSegment
+    member: SegmentToImport
     lineage: Lineage
     identity_check: Callable[[], None]
 
@@ -62,7 +62,7 @@ class SegmentUpload:
         with tempfile.TemporaryDirectory(prefix="import-", dir=process_spool_folder(how.tier.state_dir)) as scratch:
             key = BalanceKey(how.tier.identity.hash_key())
             metadata, paths = prepare_segment_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
-            if how.tier.ports.layout.upload_segment(how.name, metadata, paths):
+            if how.tier.ports.layout.upload_segment(how.partition, metadata, paths):
                 return None
         if how.sidecars is not None:
             how.sidecars.add_sidecar(self._build_sidecar(metadata.id, how.sidecars.hash_key))

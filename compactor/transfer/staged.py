@@ -46,7 +46,7 @@ class StagedSegment:
 
 
 @dataclass(frozen=True)
-class LiveLog:
+class BrokerLiveLog:
     """The part of a broker's log that is not staged for deletion: offsets and leader epoch where it begins.
 
     bases: base offsets of all its segment files, ascending, the active one included.
@@ -83,26 +83,26 @@ class StagedFileChoice:
     refusals: Mapping[int, str] = field(default_factory=dict)
 
 
-def choose_staged_files(segments: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> StagedFileChoice:
+def choose_staged_files(segments: Sequence[StagedSegment], live_log: BrokerLiveLog, tier_end: TierEnd) -> StagedFileChoice:
     """Choose, among files staged for deletion, those that continue the tier up to the live log. None are taken if the live log continues it
     by itself.
 
     :param segments: in any order. Those that have no offset at or after the tier's position are ignored.
     """
-    position = 0 if tier.position is None else tier.position
-    if not live.bases or (tier.position is not None and live.bases[0] <= position):
+    position = 0 if tier_end.position is None else tier_end.position
+    if not live_log.bases or (tier_end.position is not None and live_log.bases[0] <= position):
         return StagedFileChoice()
     missing = [segment for segment in segments if segment.last_offset >= max(segment.base, position)]
     refusals = {
-        segment.base: reason_replaced_by_live_file(segment, live) or reason_not_below_live_log(segment, live) for segment in missing
+        segment.base: reason_replaced_by_live_file(segment, live_log) or reason_not_below_live_log(segment, live_log) for segment in missing
     }
-    chain = chain_linked_to_live_log([segment for segment in missing if not refusals[segment.base]], live)
-    while tier.position is None and (reason := reason_cleaned_by_broker(chain, live, tier)):
+    chain = longest_chain_to_live_log([segment for segment in missing if not refusals[segment.base]], live_log)
+    while tier_end.position is None and (reason := reason_cleaned_by_broker(chain, live_log, tier_end)):
         refusals[chain[0].base], chain = reason, chain[1:]  # an empty tier may begin with what the cleaner has not reached
     problem = (
-        reason_not_continuing_tier(chain, tier)
-        or reason_epochs_contradict(chain, live, tier)
-        or reason_cleaned_by_broker(chain, live, tier)
+        reason_not_continuing_tier(chain, tier_end)
+        or reason_epochs_contradict(chain, live_log, tier_end)
+        or reason_cleaned_by_broker(chain, live_log, tier_end)
     )
     linked_bases = {segment.base for segment in chain}
     for segment in missing:
@@ -113,50 +113,50 @@ def choose_staged_files(segments: Sequence[StagedSegment], live: LiveLog, tier: 
     return StagedFileChoice(taken, {base: reason for base, reason in refusals.items() if reason})
 
 
-def reason_replaced_by_live_file(segment: StagedSegment, live: LiveLog) -> str:
+def reason_replaced_by_live_file(segment: StagedSegment, live_log: BrokerLiveLog) -> str:
     """Return why a segment is not imported because the live log has a file with the same base offset, or an empty string.
 
     The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
     """
-    return "a live segment has its base offset: it was replaced" if segment.base in live.bases else ""
+    return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
 
 
-def reason_not_below_live_log(segment: StagedSegment, live: LiveLog) -> str:
+def reason_not_below_live_log(segment: StagedSegment, live_log: BrokerLiveLog) -> str:
     """Return why a segment is not imported because it is not entirely below the lowest base offset of the live log, or an empty string.
 
     Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
     cleaner.
     """
-    if segment.base < live.bases[0] and segment.last_offset < live.bases[0]:
+    if segment.base < live_log.bases[0] and segment.last_offset < live_log.bases[0]:
         return ""
-    return f"it is not wholly below offset {live.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
+    return f"it is not wholly below offset {live_log.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
 
 
-def chain_linked_to_live_log(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
+def longest_chain_to_live_log(segments: Sequence[StagedSegment], live_log: BrokerLiveLog) -> tuple[StagedSegment, ...]:
     """Return the longest chain of segments, ascending, in which each ends where the next one begins and the last one ends where the live
     log begins.
 
     The chain stops where two segments end at the same offset, because they are of two branches of the log and nothing tells them apart.
     """
     chain: list[StagedSegment] = []
-    begin = live.bases[0]
+    begin = live_log.bases[0]
     while len(before := [segment for segment in segments if segment.last_offset + 1 == begin]) == 1:
         chain.insert(0, before[0])
         begin = before[0].base
     return tuple(chain)
 
 
-def reason_not_continuing_tier(chain: Sequence[StagedSegment], tier: TierEnd) -> str:
+def reason_not_continuing_tier(chain: Sequence[StagedSegment], tier_end: TierEnd) -> str:
     """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
 
     Any chain continues an empty tier.
     """
-    if not chain or tier.position is None or chain[0].base <= tier.position:
+    if not chain or tier_end.position is None or chain[0].base <= tier_end.position:
         return ""
-    return f"the tier ends before offset {tier.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
+    return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
-def reason_epochs_contradict(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
+def reason_epochs_contradict(chain: Sequence[StagedSegment], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
 
     Epochs never decrease along a log. Batches of v0 and v1 have none.
@@ -165,26 +165,28 @@ def reason_epochs_contradict(chain: Sequence[StagedSegment], live: LiveLog, tier
     falls = next((after for before, after in pairwise(named) if after.epoch < before.epoch), None)
     if falls is not None:
         return f"leader epoch {falls.epoch} at offset {falls.start_offset} is lower than the one before it"
-    if named and 0 <= live.first_epoch < named[-1].epoch:
-        return f"it was written in leader epoch {named[-1].epoch}, and the live log begins with epoch {live.first_epoch}"
+    if named and 0 <= live_log.first_epoch < named[-1].epoch:
+        return f"it was written in leader epoch {named[-1].epoch}, and the live log begins with epoch {live_log.first_epoch}"
     given = merge_segment_lineages([named])
-    if tier.position is None or not given:
+    if tier_end.position is None or not given:
         return ""
-    older = given[0].epoch < leader_epoch_at(tier.lineage, given[0].start_offset)
-    if older or first_disowned_offset(tier.lineage, tier.position, given, chain[-1].last_offset + 1) is not None:
-        both = f"{_epochs_text(tier.lineage)} in the tier, {_epochs_text(given)} in what is staged"
+    older = given[0].epoch < leader_epoch_at(tier_end.lineage, given[0].start_offset)
+    if older or first_disowned_offset(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
+        both = f"{_epochs_text(tier_end.lineage)} in the tier, {_epochs_text(given)} in what is staged"
         return f"its leader epochs are not those of the tier's log: {both}"
     return ""
 
 
-def reason_cleaned_by_broker(chain: Sequence[StagedSegment], live: LiveLog, tier: TierEnd) -> str:
+def reason_cleaned_by_broker(chain: Sequence[StagedSegment], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why a chain of segments cannot precede a live log that the broker's own cleaner has cleaned, or an empty string.
 
     The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.
     """
-    if not chain or live.cleaned <= max(chain[0].base, tier.position or 0):
+    if not chain or live_log.cleaned <= max(chain[0].base, tier_end.position or 0):
         return ""
-    return f"the broker's own cleaner has cleaned up to offset {live.cleaned}: tombstones may be gone that delete keys in what is staged"
+    return (
+        f"the broker's own cleaner has cleaned up to offset {live_log.cleaned}: tombstones may be gone that delete keys in what is staged"
+    )
 
 
 def _epochs_text(lineage: Lineage) -> str:

@@ -141,15 +141,15 @@ class HeldStagedFiles:
                 if file.inode not in self._held:
                     self._open_file(file)
 
-    def close_outdated_files(self, listed: Sequence[StagedFile]) -> None:
+    def close_outdated_files(self, listed_files: Sequence[StagedFile]) -> None:
         """Close the open files whose names other files have taken. Close all if another directory has taken the place of the log directory,
         because the topic was created again.
 
-        :param listed: the files in the directory now.
+        :param listed_files: the files in the directory now.
         :raises OSError: if the directory is gone.
         """
         moved = self._directory >= 0 and not os.path.samestat(os.fstat(self._directory), self.log_dir.stat())
-        inodes = {file.base: file.inode for file in listed}
+        inodes = {file.base: file.inode for file in listed_files}
         self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
     def close_unwanted_files(self, is_wanted: Callable[[HeldStagedFile], bool]) -> None:

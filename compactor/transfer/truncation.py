@@ -29,7 +29,7 @@ from compactor.model.policy import CleanerPolicy
 from compactor.records.indexes import TXN_ENTRY, parse_txn_index
 from compactor.round.sources import read_producers_at_end
 from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
-from compactor.transfer.log_directory import CheckedFilePart, FutureSegment, SegmentFilePart, segment_log_path
+from compactor.transfer.log_directory import CheckedFilePart, SegmentFilePart, SegmentToImport, segment_log_path
 
 
 def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source_name: str, *, accept_loss: bool) -> list[str]:
@@ -44,7 +44,8 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
     problem = _reason_rounds_cannot_be_undone(log, offset)
     if problem and not accept_loss:
         raise BadData(
-            f"{state.name} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and is to be cut at {offset}: "
+            f"{state.topic_partition} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and is to be cut"
+            f" at {offset}: "
             f"{problem}. A key whose last value before offset {offset} was superseded by a discarded record would have no value",
             segment=source_name,
             hint="`topics delete` the partition and import the whole log, if the broker still has it; else `import --accept-truncation "
@@ -60,7 +61,8 @@ def undo_rounds_beyond_offset(tier: Tier, log: PartitionLog, offset: int, source
     if first_dirty_offset_of_vector(state.vector) <= offset:
         return []
     lost = (
-        f"{state.name} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and the round cannot be undone any more: "
+        f"{state.topic_partition} was compacted up to offset {first_dirty_offset_of_vector(state.vector)}, and the round"
+        " cannot be undone any more: "
         f"a key whose last value before offset {offset} was superseded by a discarded record has no value now."
         " `topics delete` and a whole import brings "
         "it back, if the broker still has it"
@@ -87,7 +89,7 @@ def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
 
 def segment_head_before_offset(
     tier: Tier, state: PartitionState, offset: int, policy: CleanerPolicy, scratch: Path
-) -> FutureSegment | None:
+) -> SegmentToImport | None:
     """Return the batches before ``offset`` of the segment that contains it, as a segment to upload.
 
     None if the segment begins at ``offset``, or a round has left no batch before it.
@@ -96,7 +98,7 @@ def segment_head_before_offset(
     :raises BadData: if the object is corrupt, or a batch contains offsets on both sides.
     """
     place = next(place for place, segment in enumerate(state.live) if segment.end_offset >= offset)
-    first, name, layout = state.live[place], state.name, tier.ports.layout
+    first, name, layout = state.live[place], state.topic_partition, tier.ports.layout
     if first.start_offset == offset:
         return None
     key = layout.object_name(name, first, "log")
@@ -122,4 +124,4 @@ def segment_head_before_offset(
     negative = count_negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedFilePart(SegmentFilePart(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
-    return FutureSegment(piece, first.start_offset, offset - 1, before.states_after_batches(part.table), part.txn_entries)
+    return SegmentToImport(piece, first.start_offset, offset - 1, before.states_after_batches(part.table), part.txn_entries)

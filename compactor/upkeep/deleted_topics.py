@@ -85,11 +85,11 @@ def _is_deletion_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms:
 def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
     """Delete the partitions that have these topic ids, whichever incarnation of the name they belong to."""
     deleted = []
-    for name in tier.partitions():
-        log = tier.open(name, leads=True)
+    for name in tier.list_partitions():
+        log = tier.open_partition_log(name, leads=True)
         state = log.refresh()
         if state.topic_id in topic_ids and (state.has_segments or state.registrations or state.intent):
             delete_partition(tier.ports, log, tier.lease, deleted_topic_id=state.topic_id)
-            tier.changes.publish([log])
+            tier.change_notifier.publish_changes([log])
             deleted.append(name)
     return deleted

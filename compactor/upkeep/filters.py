@@ -46,10 +46,10 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
     StoreError.
     """
-    state = tier.open(partition).refresh()
-    cleaner = tier.cleaner_for(partition.topic)
+    state = tier.open_partition_log(partition).refresh()
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
     record = sum_filter_statistics(state.runs)
-    sidecars = tier.sidecars(partition)
+    sidecars = tier.open_sidecar_store(partition)
     sizes = sidecars.stored_sidecar_sizes()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     probes = expected_round_keys(cleaner, state.runs, 0)
@@ -117,9 +117,9 @@ def rebuild_sidecars(
     :param on_segment: called with the size of each segment when it is done.
     :raises BadData: if a segment is corrupt. Raises OutOfBudget or StoreError as staging does.
     """
-    state = tier.open(partition).refresh()
-    cleaner = tier.cleaner_for(partition.topic)
-    sidecars = tier.sidecars(partition)
+    state = tier.open_partition_log(partition).refresh()
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
+    sidecars = tier.open_sidecar_store(partition)
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
@@ -144,7 +144,7 @@ def rebuild_sidecars(
                         add_segment_to_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
-                    if segment.id in tier.open(partition).refresh().live_segments_by_id():
+                    if segment.id in tier.open_partition_log(partition).refresh().live_segments_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])

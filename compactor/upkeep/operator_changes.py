@@ -24,7 +24,7 @@ def delete_records(tier: Tier, partition: TopicPartition, offset: int) -> tuple[
     An interrupted round is finished or undone first. Segments wholly below the offset wait for grace. Raises UsageError if the offset lies
     outside the log, Leased if another compactor is at work, Fenced and StoreError.
     """
-    log = tier.open(partition, leads=True)
+    log = tier.open_partition_log(partition, leads=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
         return None if offset < state.log_start else offset
@@ -43,7 +43,7 @@ def delete_records(tier: Tier, partition: TopicPartition, offset: int) -> tuple[
         except RecordRefused as refused:
             raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
-    tier.changes.publish([log])
+    tier.change_notifier.publish_changes([log])
     return before, after
 
 
@@ -57,8 +57,8 @@ def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> Partitio
     :raises CompactorError: if brokers deleted some of the segments, so that the run is undone in part.
     :raises Leased: or Fenced, StoreError, OutOfBudget, as a round.
     """
-    name = log.refresh().name
-    cleaner, hash_key = tier.cleaner_for(name.topic), tier.identity.hash_key()
+    name = log.refresh().topic_partition
+    cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()
     work = RestoreRound(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
     _require_undoable_run(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
@@ -76,7 +76,7 @@ def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> Partitio
         raise BadData(result.reason, segment=result.segment or str(name), hint="Readers have what the run made")
     if result.status not in PUBLISHING:
         raise Unavailable(f"run {run_id} of {name} was not undone: {result.undone}", hint="Readers have what the run made; try again")
-    made = set(result.plan.sources) if result.plan else set()
+    made = set(result.plan.source_segment_ids) if result.plan else set()
     left = [segment for segment in log.state.live if segment.id in made]
     if left:
         raise CompactorError(
@@ -90,15 +90,17 @@ def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> Partitio
 def _require_undoable_run(state: PartitionState, run_id: str) -> None:
     run = state.find_run(run_id)
     if run is None:
-        raise UsageError(f"{state.name} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
+        raise UsageError(f"{state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     if state.intent is not None and state.intent.plan.restores == run_id:
         return
     if run.status == RunStatus.REVERTED_IN_PART:
-        raise UsageError(f"run {run_id} of {state.name} was undone in part: {run.reason}", hint="Nothing more of it can be taken back")
+        raise UsageError(
+            f"run {run_id} of {state.topic_partition} was undone in part: {run.reason}", hint="Nothing more of it can be taken back"
+        )
     problem = (
         f"run {state.intent.plan.run_id} is still open"
         if state.intent
         else restore_round_problem(state, run_id, state.next_compactor_epoch)
     )
     if problem:
-        raise UsageError(f"run {run_id} of {state.name} cannot be undone: {problem}", hint="Nothing was changed")
+        raise UsageError(f"run {run_id} of {state.topic_partition} cannot be undone: {problem}", hint="Nothing was changed")

@@ -74,18 +74,17 @@ class PurgeReport:
     kept: dict[str, str]
 
 
-def find_orphans(opened: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
+def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None) -> OrphanList:
     """Return the orphans of these partitions. Writes nothing. Raises StoreError, BadData.
 
     Objects younger than ``orphan_age_ms`` are left out, because they may belong to an upload in progress.
     """
-    now = opened.ports.clock_ms()
+    now = tier.ports.clock_ms()
     found: list[Orphan] = []
     for name in partitions:
-        found += (one for one in _orphans_of_partition(opened, name, now) if one.age_ms >= opened.retention.orphan_age_ms)
+        found += (one for one in _orphans_of_partition(tier, name, now) if one.age_ms >= tier.retention.orphan_age_ms)
         on_partition()
-    tier = opened.settings.tier
-    return OrphanList(opened.settings.tier_url, tier.layout, opened.brokers.cluster_id(), now, tuple(found))
+    return OrphanList(tier.settings.tier_url, tier.settings.tier.layout, tier.broker_metadata.cluster_id(), now, tuple(found))
 
 
 def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
@@ -99,7 +98,7 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
     deleted: list[Orphan] = []
     kept: dict[str, str] = {}
     now = tier.ports.clock_ms()
-    known = {str(name): name for name in tier.brokers.list_topic_partitions()}
+    known = {str(name): name for name in tier.broker_metadata.list_topic_partitions()}
     for partition in dict.fromkeys(one.partition for one in orphan_list.orphans):
         mine = [one for one in orphan_list.orphans if one.partition == partition]
         if partition not in known:
@@ -137,23 +136,22 @@ def _orphans_of_partition(tier: Tier, partition: TopicPartition, now_ms: int) ->
         yield Orphan(str(partition), listed.key, listed.size, listed.modified_ms, max(0, now_ms - listed.modified_ms), certainty, why)
 
 
-def _require_list_of_tier(opened: Tier, orphan_list: OrphanList) -> None:
-    tier = opened.settings.tier
-    if (orphan_list.url, orphan_list.layout) != (opened.settings.tier_url, tier.layout):
+def _require_list_of_tier(tier: Tier, orphan_list: OrphanList) -> None:
+    layout = tier.settings.tier.layout
+    if (orphan_list.url, orphan_list.layout) != (tier.settings.tier_url, layout):
         raise UsageError(
-            f"the list is of the tier at {orphan_list.url}, layout {orphan_list.layout};"
-            f" configured is {opened.settings.tier_url}, {tier.layout}",
+            f"the list is of the tier at {orphan_list.url}, layout {orphan_list.layout}; configured is {tier.settings.tier_url}, {layout}",
             hint="Nothing was deleted. Name the configuration that the list was made with",
         )
-    if opened.brokers.taken_ms >= 0:
+    if tier.broker_metadata.taken_ms >= 0:
         raise UsageError(
             "orphans are deleted by the brokers' current metadata, and there is only a snapshot", hint="Set bootstrap_servers under [kafka]"
         )
-    if (cluster := opened.brokers.cluster_id()) != orphan_list.cluster_id:
+    if (cluster := tier.broker_metadata.cluster_id()) != orphan_list.cluster_id:
         raise UsageError(f"the list is of the cluster {orphan_list.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
-    if opened.brokers.is_incomplete():
+    if tier.broker_metadata.is_incomplete():
         raise UsageError(
-            f"{opened.brokers.source_name} has lost records, so that objects it does not name may be segments",
+            f"{tier.broker_metadata.source_name} has lost records, so that objects it does not name may be segments",
             hint="Nothing was deleted. Its cleanup.policy must be delete, without a limit of time and size",
         )
 

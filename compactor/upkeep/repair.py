@@ -96,19 +96,19 @@ class TierSource:
     """Another tier that has the partition."""
 
     tier: Tier
-    name: TopicPartition
+    partition: TopicPartition
 
     @property
     def description(self) -> str:
         return self.tier.ports.layout.url
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
-        state, layout = self.tier.open(self.name).refresh(), self.tier.ports.layout
+        state, layout = self.tier.open_partition_log(self.partition).refresh(), self.tier.ports.layout
         for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
             if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
                 with suppress(NotFound, BadData):
-                    if kind in layout.segment_files(self.name, other):
-                        layout.download_file(self.name, other, kind, path)
+                    if kind in layout.segment_files(self.partition, other):
+                        layout.download_file(self.partition, other, kind, path)
                         yield
                 path.unlink(missing_ok=True)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
@@ -120,7 +120,7 @@ class TierSource:
     def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
         for one in segments:
             path.unlink(missing_ok=True)
-            self.tier.ports.layout.download_file(self.name, one, "log", path)
+            self.tier.ports.layout.download_file(self.partition, one, "log", path)
             yield path
         path.unlink(missing_ok=True)
 
@@ -204,8 +204,8 @@ def find_damage(
     found = []
     with _scratch_folder(tier) as scratch:
         for segment in segments:
-            check_disk_budget(tier, state.name, segment, copies_on_disk=_LOCAL_COPIES)
-            _, problems = download_intact_files(tier, state.name, segment, scratch)
+            check_disk_budget(tier, state.topic_partition, segment, copies_on_disk=_LOCAL_COPIES)
+            _, problems = download_intact_files(tier, state.topic_partition, segment, scratch)
             if problems:
                 missing = frozenset(one.file for one in problems if one.kind == "missing")
                 found.append(DamagedSegment(segment, {one.file: one.detail for one in problems}, missing))
@@ -228,7 +228,7 @@ def repair_partition(
     :raises Leased: or Fenced, if another compactor is at work.
     :raises BadData: if a round that was to replace segments failed. Raises OutOfBudget and StoreError.
     """
-    log = tier.open(partition, leads=True)
+    log = tier.open_partition_log(partition, leads=True)
     state = log.refresh_and_check_gaps()
     finder = _IntactFileFinder(tier, state, sources)
     decisions = _plan_repairs(tier, state, find_damage(tier, state, state.live, on_bytes), finder)
@@ -243,7 +243,7 @@ def repair_partition(
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
-    tier.changes.publish([log])
+    tier.change_notifier.publish_changes([log])
     return _repair_report(tier, state, decisions, new_ids)
 
 
@@ -270,7 +270,7 @@ def _undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undo
 
 def _decide_undo_or_no_repair(tier: Tier, state: PartitionState, damage: DamagedSegment, finder: _IntactFileFinder) -> RepairDecision:
     """Return the decision about a segment whose bytes no source has: undo the run that wrote it if that is possible, else ``none``."""
-    nowhere = f"no source has its bytes: {finder.searched}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
+    nowhere = f"no source has its bytes: {finder.searched_places}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
     if damage.segment.id not in state.published_by:
         return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
     run_id = _run_that_wrote_segment(state, damage.segment)
@@ -303,13 +303,13 @@ def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[Repair
     for one in decisions:
         segment = one.damage.segment
         for kind, problem in one.damage.problems.items():
-            key = layout.object_name(state.name, segment, kind)
+            key = layout.object_name(state.topic_partition, segment, kind)
             if one.action == "none":
                 unrepaired.append(UnrepairedObject(key, f"{problem}; {one.reason}"))
                 continue
             how = {"create": "created", "replace": "replaced", "undo": "undone"}[one.action]
             new = segment.model_copy(update={"id": new_ids.get(segment.id, segment.id)})
-            new_key = "" if how == "undone" or (how == "replaced" and not new_ids) else layout.object_name(state.name, new, kind)
+            new_key = "" if how == "undone" or (how == "replaced" and not new_ids) else layout.object_name(state.topic_partition, new, kind)
             repaired.append(RepairedObject(key, how, new_key, segment.recorded_file(kind).size))
     return RepairReport(tuple(repaired), tuple(unrepaired))
 
@@ -324,17 +324,17 @@ def _scratch_folder(tier: Tier) -> Iterator[Path]:
 class _IntactFileFinder:
     """Search for files of a partition's segments with their recorded digests."""
 
-    opened: Tier
+    tier: Tier
     state: PartitionState
     sources: Sequence[RepairSource]
 
     @property
-    def searched(self) -> str:
+    def searched_places(self) -> str:
         return ", ".join(one.description for one in self.sources)
 
     def has_file(self, segment: RemoteLogSegmentMetadata, kind: str) -> bool:
         """Return whether a source has the file, or it can be built with the recorded digest."""
-        with _scratch_folder(self.opened) as scratch:
+        with _scratch_folder(self.tier) as scratch:
             return self.fetch_file(segment, kind, scratch / kind)
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
@@ -346,7 +346,7 @@ class _IntactFileFinder:
                     return True
                 path.unlink(missing_ok=True)
         if kind != "log":
-            with _scratch_folder(self.opened) as scratch:
+            with _scratch_folder(self.tier) as scratch:
                 log = scratch / "log"
                 if self._fetch_log(segment, log):
                     path.write_bytes(self.build_file(segment, kind, log))
@@ -358,21 +358,21 @@ class _IntactFileFinder:
     def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_file("log")}})
-        intact, _ = download_intact_files(self.opened, self.state.name, only_log, path.parent)
+        intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
         return "log" in intact or self.fetch_file(segment, "log", path)
 
     def fetch_all_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
         """Write all files of a segment into a folder and return them by kind: intact ones of the tier, else those of sources, else new ones
         built from the log. Raises BadData if no source has the log.
         """
-        intact, problems = download_intact_files(self.opened, self.state.name, segment, folder)
+        intact, problems = download_intact_files(self.tier, self.state.topic_partition, segment, folder)
         paths = dict(intact)
         for kind in [one.file for one in problems]:
             path = folder / kind
             path.unlink(missing_ok=True)
             if not self.fetch_file(segment, kind, path):
                 if kind == "log":
-                    where = self.opened.ports.layout.object_name(self.state.name, segment, "log")
+                    where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, "log")
                     raise BadData("no source has its recorded bytes any more", segment=where)
                 path.write_bytes(self.build_file(segment, kind, paths["log"]))
             paths[kind] = path
@@ -382,7 +382,7 @@ class _IntactFileFinder:
         """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log and from the previous segment's producer
         states.
         """
-        cleaner = self.opened.cleaner_for(self.state.topic)
+        cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
         source = self.open_log(segment, log)
         table = source.table
         if kind in ("index", "timeindex"):
@@ -396,13 +396,13 @@ class _IntactFileFinder:
         before = self._producer_states_before_segment(segment)
         if kind == "snapshot":
             return format_producer_snapshot(before.states_after_batches(table))
-        opened = before.entries[before.entries["txn_first_offset"] >= 0]
-        since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in opened}
+        tier = before.entries[before.entries["txn_first_offset"] >= 0]
+        since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in tier}
         return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
 
     def open_log(self, segment: RemoteLogSegmentMetadata, log: Path) -> SourceSegment:
         """Open a segment's log. Raises BadData."""
-        limit = self.opened.cleaner_for(self.state.topic).max_decompressed_batch_bytes
+        limit = self.tier.cleaner_settings_for_topic(self.state.topic).max_decompressed_batch_bytes
         return open_source_segment(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates:
@@ -410,7 +410,7 @@ class _IntactFileFinder:
         if before is not None and "snapshot" in before.files:
             with suppress(NotFound, BadData):
                 return parse_producer_snapshot(
-                    read_and_verify_segment_file(self.opened.ports.layout, self.state.name, before, "snapshot"), "snapshot"
+                    read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
                 )
         return ProducerStates.without_producers()
 
@@ -426,11 +426,11 @@ def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequenc
             paths = {kind: scratch / kind for kind in damage.missing}
             for kind, path in paths.items():
                 if not finder.fetch_file(segment, kind, path):
-                    raise Unavailable(f"{finder.searched} no longer has the {kind} of segment {segment.id}", hint="Run it again")
+                    raise Unavailable(f"{finder.searched_places} no longer has the {kind} of segment {segment.id}", hint="Run it again")
             leadership.check_still_leading()
-            if taken := layout.upload_segment(leadership.state.name, segment, paths):
+            if taken := layout.upload_segment(leadership.state.topic_partition, segment, paths):
                 raise AlreadyExists(taken)
-        if problem := layout.stored_segment_problem(leadership.state.name, segment):
+        if problem := layout.stored_segment_problem(leadership.state.topic_partition, segment):
             raise BadData(f"the store did not keep what was created again: {problem}", segment=segment.id)
 
 
@@ -443,10 +443,10 @@ def _replace_damaged_segments(
     """
     result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged)))
     if result.status == "quarantined":
-        raise BadData(result.reason, segment=result.segment or str(leadership.state.name), hint="Readers are not affected")
+        raise BadData(result.reason, segment=result.segment or str(leadership.state.topic_partition), hint="Readers are not affected")
     if result.status != RoundStatus.CLEANED or result.plan is None:
         what = result.undone or result.reason or result.status
-        raise Unavailable(f"the damaged segments of {leadership.state.name} were not replaced: {what}", hint="Try again")
+        raise Unavailable(f"the damaged segments of {leadership.state.topic_partition} were not replaced: {what}", hint="Try again")
     return {task.sources[0]: task.new_segment_id for task in result.plan.tasks}
 
 
@@ -457,7 +457,7 @@ class RepairRound:
     An interrupted repair round is undone and not resumed, because its plan names another executor than that of an ordinary round.
     """
 
-    opened: Tier
+    tier: Tier
     finder: _IntactFileFinder
     damaged: tuple[DamagedSegment, ...]
 
@@ -484,14 +484,14 @@ class RepairRound:
             partition=facts.partition,
             incarnation=facts.incarnation,
             leader_epoch=leader_epoch,
-            now_ms=TimestampMs(self.opened.ports.clock_ms()),
+            now_ms=TimestampMs(self.tier.ports.clock_ms()),
             first_dirty_offset=Offset(facts.first_dirty_offset),
             end_offset=Offset(targets[-1].end_offset + 1),
             next_dirty_offset=Offset(clean),
             high_watermark=facts.end_offset + 1,
             legacy_horizon_ms=0,
             vector=facts.vector,
-            policy=self.opened.cleaner_for(facts.topic).cleaner_policy(),
+            policy=self.tier.cleaner_settings_for_topic(facts.topic).cleaner_policy(),
             map_engine=REPAIR,
             fingerprint=REPAIR,
             producers=(),
@@ -533,12 +533,12 @@ class RepairRound:
         self, plan: CompactionPlan, task: CompactionTask, segment: RemoteLogSegmentMetadata
     ) -> CompactionReceipt | CompactionFailure:
         """Upload a segment with the recorded bytes under the announced id. Raises BadData, StoreError."""
-        layout = self.opened.ports.layout
-        with _scratch_folder(self.opened) as scratch:
+        layout = self.tier.ports.layout
+        with _scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_all_files(segment, scratch)
             source = self.finder.open_log(segment, paths["log"])
             source.verify_crcs_once(0, len(source.table))
-            held = digest_sum_of_segment(source.buf, BalanceKey(self.opened.identity.hash_key()))
+            held = digest_sum_of_segment(source.buf, BalanceKey(self.tier.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: describe_segment_file(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(

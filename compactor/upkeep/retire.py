@@ -142,7 +142,7 @@ def retire_partition(
     log.refresh()
     found = survey_retirable(ports, log, retention, clock)
     if dry_run or found.has_nothing_to_do:
-        return _retire_report(ports.layout, log.state.name, found, is_dry_run=dry_run)
+        return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
         report = retire_as_leader(leadership, retention, clock=clock, work=work)
         write_snapshot_if_due(log)
@@ -177,10 +177,10 @@ def retire_as_leader(
     reported = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)
     ordering.require_segments_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
-    ports.layout.delete_segments(log.state.name, left)
-    ports.publisher.record_segment_deletion(log.state.name, left)
+    ports.layout.delete_segments(log.state.topic_partition, left)
+    ports.publisher.record_segment_deletion(log.state.topic_partition, left)
     ports.control.delete(found.scratch)
-    return _retire_report(ports.layout, log.state.name, found, deleted_segments=gone)
+    return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
 
 def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
@@ -189,7 +189,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because
     everything after the gap would look like an orphan.
     """
-    listed = list(ports.layout.list_objects(log.state.name))
+    listed = list(ports.layout.list_objects(log.state.topic_partition))
     scratch = list(ports.control.list(scratch_prefix(log)))
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
@@ -197,7 +197,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     due, waiting = _split_segments_by_grace(ports, log, retention, clock)
     known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    reported = ports.publisher.find_unrecorded_segments(state.name, known)
+    reported = ports.publisher.find_unrecorded_segments(state.topic_partition, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if reported is None:

@@ -81,7 +81,7 @@ def check_disk_budget(
     :param copies_on_disk: how many copies of the segment are on local disk at once.
     """
     needed = copies_on_disk * sum(round_up_to_blocks(file.size) for file in segment.files.values())
-    budget = disk_budget_bytes(tier.cleaner_for(partition.topic), tier.state_dir)
+    budget = disk_budget_bytes(tier.cleaner_settings_for_topic(partition.topic), tier.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"
         raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")

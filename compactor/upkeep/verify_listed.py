@@ -36,21 +36,21 @@ def verify_listed_partition(
 
     :param on_bytes: called with the size of each log when it was checked.
     """
-    return list(_ListedPartitionVerifier(tier, tier.listed, partition).find_problems(on_bytes))
+    return list(_ListedPartitionVerifier(tier, tier.listed_tier, partition).find_problems(on_bytes))
 
 
 @dataclass(frozen=True)
 class _ListedPartitionVerifier:
     """Verification of one partition of a listed tier."""
 
-    opened: Tier
+    tier: Tier
     listed: ListedTier
-    name: TopicPartition
+    partition: TopicPartition
 
     def find_problems(self, on_bytes: Callable[[int], None]) -> Iterator[SegmentProblem]:
-        listing = self.listed.list_partition(self.name)
+        listing = self.listed.list_partition(self.partition)
         yield from self._check_listing(listing)
-        limit = self.opened.settings.cleaner_for(self.name.topic).max_decompressed_batch_bytes
+        limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         ends: dict[int, int] = {}
         for segment in listing.segments:
             if "log" not in segment.files:
@@ -107,19 +107,19 @@ class _ListedPartitionVerifier:
                 "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
             )
         for key in listing.other_keys:
-            yield SegmentProblem("note", "stranger", *self.name, key, "it is not an object of this layout")
+            yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
 
     def _check_content(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
         """Return a segment's problems, and the consumer's position after reading all of it; None if that is not known."""
         metadata = segment_metadata(segment, segment.base)
-        check_disk_budget(self.opened, self.name, metadata)
+        check_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")
-        layout = self.opened.ports.layout
-        with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(self.opened.state_dir)) as scratch:
+        layout = self.tier.ports.layout
+        with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(self.tier.state_dir)) as scratch:
             paths = {kind: Path(scratch) / file_name(segment.base, kind) for kind in segment.files}
             try:
                 for kind, path in paths.items():
-                    layout.download_file(self.name, metadata, kind, path)
+                    layout.download_file(self.partition, metadata, kind, path)
                 source = open_source_segment(0, paths["log"], segment.base, None, segment.modified_ms, -1, max_inflated_bytes)
                 source.verify_crcs_once(0, len(source.table))
                 end = read_offset_of_last_record(source, max_inflated_bytes) + 1
@@ -137,11 +137,11 @@ class _ListedPartitionVerifier:
         return found, max(end, segment.base)
 
     def _has_expired(self, segment: ListedSegment) -> bool:
-        now = {found.base: found for found in self.listed.list_partition(self.name).segments}
+        now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 
     def _error_problem(self, kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("error", kind, *self.name, self.listed.keys.partition_folder(self.name) + file, detail)
+        return SegmentProblem("error", kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
 
     def _note_problem(self, kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("note", kind, *self.name, self.listed.keys.partition_folder(self.name) + file, detail)
+        return SegmentProblem("note", kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)

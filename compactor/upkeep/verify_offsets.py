@@ -39,7 +39,7 @@ def verify_checkpoints_of_partitions(
 
 def verify_checkpoints(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
     """Return all problems and notes about one partition's cleaner offsets and its control log. Raises StoreError."""
-    log = tier.open(partition)
+    log = tier.open_partition_log(partition)
     found: list[SegmentProblem] = []
 
     def add_finding(kind: str, detail: str, where: str = "", severity: str = "error") -> None:

@@ -54,7 +54,7 @@ def verify_partition(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
-    log = tier.open(partition)
+    log = tier.open_partition_log(partition)
     try:
         state = log.refresh_and_check_gaps()
     except BadData as error:
@@ -62,7 +62,7 @@ def verify_partition(
     found = list(_offset_gap_problems(state))
     found += _check_balances(state) if deep else []
     key = BalanceKey(tier.identity.hash_key()) if deep and state.has_segments else None
-    cleaner = tier.cleaner_for(partition.topic)
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
@@ -82,14 +82,14 @@ def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
         if after.start_offset != before.end_offset + 1:
             kind = "gap" if after.start_offset > before.end_offset else "overlap"
             detail = f"it begins at {after.start_offset}, the segment before ends at {before.end_offset}"
-            yield SegmentProblem("error", kind, *state.name, after.id, detail)
+            yield SegmentProblem("error", kind, *state.topic_partition, after.id, detail)
 
 
 class _SegmentVerifier(NamedTuple):
     """Check of one segment against its recorded metadata."""
 
-    opened: Tier
-    name: TopicPartition
+    tier: Tier
+    partition: TopicPartition
     segment: RemoteLogSegmentMetadata
     scratch: Path
     inflate_limit: int
@@ -101,7 +101,7 @@ class _SegmentVerifier(NamedTuple):
         :param previous_last: last offset of the batches before the segment.
         """
         segment = self.segment
-        paths, problems = download_intact_files(self.opened, self.name, segment, self.scratch)
+        paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
         found = [self._segment_problem(one.kind, one.file, one.detail) for one in problems]
         if "log" not in paths:
             return found, segment.end_offset
@@ -126,10 +126,10 @@ class _SegmentVerifier(NamedTuple):
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
     def _segment_problem(self, kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
-        return SegmentProblem(severity, kind, *self.name, self._object_key(file), detail)
+        return SegmentProblem(severity, kind, *self.partition, self._object_key(file), detail)
 
     def _object_key(self, kind: str) -> str:
-        return self.opened.ports.layout.object_name(self.name, self.segment, kind)
+        return self.tier.ports.layout.object_name(self.partition, self.segment, kind)
 
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
@@ -154,11 +154,11 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
     """Yield a problem for each remembered round whose balance does not add up, and a note if live segments have no recorded sum."""
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):
-            yield SegmentProblem("error", "balance", *state.name, run.run_id, problem)
+            yield SegmentProblem("error", "balance", *state.topic_partition, run.run_id, problem)
     unknown = sum(segment.content is None for segment in state.live)
     if unknown:
         detail = f"of {unknown} segments no sum is recorded: an earlier version or a broker wrote them"
-        yield SegmentProblem("note", "balance-unknown", *state.name, "", detail)
+        yield SegmentProblem("note", "balance-unknown", *state.topic_partition, "", detail)
 
 
 def _retire_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:

@@ -23,10 +23,10 @@ from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.publishers import ReadOnlyPublisher
 
 
-def read_only_tier(opened: Tier) -> Tier:
+def read_only_tier(tier: Tier) -> Tier:
     """Return the tier with all its stores replaced by stores that refuse every write."""
-    viewed = opened.with_stores(control=ReadOnlyStore(opened.ports.control), data=ReadOnlyStore(opened.ports.data))
-    if not opened.kind.is_broker_managed:
+    viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
+    if not tier.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
     return replace(viewed, ports=replace(viewed.ports, publisher=ReadOnlyPublisher()))
 
@@ -41,7 +41,7 @@ def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
     begun and not finished, or None.
     """
     state = log.state
-    return _log_document(ports, log) | {
+    return _control_log_document(ports, log) | {
         "start_offset": state.start_offset,
         "end_offset": state.end_offset,
         "first_dirty_offset": state.first_dirty_offset,
@@ -59,13 +59,13 @@ def lineage_document(ports: Ports, log: PartitionLog) -> Document:
     """
     state = log.state
     known = {entry.epoch for entry in state.epochs}
-    return _log_document(ports, log) | {
+    return _control_log_document(ports, log) | {
         "epochs": [_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
         "unowned": [_void_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
     }
 
 
-def _log_document(ports: Ports, log: PartitionLog) -> Document:
+def _control_log_document(ports: Ports, log: PartitionLog) -> Document:
     """Return the fields that every view of a partition has: its name, and its state after one position (slot) of its control log."""
     state = log.state
     return {
@@ -166,7 +166,8 @@ class KafkaFile:
 
 @dataclass(frozen=True)
 class FileChange:
-    """Difference between two checkpoint files in one entry. what: the partition or the leader epoch. before or after is None if that file
+    """HistoryDifference between two checkpoint files in one entry. what: the partition or the leader epoch. before or after is None if
+    that file
     has no such entry.
     """
 

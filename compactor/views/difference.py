@@ -59,7 +59,7 @@ class SegmentChange:
 
 
 @dataclass(frozen=True)
-class Difference:
+class HistoryDifference:
     """All differences of a partition between two moments of its history.
 
     segments, leader, fenced: None if the records of the earlier moment were deleted.
@@ -100,8 +100,9 @@ class RecordedHistory:
         moment = _parse_iso_time_ms(text)
         if moment is None:
             raise UsageError(
-                f"{text!r} is not a valid slot, time or run of {self._base.name}",
-                hint=f"Write a slot, milliseconds, a time like 2026-01-31T12:00:00Z, or a run that `runs list {self._base.name}` shows",
+                f"{text!r} is not a valid slot, time or run of {self._base.topic_partition}",
+                hint=f"Write a slot, milliseconds, a time like 2026-01-31T12:00:00Z, or a run that `runs list"
+                f" {self._base.topic_partition}` shows",
             )
         return self._point_at_time(moment)
 
@@ -126,7 +127,7 @@ class RecordedHistory:
         """Return the moment after the record at a log position. Raises UsageError if the control log no longer has that record."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
-                f"slot {slot} of {self._base.name} is not in its control log",
+                f"slot {slot} of {self._base.topic_partition} is not in its control log",
                 hint=f"It holds slots {self._base.slot} to {self._base.slot + len(self._steps)}; older ones are folded into a snapshot",
             )
         return self._point_at_step(slot - self._base.slot - 1)
@@ -137,7 +138,9 @@ class RecordedHistory:
         if not found and self._base.slot > 0:
             first = self._steps[0][0].at_ms if self._steps else None
             since = f"its records begin at {format_iso_time(first)}" if first is not None else "it holds no records, only a snapshot"
-            raise UsageError(f"the control log of {self._base.name} does not reach back to {format_iso_time(at_ms)}", hint=f"In it {since}")
+            raise UsageError(
+                f"the control log of {self._base.topic_partition} does not reach back to {format_iso_time(at_ms)}", hint=f"In it {since}"
+            )
         return self._point_at_step(found[-1] if found else -1)
 
     def _point_at_step(self, step: int) -> HistoryPoint:
@@ -148,14 +151,14 @@ class RecordedHistory:
         return HistoryPoint(state.slot, record.at_ms, state.vector, state)
 
 
-def compare_points(before: HistoryPoint, after: HistoryPoint) -> Difference:
+def compare_points(before: HistoryPoint, after: HistoryPoint) -> HistoryDifference:
     """Return the differences between an earlier and a later moment of a partition's history."""
     old, new = before.state, after.state
     offsets = _offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:
-        return Difference(offsets, None, None, None)
+        return HistoryDifference(offsets, None, None, None)
     seen = {entry.slot for entry in old.fenced}
-    return Difference(
+    return HistoryDifference(
         cleaner_offsets=offsets,
         segments=_segment_changes(old.live, new.live),
         leader=(_describe_leader(old), _describe_leader(new)),

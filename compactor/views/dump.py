@@ -45,14 +45,14 @@ def list_segments(state: PartitionState, sidecars: Mapping[str, int], other_rows
     return found
 
 
-def unread_broker_segments(opened: Tier, state: PartitionState) -> list[dict[str, Any]]:
+def unread_broker_segments(tier: Tier, state: PartitionState) -> list[dict[str, Any]]:
     """Return rows of the segments that the brokers' metadata name and readers do not use: unfinished, half-deleted or superseded ones."""
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
     shown.update(segment.id for segment in state.retiring)
     return [
         _segment_row(segment_from_broker_record(record), record.state)
-        for record in opened.metadata.broker_records(state.name)
+        for record in tier.metadata.broker_records(state.topic_partition)
         if record.id not in shown
     ]
 
@@ -74,7 +74,7 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
 
 
 def dump_segment(
-    opened: Tier, name: TopicPartition, segment_id: str, inflate_limit: int, *, show_everything: bool = False
+    tier: Tier, partition: TopicPartition, segment_id: str, inflate_limit: int, *, show_everything: bool = False
 ) -> dict[str, Any]:
     """Return the batches and records of one segment as a document. Keys and values are text if they are UTF-8, else ``base64:...``. Long
     ones are cut after SHOWN_BYTES.
@@ -86,13 +86,15 @@ def dump_segment(
     :raises BadData: if the segment is damaged.
     :raises StoreError: if the store fails.
     """
-    state = opened.open(name).refresh()
+    state = tier.open_partition_log(partition).refresh()
     known = [*state.live, *(segment for waiting in state.waiting for segment in waiting.segments)]
     matching = [segment for segment in known if segment.id.startswith(segment_id)]
     if len(matching) != 1:
-        raise UsageError(f"{name} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {name}`")
+        raise UsageError(
+            f"{partition} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {partition}`"
+        )
     (segment,) = matching
-    with open_segment_reader(opened, name, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
+    with open_segment_reader(tier, partition, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
         batches = [
             batch
             for first, last in source.uniform_batch_ranges()

@@ -54,25 +54,25 @@ class Explanation:
 # --- the partition ---
 
 
-def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explanation:
+def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Explanation:
     """Explain why a partition is not cleaned now, or that the next round would clean it. Raises StoreError, BadControlRecord."""
-    if not opened.kind.compacts:
-        return _explain_listed_partition(opened, name)
-    log = opened.open(name)
+    if not tier.kind.compacts:
+        return _explain_listed_partition(tier, partition)
+    log = tier.open_partition_log(partition)
     past = RecordedHistory(log)
     state = log.state
-    cleaner = opened.cleaner_for(name.topic)
-    lease = current_lease(opened.ports, log)
+    cleaner = tier.cleaner_settings_for_topic(partition.topic)
+    lease = current_lease(tier.ports, log)
     found = assess_round(state, cleaner, now_ms)
     outlook = retention_outlook(state, found, cleaner, now_ms)
     facts = (
         *_status_facts(state, lease, now_ms),
         *_facts_about_due_round(state, found, cleaner, now_ms),
-        *_retention_facts(state, outlook, opened.first_readable_offset(state)),
-        *_facts_about_leftovers(state, opened, now_ms),
+        *_retention_facts(state, outlook, tier.first_readable_offset(state)),
+        *_facts_about_leftovers(state, tier, now_ms),
         *_last_round_facts(past, state),
     )
-    why = pause_reason(opened.catalog.state, name)
+    why = pause_reason(tier.catalog.state, partition)
     answer = (
         f"It is {why}. Open rounds continue."
         if why and state.has_segments and state.intent is None
@@ -81,12 +81,12 @@ def explain_partition(opened: Tier, name: TopicPartition, now_ms: int) -> Explan
     return Explanation(answer, facts)
 
 
-def _explain_listed_partition(opened: Tier, name: TopicPartition) -> Explanation:
+def _explain_listed_partition(tier: Tier, partition: TopicPartition) -> Explanation:
     """Explain a partition of a listed tier, which is only read: no round ever cleans it."""
-    state = opened.open(name).refresh()
+    state = tier.open_partition_log(partition).refresh()
     if not state.has_segments:
         return Explanation("It holds no segments yet.", ())
-    answer = f"Nothing cleans it here: a tier of layout {opened.settings.tier.layout} is only read."
+    answer = f"Nothing cleans it here: a tier of layout {tier.settings.tier.layout} is only read."
     held = f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}, {format_size(state.bytes)}"
     values = {"start_offset": state.start_offset, "end_offset": state.end_offset, "bytes": state.bytes}
     how = "`import --from-tier` copies it into a compactor-managed tier, where rounds clean it; `generations` writes this layout again"
@@ -124,8 +124,8 @@ def _quarantine_advice(state: PartitionState) -> str:
     """Return the commands that help with a quarantined partition."""
     restore = "restore the object from the store's versions or a backup"
     if not state.mirrored:  # brokers record no digests, without which `repair` recognises nothing
-        restore = f"`repair {state.name} --from LOG_DIR|CONFIG` makes it good from a log directory or another tier, or {restore}"
-    return f"`verify {state.name}` names all damage; {restore}. The next `run` tries again."
+        restore = f"`repair {state.topic_partition} --from LOG_DIR|CONFIG` makes it good from a log directory or another tier, or {restore}"
+    return f"`verify {state.topic_partition}` names all damage; {restore}. The next `run` tries again."
 
 
 def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[Fact]:
@@ -216,11 +216,11 @@ def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start
         yield Fact("expiry_held_up", text, {"until_ms": until_ms})
 
 
-def _facts_about_leftovers(state: PartitionState, opened: Tier, now_ms: int) -> Iterator[Fact]:
+def _facts_about_leftovers(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[Fact]:
     """Yield facts about replaced segments that wait for deletion and about imports that were not finished."""
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
-        keep = grace_period_ms(group, opened.retention)
+        keep = grace_period_ms(group, tier.retention)
         what = "the outputs of undone run" if group.undone else "what was replaced by run"
         named = f"what left because {group.why}" if group.why else f"{what} {group.run_id}"
         held = f"{count_noun(len(group.segments), 'segment')}, {format_size(size)}"
@@ -270,7 +270,7 @@ def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
 
 
 def explain_key(
-    opened: Tier, name: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
+    tier: Tier, partition: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
 ) -> Explanation:
     """Explain which offsets hold a key, which record sets its value, and which records with the key were removed, as far as replaced
     segments still show it. Reads every live segment.
@@ -279,30 +279,30 @@ def explain_key(
     :param shown_key: the decoded key, for the answer; empty to show the key's bytes.
     """
 
-    def explain(state: PartitionState) -> Explanation:
+    def explain_key_in_state(state: PartitionState) -> Explanation:
         """Explain the key in this state of the partition."""
-        all_found = list(RecordSearch(opened, name, on_bytes).find_records(state.live, key=key))
-        log_start = opened.first_readable_offset(state)
+        all_found = list(RecordSearch(tier, partition, on_bytes).find_records(state.live, key=key))
+        log_start = tier.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
-        facts = _RecordExplainer(state, now_ms, opened.kind.compacts).record_facts(found)
-        facts += _removed_facts(_removed_records(opened, state, found, on_bytes, key=key), found)
+        facts = _RecordExplainer(state, now_ms, tier.kind.compacts).record_facts(found)
+        facts += _removed_facts(_removed_records(tier, state, found, on_bytes, key=key), found)
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [Fact("below_log_start", _describe_record(record) + hidden, _record_values(record)) for record in below]
         return Explanation(_answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
 
-    return _explain_present_state(opened, name, explain)
+    return _explain_present_state(tier, partition, explain_key_in_state)
 
 
-def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
+def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
     """Explain which record is at an offset and why it is still there, or what became of it. Reads the segments from the offset on.
 
     :param on_bytes: receives the size of each segment that was read.
     """
 
-    def explain(state: PartitionState) -> Explanation:
+    def explain_offset_in_state(state: PartitionState) -> Explanation:
         """Explain the offset in this state of the partition."""
-        log_start = opened.first_readable_offset(state)
+        log_start = tier.first_readable_offset(state)
         if state.has_segments and offset < log_start:
             held = "Its segment stays as long as it holds later records, or is the newest one"
             held = held if offset >= state.start_offset else "Its segment has left the view; `retire` deletes its objects after grace"
@@ -312,28 +312,28 @@ def explain_offset(opened: Tier, name: TopicPartition, offset: int, now_ms: int,
             where = f"offsets {state.start_offset} to {state.end_offset}" if state.has_segments else "nothing"
             return Explanation(f"Offset {offset} is not in the tier, which holds {where}.", ())
         later_segments = [segment for segment in state.live if segment.end_offset >= offset]
-        here = next(RecordSearch(opened, name, on_bytes).find_records(later_segments, offset=offset), None)
+        here = next(RecordSearch(tier, partition, on_bytes).find_records(later_segments, offset=offset), None)
         if here is None:
-            return _explain_removed_offset(opened, state, later_segments, offset, on_bytes)
+            return _explain_removed_offset(tier, state, later_segments, offset, on_bytes)
         later: list[FoundRecord] = []
         if here.key is not None and not here.control:
-            later = [s for s in RecordSearch(opened, name, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
-        outlook = _RecordExplainer(state, now_ms, opened.kind.compacts)
+            later = [s for s in RecordSearch(tier, partition, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
+        outlook = _RecordExplainer(state, now_ms, tier.kind.compacts)
         return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.record_facts(later or [here])))
 
-    return _explain_present_state(opened, name, explain)
+    return _explain_present_state(tier, partition, explain_offset_in_state)
 
 
-def _explain_present_state(opened: Tier, name: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
+def _explain_present_state(tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
     """Return the explanation that ``explain_with`` gives for the partition's present state. It is computed again if an object was deleted
     meanwhile.
     """
-    log = opened.open(name)
-    return retry_if_object_missing(name, lambda: explain_with(log.refresh()))
+    log = tier.open_partition_log(partition)
+    return retry_if_object_missing(partition, lambda: explain_with(log.refresh()))
 
 
 def _explain_removed_offset(
-    opened: Tier, state: PartitionState, later_segments: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnRead
+    tier: Tier, state: PartitionState, later_segments: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnRead
 ) -> Explanation:
     """Explain what became of a record that is no longer at its offset.
 
@@ -342,10 +342,10 @@ def _explain_removed_offset(
     segment = later_segments[0]
     epoch = state.published_by.get(segment.id)
     if epoch is None:
-        came = "imported" if opened.kind.compacts else "uploaded"
+        came = "imported" if tier.kind.compacts else "uploaded"
         answer = f"Offset {offset} held nothing when segment {segment.id} was {came}: the broker's log had no record there any more."
         return Explanation(answer, ())
-    found = _removed_records(opened, state, [], on_bytes, offset=offset)
+    found = _removed_records(tier, state, [], on_bytes, offset=offset)
     answer = f"Offset {offset} holds no record any more: it was cleaned away when epoch {epoch} wrote segment {segment.id}."
     if not found:
         return Explanation(f"{answer} What it held is deleted.", ())
@@ -354,7 +354,7 @@ def _explain_removed_offset(
         return Explanation(answer, (Fact("removed", _describe_record(old), _record_values(old)),))
     later = [
         s
-        for s in RecordSearch(opened, state.name, on_bytes).find_records(later_segments, key=old.key)
+        for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records(later_segments, key=old.key)
         if s.sets_value_of_key and s.offset > offset
     ]
     answer = f"Offset {offset} held {_format_key(old.key)} and was cleaned away by run {group.run_id}: "
@@ -374,7 +374,7 @@ def _explain_removed_offset(
 
 
 def _removed_records(
-    opened: Tier, state: PartitionState, live: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
+    tier: Tier, state: PartitionState, live: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[tuple[WaitingGroup, FoundRecord]]:
     """Return the records of a key or offset that replaced segments still hold and live segments do not, each with the replaced group that
     holds it.
@@ -387,7 +387,7 @@ def _removed_records(
         segments = [s for s in group.segments if offset < 0 or s.start_offset <= offset <= s.end_offset]
         try:
             # Markers further on are not passed here, so that outcomes of transactions may be unknown.
-            seen = list(RecordSearch(opened, state.name, on_bytes).find_records(segments, key=key, offset=offset))
+            seen = list(RecordSearch(tier, state.topic_partition, on_bytes).find_records(segments, key=key, offset=offset))
         except NotFound:
             continue  # retired meanwhile
         found += [(group, record) for record in seen if record.offset not in still]

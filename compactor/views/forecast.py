@@ -96,7 +96,7 @@ class Forecast:
     listed: Callable[[], Sequence[SegmentForecast]] = field(repr=False)
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return topic, partition number and incarnation."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
@@ -123,38 +123,39 @@ class SidecarEvidence:
     record: FilterStatistics
 
 
-def read_sidecar_evidence(opened: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
+def read_sidecar_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
     """Read the heads of the sidecars that a due round would use to skip segments. Return None if no round is due or it would use no
     sidecars.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     :raises StoreError: if the sidecars cannot be read.
     """
-    cleaner = opened.cleaner_for(summary.topic)
+    cleaner = tier.cleaner_settings_for_topic(summary.topic)
     found = assess_round(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom:
         return None
     if not found.clean and sum(estimate_records(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
-    runs = opened.open(summary.name).refresh().runs if found.clean else ()
+    runs = tier.open_partition_log(summary.topic_partition).refresh().runs if found.clean else ()
     return SidecarEvidence(
-        opened.sidecars(summary.name).load_sidecar_heads([segment.id for segment in found.covered_segments]), sum_filter_statistics(runs)
+        tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
+        sum_filter_statistics(runs),
     )
 
 
-def forecast_partition(opened: Tier, name: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
+def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
     """Return what the next round over a partition would do. Reads its control log and sidecars, and asks the store whether deleting frees
     space there.
 
     :param force: whether the round runs although the dirty ratio is below its limit.
     """
-    summary = summarize_state(opened.open(name).refresh())
-    known = read_sidecar_evidence(opened, summary, now_ms, force=force)
-    return forecast_summary(opened, summary, deletes_free_space(opened.ports.data), now_ms, force=force, sidecar_evidence=known)
+    summary = summarize_state(tier.open_partition_log(partition).refresh())
+    known = read_sidecar_evidence(tier, summary, now_ms, force=force)
+    return forecast_from_summary(tier, summary, deletes_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 
-def forecast_summary(
-    opened: Tier,
+def forecast_from_summary(
+    tier: Tier,
     summary: PartitionSummary,
     frees_space: bool | None,
     now_ms: int,
@@ -170,8 +171,8 @@ def forecast_summary(
     :param sidecar_evidence: facts from sidecars; None to use no sidecar.
     :param prices: None for the prices of the tier's kind of store.
     """
-    prices = prices or price_table_of_tier(opened.settings.tier_url)
-    cleaner, open_run = opened.cleaner_for(summary.topic), summary.open_run
+    prices = prices or price_table_of_tier(tier.settings.tier_url)
+    cleaner, open_run = tier.cleaner_settings_for_topic(summary.topic), summary.open_run
     outlook = retention_outlook(summary, assess_round(summary, cleaner, now_ms, force=force), cleaner, now_ms)
     if outlook.reason and not open_run:  # `run` raises the log start first, unless it has to finish a round
         start = outlook.log_start_offset
@@ -196,7 +197,7 @@ def forecast_summary(
     dirty = sum(s.size_bytes for s in found.dirty) if found.due else 0
     again = dirty if isinstance(budget, int) and dirty > budget else 0
     writing = sizes["rewrite"] + sizes["filter"]
-    offloaded = reason_for_spark(cleaner, opened.settings.spark, found)
+    offloaded = reason_for_spark(cleaner, tier.settings.spark, found)
     engine = "spark" if offloaded else choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
     passes = (count_key_passes(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}

@@ -58,7 +58,7 @@ def run_document(state: PartitionState, run: Run) -> dict[str, object]:
 
 
 def find_run(
-    opened: Tier, run_id: str, names: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
+    tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> tuple[PartitionState, str] | None:
     """Search the partitions for a run. Return the state of the partition whose run history has it, and the run's complete id; None if
     there is none.
@@ -68,7 +68,7 @@ def find_run(
     :raises UsageError: if several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
-    logs = opened.read_logs_or_errors(names, on_partition)
+    logs = tier.read_logs_or_errors(partitions, on_partition)
     states = [log.state for log in logs if not isinstance(log, CompactorError)]
     found = [(state, run.run_id) for state in states for run in state.runs if run.run_id.startswith(run_id)]
     exactly = [one for one in found if one[1] == run_id]

@@ -32,14 +32,14 @@ CachedSummary = tuple[LogReadProgress, PartitionSummary]
 class PartitionResult:
     """Summary of a partition, or the error that prevented reading it. Exactly one of the two fields is set."""
 
-    name: TopicPartition
+    partition: TopicPartition
     summary: PartitionSummary | None = None
     error: CompactorError | None = None
 
 
 def read_summaries(
-    opened: Tier,
-    names: Sequence[TopicPartition],
+    tier: Tier,
+    partitions: Sequence[TopicPartition],
     *,
     max_age_ms: int = MAX_AGE_MS,
     check_marks: bool = False,
@@ -50,17 +50,17 @@ def read_summaries(
     :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
     :param check_marks: check each summary from local state with one request, in case its log was restored to an earlier point.
     """
-    hints = opened.identity.read().partitions
-    now = opened.ports.clock_ms()
-    kept = opened.local.cached_summaries() if opened.local else {}
+    hints = tier.identity.read_catalog().partitions
+    now = tier.ports.clock_ms()
+    kept = tier.local.cached_summaries() if tier.local else {}
     found: dict[TopicPartition, PartitionResult] = {}
     unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
-    for name in names:
+    for name in partitions:
         known = kept.get(str(name))
         fresh = (
             known is not None
-            and opened.min_log_slot(name) <= known[0].slot
+            and tier.min_log_slot(name) <= known[0].slot
             and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_marks:
@@ -72,21 +72,21 @@ def read_summaries(
             unread.append(name)
     confirmed: dict[TopicPartition, LogReadProgress] = {}
 
-    def read_one(name: TopicPartition) -> PartitionResult:
-        known = kept.get(str(name))
-        if known and name in trusted and _log_still_has_last_record(opened, name, known[0]):
-            result = PartitionResult(name, known[1])
+    def read_partition(partition: TopicPartition) -> PartitionResult:
+        known = kept.get(str(partition))
+        if known and partition in trusted and _log_still_has_last_record(tier, partition, known[0]):
+            result = PartitionResult(partition, known[1])
         else:
-            result = _read_summary(opened, name, hints.get(str(name), 0), known, confirmed, now)
+            result = _read_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
         on_partition()
         return result
 
     if unread:
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
-            found |= zip(unread, pool.map(read_one, unread), strict=True)
-    if opened.local and confirmed:
-        opened.local.record_logs_up_to_date(confirmed)
-    return [found[name] for name in names]
+            found |= zip(unread, pool.map(read_partition, unread), strict=True)
+    if tier.local and confirmed:
+        tier.local.record_logs_up_to_date(confirmed)
+    return [found[name] for name in partitions]
 
 
 def is_summary_fresh(progress: LogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
@@ -101,19 +101,19 @@ def is_summary_fresh(progress: LogReadProgress, summary: PartitionSummary, hint:
     return progress.hint == hint and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
-def _log_still_has_last_record(opened: Tier, name: TopicPartition, progress: LogReadProgress) -> bool:
+def _log_still_has_last_record(tier: Tier, partition: TopicPartition, progress: LogReadProgress) -> bool:
     """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
     log is read.
     """
     try:
-        return bool(open_partition_log(opened.ports, name).contains_state(progress.slot, progress.mark))
+        return bool(open_partition_log(tier.ports, partition).contains_state(progress.slot, progress.mark))
     except CompactorError:
         return False
 
 
 def _read_summary(
-    opened: Tier,
-    name: TopicPartition,
+    tier: Tier,
+    partition: TopicPartition,
     hint: int,
     cached: CachedSummary | None,
     confirmed: dict[TopicPartition, LogReadProgress],
@@ -127,12 +127,12 @@ def _read_summary(
     try:
         if cached:
             seen, summary = cached
-            if not open_partition_log(opened.ports, name, opened.min_log_slot(name)).has_changed_since(seen.slot, seen.mark):
-                confirmed[name] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
-                return PartitionResult(name, summary)
-        log = opened.open(name)
+            if not open_partition_log(tier.ports, partition, tier.min_log_slot(partition)).has_changed_since(seen.slot, seen.mark):
+                confirmed[partition] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
+                return PartitionResult(partition, summary)
+        log = tier.open_partition_log(partition)
         state = log.refresh()
-        opened.changes.cache_log_state(log, hint)
-        return PartitionResult(name, summarize_state(state))
+        tier.change_notifier.cache_log_state(log, hint)
+        return PartitionResult(partition, summarize_state(state))
     except CompactorError as error:
-        return PartitionResult(name, error=error)
+        return PartitionResult(partition, error=error)

@@ -57,11 +57,11 @@ class RecordSearch:
     records read on the way.
     """
 
-    def __init__(self, opened: Tier, name: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
-        self._opened = opened
-        self._name = name
+    def __init__(self, tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
+        self._tier = tier
+        self._name = partition
         self._purpose = purpose
-        self._limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
+        self._limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}
 
@@ -76,7 +76,7 @@ class RecordSearch:
         :raises OutOfBudget: if an object is too large.
         """
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
-        with open_segment_reader(self._opened, self._name, segments, self._purpose) as reading:
+        with open_segment_reader(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, txn_index=False) as source:
                     found = list(self._search_segment(source, segment, self._batch_outcomes(source), wanted, offset))

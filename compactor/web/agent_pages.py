@@ -43,11 +43,11 @@ class _LedPartition:
 
 
 UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
-    "state": ListColumn(lambda led: (ORDER[led.condition], led.upload_state.name)),
-    "name": ListColumn(lambda led: (led.upload_state.name,)),
-    "lag": ListColumn(lambda led: (led.lag.bytes, led.upload_state.name), descending=True),
-    "age": ListColumn(lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.upload_state.name), descending=True),
-    "end": ListColumn(lambda led: (led.upload_state.position or 0, led.upload_state.name), descending=True),
+    "state": ListColumn(lambda led: (ORDER[led.condition], led.upload_state.partition)),
+    "name": ListColumn(lambda led: (led.upload_state.partition,)),
+    "lag": ListColumn(lambda led: (led.lag.bytes, led.upload_state.partition), descending=True),
+    "age": ListColumn(lambda led: (-led.lag.since_ms if led.lag.since_ms else -(2**63), led.upload_state.partition), descending=True),
+    "end": ListColumn(lambda led: (led.upload_state.position or 0, led.upload_state.partition), descending=True),
 }
 
 
@@ -79,7 +79,8 @@ class AgentPages:
         status = self.status()
         led = [_led_partition(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
-            (each.upload_state for each in led if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-w.troubled_ms, w.name)
+            (each.upload_state for each in led if each.condition is PartitionCondition.ATTENTION),
+            key=lambda w: (-w.troubled_ms, w.partition),
         )
         return status_document(
             StatusDocument[AgentTotals, UploadRow],
@@ -106,7 +107,7 @@ class AgentPages:
     def partition_document(self, partition: TopicPartition) -> UploadDocument | None:
         """Return the document of one partition's page, or None if the partition is in no log directory of the broker."""
         status = self.status()
-        upload_state = next((upload_state for upload_state in status.upload_states if upload_state.name == partition), None)
+        upload_state = next((upload_state for upload_state in status.upload_states if upload_state.partition == partition), None)
         if upload_state is None:
             return None
         pending = [
@@ -135,8 +136,8 @@ def _led_partition(upload_state: PartitionUploadState, status: AgentStatus) -> _
     found = upload_lag(upload_state)
     return _LedPartition(
         upload_state,
-        str(upload_state.name),
-        _upload_condition(upload_state, found, is_uploading=upload_state.name in status.running),
+        str(upload_state.partition),
+        _upload_condition(upload_state, found, is_uploading=upload_state.partition in status.running),
         found,
     )
 
@@ -177,14 +178,14 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbo
     """Return the entry of a failing partition for the list of problems, with the first command to run."""
     trouble = upload_state.trouble
     return NeedsAttention(
-        partition=str(upload_state.name),
+        partition=str(upload_state.partition),
         kind=trouble.value if trouble else "",
         reason=upload_state.reason,
         segment="",
         since_ms=upload_state.troubled_ms or None,
         failures=upload_state.failures,
         next_try_ms=upload_state.retry_at_ms or None,
-        commands=() if trouble in PASSING else (format_command("checkpoints show", upload_state.name, config),),
+        commands=() if trouble in PASSING else (format_command("checkpoints show", upload_state.partition, config),),
         runbook=runbook_link(runbook_url, "alert-tieredcompactoragentrefuses"),
     )
 

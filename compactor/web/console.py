@@ -167,7 +167,7 @@ class RequestRouter:
         self._silent_ms = ms_since_loop_turn
         self._limit_ms = interval_ms + SILENT_MS
 
-    def respond(self, target: str) -> HttpResponse:
+    def respond_to_request(self, target: str) -> HttpResponse:
         """Return the response to a GET request.
 
         :param target: path with its query string.

@@ -89,12 +89,12 @@ RUNBOOK_SECTIONS = {
 
 
 PARTITION_COLUMNS: dict[str, ListColumn[_ListedPartition]] = {
-    "state": ListColumn(lambda seen: (ORDER[seen.condition], seen.schedule.name)),
-    "name": ListColumn(lambda seen: (seen.schedule.name,)),
-    "dirty": ListColumn(lambda seen: (seen.dirty_ratio, seen.schedule.name), descending=True),
-    "size": ListColumn(lambda seen: (seen.live_bytes, seen.schedule.name), descending=True),
-    "round": ListColumn(lambda seen: (seen.last_round_ended_ms, seen.schedule.name), descending=True),
-    "next": ListColumn(lambda seen: (planned_action(seen.schedule, seen.now_ms).at_ms, seen.schedule.name)),
+    "state": ListColumn(lambda seen: (ORDER[seen.condition], seen.schedule.partition)),
+    "name": ListColumn(lambda seen: (seen.schedule.partition,)),
+    "dirty": ListColumn(lambda seen: (seen.dirty_ratio, seen.schedule.partition), descending=True),
+    "size": ListColumn(lambda seen: (seen.live_bytes, seen.schedule.partition), descending=True),
+    "round": ListColumn(lambda seen: (seen.last_round_ended_ms, seen.schedule.partition), descending=True),
+    "next": ListColumn(lambda seen: (planned_action(seen.schedule, seen.now_ms).at_ms, seen.schedule.partition)),
 }
 
 
@@ -104,7 +104,7 @@ class DaemonPages:
 
     config: path of the daemon's configuration file, for the commands that pages show. prices: prices for costs and savings.
     runbook_url: address of the runbook, to which reasons are linked; empty for the documentation's own.
-    cleaner_for: returns the settings in force for a topic.
+    cleaner_settings_for_topic: returns the settings in force for a topic.
     """
 
     status: Callable[[], DaemonStatus]
@@ -112,7 +112,7 @@ class DaemonPages:
     config: str = ""
     prices: PriceTable = NO_PRICES
     runbook_url: str = ""
-    cleaner_for: Callable[[str], CleanerSettings] = field(default=lambda topic: CleanerSettings())
+    cleaner_settings_for_topic: Callable[[str], CleanerSettings] = field(default=lambda topic: CleanerSettings())
     template: ClassVar[str] = "daemon.html"
     partition_template: ClassVar[str] = "partition.html"
     looks_for: ClassVar[str] = "work"
@@ -128,13 +128,14 @@ class DaemonPages:
     def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
         """Return the document of the first page."""
         status = self.status()
-        working = {work.job.name for work in status.running_jobs}
+        working = {work.job.partition for work in status.running_jobs}
         seen = [
-            _ListedPartition(w, str(w.name), partition_condition(w, is_job_running=w.name in working), status.now_ms)
+            _ListedPartition(w, str(w.partition), partition_condition(w, is_job_running=w.partition in working), status.now_ms)
             for w in status.schedules
         ]
         failing_partitions = sorted(
-            (each.schedule for each in seen if each.condition is PartitionCondition.ATTENTION), key=lambda w: (-failing_since_ms(w), w.name)
+            (each.schedule for each in seen if each.condition is PartitionCondition.ATTENTION),
+            key=lambda w: (-failing_since_ms(w), w.partition),
         )
         totals = _daemon_totals(status, len(failing_partitions))
         return status_document(
@@ -156,7 +157,7 @@ class DaemonPages:
 
     def topics_document(self) -> TopicsDocument:
         """Return the document of the page of topics."""
-        return topics_document(self.status(), self.cleaner_for)
+        return topics_document(self.status(), self.cleaner_settings_for_topic)
 
     def partition_document(self, partition: TopicPartition) -> PartitionDocument | None:
         """Return the document of one partition, or None if the tier does not hold it."""
@@ -228,7 +229,7 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
 
 def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
     """Return the latest round of each partition, newest first, at most MOST_RECENT_ROUNDS."""
-    found = [(seen.last_round.ended_ms, str(seen.name), seen.last_round) for seen in statuses if seen.last_round is not None]
+    found = [(seen.last_round.ended_ms, str(seen.partition), seen.last_round) for seen in statuses if seen.last_round is not None]
     newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])
     return tuple(RecentRound(partition=name, round=_round_outcome(last)) for _, name, last in newest)
 
@@ -240,48 +241,48 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
     failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
     verbs = ("verify", "explain") if kind == "unreadable" else ("explain", "run")
     return NeedsAttention(
-        partition=str(schedule.name),
+        partition=str(schedule.partition),
         kind=kind,
         reason=failure_reason(schedule),
         segment=seen.quarantine_segment if seen is not None and kind == "quarantined" else "",
         since_ms=failing_since_ms(schedule) or None,
         failures=failures,
         next_try_ms=step.at_ms if step.at_ms < NEVER_MS else None,
-        commands=tuple(format_command(verb, schedule.name, config) for verb in verbs),
+        commands=tuple(format_command(verb, schedule.partition, config) for verb in verbs),
         runbook=runbook_link(runbook_url, RUNBOOK_SECTIONS[kind]),
     )
 
 
-def _running_job_entry(work: RunningJob, now_ms: int) -> WorkItem:
+def _running_job_entry(job: RunningJob, now_ms: int) -> WorkItem:
     """Return the entry of a running job for the list of jobs, with its progress and expected end."""
     return WorkItem(
-        partition=str(work.job.name),
-        action=work.job.action.value,
-        phase=work.phase,
-        run=work.run_id,
-        begun_ms=work.begun_ms,
-        elapsed_ms=max(0, now_ms - work.begun_ms),
-        done=work.done if work.unit else None,
-        total=work.total or None,
-        unit=work.unit,
-        share=round(work.share, 4) if work.total or work.phase == "close" else None,
-        expected_end_ms=work.expected_end_ms or None,
+        partition=str(job.job.partition),
+        action=job.job.action.value,
+        phase=job.phase,
+        run=job.run_id,
+        begun_ms=job.begun_ms,
+        elapsed_ms=max(0, now_ms - job.begun_ms),
+        done=job.done if job.unit else None,
+        total=job.total or None,
+        unit=job.unit,
+        share=round(job.share, 4) if job.total or job.phase == "close" else None,
+        expected_end_ms=job.expected_end_ms or None,
     )
 
 
-def _describe_state(condition: PartitionCondition, seen: PartitionStatus | None, now_ms: int) -> str:
+def _describe_state(condition: PartitionCondition, status: PartitionStatus | None, now_ms: int) -> str:
     """Return a partition's condition for people, such as ``Clean, 33.8 MiB in grace until 18:51 UTC``."""
-    if condition is not PartitionCondition.WAITING or seen is None or seen.retire_at_ms >= NEVER_MS:
+    if condition is not PartitionCondition.WAITING or status is None or status.retire_at_ms >= NEVER_MS:
         return STATE_WORDS[condition.value]
-    until = "in grace until " + format_clock_time(seen.retire_at_ms, now_ms) if seen.retire_at_ms > now_ms else "past its grace"
-    return f"Clean, {format_size(seen.waiting_bytes)} {until}"
+    until = "in grace until " + format_clock_time(status.retire_at_ms, now_ms) if status.retire_at_ms > now_ms else "past its grace"
+    return f"Clean, {format_size(status.waiting_bytes)} {until}"
 
 
 def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> PartitionRow:
     """Return the partition's row in the list of partitions."""
     seen, step = schedule.status, planned_action(schedule, now_ms)
     return PartitionRow(
-        partition=str(schedule.name),
+        partition=str(schedule.partition),
         condition=condition.value,
         state=_describe_state(condition, seen, now_ms),
         reason=failure_reason(schedule)

@@ -28,7 +28,7 @@ HEADERS = {
 class Responder(Protocol):
     """Source of responses, by path."""
 
-    def respond(self, target: str) -> HttpResponse:
+    def respond_to_request(self, target: str) -> HttpResponse:
         """Return the response to a request for this path with its query string."""
 
 
@@ -54,7 +54,7 @@ def serve_pages(listen: str, pages: Responder, setting_name: str = "daemon.liste
 
         def _send_response(self, *, with_body: bool) -> None:
             """Answer the request with the response for its path; ``with_body`` is False for HEAD."""
-            answer = pages.respond(self.path)
+            answer = pages.respond_to_request(self.path)
             self.send_response(answer.code)
             headers = {
                 "Content-Type": answer.kind,

@@ -14,15 +14,15 @@ from compactor.model.status import RoundStatus
 from compactor.web.documents import HourTotals, PolicyInForce, TopicRow, TopicsDocument
 
 
-def topics_document(status: DaemonStatus, cleaner_for: Callable[[str], CleanerSettings]) -> TopicsDocument:
+def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[str], CleanerSettings]) -> TopicsDocument:
     """Return the document of the page of topics.
 
-    :param cleaner_for: returns the settings in force for a topic.
+    :param cleaner_settings_for_topic: returns the settings in force for a topic.
     """
     by_topic: dict[str, list[PartitionSchedule]] = defaultdict(list)
     for schedule in status.schedules:
-        by_topic[schedule.name.topic].append(schedule)
-    rows = [_topic_row(topic, found, status, cleaner_for(topic)) for topic, found in by_topic.items()]
+        by_topic[schedule.partition.topic].append(schedule)
+    rows = [_topic_row(topic, found, status, cleaner_settings_for_topic(topic)) for topic, found in by_topic.items()]
     rows.sort(key=lambda row: (-row.bytes, row.topic))
     return TopicsDocument(version=__version__, tier=status.tier, now_ms=status.now_ms, topics=tuple(rows))
 

@@ -78,18 +78,22 @@ class TieredTopic:
         """Run a round and delete at once what it replaced."""
         compact(self.tier, name, NOW_MS, force=True)
         retire_partition(
-            self.tier.ports, self.tier.open(name), self.tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+            self.tier.ports,
+            self.tier.open_partition_log(name),
+            self.tier.lease,
+            Retention(grace_ms=0),
+            clock=GraceClock(NOW_MS * 2, forced=True),
         )
 
     def delete_tiered_from_broker(self, name: TopicPartition) -> None:
         self.admin.delete_records(*name, self.tier_end(name))
 
     def tier_end(self, name: TopicPartition) -> int:
-        return self.tier.open(name).refresh().end_offset + 1
+        return self.tier.open_partition_log(name).refresh().end_offset + 1
 
     def removed(self, name: TopicPartition) -> set[int]:
         """Return the offsets that a round or retention may have removed."""
-        state = self.tier.open(name).refresh()
+        state = self.tier.open_partition_log(name).refresh()
         start, clean, last = self.tier.first_readable_offset(state), first_dirty_offset_of_vector(state.vector), {}
         every = self.models[name.partition].uncommitted()
         for record in every:

@@ -132,11 +132,11 @@ class TestAivensPlugIn:
         log = layout.read_file(ORDERS, segment, "log")
         before = counters.usage()
         assert layout.read_file(ORDERS, segment, "log", 16_384 * 2 + 5, 10) == log[16_384 * 2 + 5 :][:10]
-        asked = counters.usage().since(before)
+        asked = counters.usage().usage_since(before)
         assert asked.requests == {"get": 1}
         assert asked.bytes_read <= 16_384 + 28
         assert layout.read_file(ORDERS, segment, "log", 16_384 - 1, 2) == log[16_384 - 1 :][:2]
-        assert counters.usage().since(before).bytes_read <= 3 * (16_384 + 28)
+        assert counters.usage().usage_since(before).bytes_read <= 3 * (16_384 + 28)
 
     def test_every_object_is_accounted_for(self, case: str, scratch: Path) -> None:
         tier = aiven_tier(case, scratch)

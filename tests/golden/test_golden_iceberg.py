@@ -45,7 +45,7 @@ def compare_table(case: Round, folder: Path) -> None:
     rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
 
     opened = open_tier(load_settings(str(cli.config), {}))
-    end = first_dirty_offset_of_vector(opened.open(ORDERS).refresh().vector)
+    end = first_dirty_offset_of_vector(opened.open_partition_log(ORDERS).refresh().vector)
     consumed: dict[bytes, tuple[int, bytes | None]] = {}
     for offset, _, key, value, _ in visible(case.log_dir):
         if key is not None and offset < end:

@@ -65,7 +65,7 @@ def test_what_this_broker_does_not_lead_is_left_alone(scene: SideScene) -> None:
     scene.cluster.leaders_of[ORDERS] = 2
     agent = scene.agent()
     assert stands(settle(agent)) == (None, None)
-    assert scene.tier.opened().catalog.refresh().names == []
+    assert scene.tier.opened().catalog.refresh().topic_partitions == []
     assert metric(agent, "tiered_compactor_agent_partitions_led") == 0
 
 
@@ -82,7 +82,7 @@ def test_idle_it_asks_the_tier_for_nothing_and_brokers_once_a_minute(scene: Side
     for _ in range(12):  # two minutes
         scene.tier.hurry(10_000)
         settle(agent)
-    assert opened.counters.usage().since(before).total_requests == 0
+    assert opened.counters.usage().usage_since(before).total_requests == 0
     assert 2 <= scene.cluster.asked - asked <= 6
 
 
@@ -106,7 +106,7 @@ def test_two_agents_on_one_partition(scene: SideScene) -> None:
         assert sum(len(agent.start_due_jobs()) for agent in agents)
         for agent in agents:
             while agent.status().running:
-                agent.collect_results(30)
+                agent.process_ended_jobs(30)
         scene.tier.hurry()
         for agent in agents:
             assert stands(settle(agent))[1] is None
@@ -241,8 +241,8 @@ def test_agent_opens_a_new_incarnation_only_if_the_recorded_cluster_has_the_new_
     assert scene.tier.held("orders-0~1") == held
     tier = scene.tier.opened()
     assert tier.catalog.refresh().superseded == {"orders": {first: second}}
-    state = tier.open(tier.current(ORDERS)).refresh()
-    assert (state.name.incarnation, state.topic_id, state.end_offset) == (2, second, 3)
+    state = tier.open_partition_log(tier.latest_incarnation(ORDERS)).refresh()
+    assert (state.topic_partition.incarnation, state.topic_id, state.end_offset) == (2, second, 3)
 
 
 def test_retention_that_has_overtaken_the_upload(scene: SideScene) -> None:
@@ -339,7 +339,7 @@ def test_no_broker_answers(scene: SideScene) -> None:
     settle(agent)
     assert scene.cluster.asked == asked  # not before its time
     assert not agent.status().ready
-    assert "no broker answers" in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")[2].decode()
+    assert "no broker answers" in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/readyz")[2].decode()
     assert metric(agent, "tiered_compactor_agent_broker_failures_total") == 1
     scene.cluster.down = False
     scene.tier.hurry()
@@ -364,7 +364,7 @@ def test_brokers_of_another_cluster(scene: SideScene) -> None:
     agent = scene.agent()
     settle(agent)
     assert "belong to broker 1 of cluster a-cluster" in agent.status().problem
-    assert scene.tier.opened().catalog.refresh().names == []
+    assert scene.tier.opened().catalog.refresh().topic_partitions == []
 
 
 def test_a_directory_that_is_no_brokers_does_not_stop_the_others(scene: SideScene, tmp_path: Path) -> None:

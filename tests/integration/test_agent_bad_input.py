@@ -186,7 +186,7 @@ def test_another_clusters_logs_under_the_same_names(scene: Scene, tmp_path: Path
         story.write(stranger.replica(story.name), 17)
     agent = scene.tier.agent(stranger, cluster)
     settle(agent)
-    found = {watch.name.partition: (watch.position, watch.trouble) for watch in agent.status().upload_states}
+    found = {watch.partition.partition: (watch.position, watch.trouble) for watch in agent.status().upload_states}
     assert found == {0: (8, UploadFailure.CONTENT), 2: (16, None)}
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="content"}') == 1
     assert scene.tier.held() == held
@@ -206,7 +206,7 @@ def test_log_directories_that_are_no_brokers(scene: Scene, tmp_path: Path, what:
     assert (watch.position, watch.trouble) == (8, None)
     assert metric(agent, 'tiered_compactor_agent_problems{where="directory"}') == 1
     assert metric(agent, "tiered_compactor_agent_ready") == 0
-    assert str(bad) in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/readyz")[2].decode()
+    assert str(bad) in RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/readyz")[2].decode()
     assert len([line for line in scene.tier.told if str(bad) in line]) == 1
     if what == "two brokers'":
         (bad / "meta.properties").write_text((scene.one.root / "meta.properties").read_text())

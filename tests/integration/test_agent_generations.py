@@ -20,7 +20,7 @@ from compactor.agent import uploads as agent_jobs
 from compactor.agent.plan import UploadFailure
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest import configured_target
+from compactor.outputs.pinterest import configured_generation_target
 from compactor.storage.port import ObjectInfo
 from tests.plain_format import read_batches
 from tests.support.plain_pinterest import PlainConsumer, folder_of
@@ -92,10 +92,10 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     made.tier.cli.set(**{"tier.pinterest": {"cluster": "prod", "entropy_bits": 3, "target": made.root.as_uri()}})
 
     def breakable(opened: Tier) -> Any:
-        target = configured_target(opened)
+        target = configured_generation_target(opened)
         return replace(target, store=made._breakable(target.store))
 
-    monkeypatch.setattr(agent_jobs, "configured_target", breakable)
+    monkeypatch.setattr(agent_jobs, "configured_generation_target", breakable)
     return made
 
 
@@ -199,7 +199,7 @@ def test_two_agents_on_one_partition(scene: Scene) -> None:
         assert sum(len(agent.start_due_jobs()) for agent in agents)
         for agent in agents:
             while agent.status().running:
-                agent.collect_results(30)
+                agent.process_ended_jobs(30)
         scene.tier.hurry()
         for agent in agents:
             assert stands(settle(agent))[1] is None
@@ -240,6 +240,6 @@ def test_other_partitions_go_on(scene: Scene) -> None:
     scene.broken = (f"{other}/{0:020d}.log",)
     agent = scene.agent()
     settle(agent)
-    found = {watch.name: (watch.position, watch.trouble) for watch in agent.status().upload_states}
+    found = {watch.partition: (watch.position, watch.trouble) for watch in agent.status().upload_states}
     assert found == {ORDERS: (8, None), other: (8, UploadFailure.GENERATION)}
     scene.check(8)

@@ -51,10 +51,10 @@ class Expiring:
         return self.brokers.opened()
 
     def state(self) -> PartitionState:
-        return self.opened().open(NAME, leads=True).refresh()
+        return self.opened().open_partition_log(NAME, leads=True).refresh()
 
     def readers_state(self) -> PartitionState:
-        return self.opened().open(NAME).refresh()
+        return self.opened().open_partition_log(NAME).refresh()
 
     def round(self, stage: Stage | None = None, happens: Callable[[CompactionPlan], object] = lambda plan: None) -> RoundReport:
         """A round during which something happens once, when it reaches a stage."""
@@ -82,14 +82,14 @@ class Expiring:
 
     def retire(self) -> None:
         tier = self.opened()
-        retire_partition(tier.ports, tier.open(NAME, leads=True), tier.lease, tier.retention)
+        retire_partition(tier.ports, tier.open_partition_log(NAME, leads=True), tier.lease, tier.retention)
 
     def undo(self) -> PartitionState:
         tier = self.opened()
-        return undo_round_by_copies(tier, tier.open(NAME, leads=True), self.state().published[-1])
+        return undo_round_by_copies(tier, tier.open_partition_log(NAME, leads=True), self.state().published[-1])
 
     def published(self) -> RoundPublished:
-        records = RecordedHistory(self.opened().open(NAME, leads=True)).records
+        records = RecordedHistory(self.opened().open_partition_log(NAME, leads=True)).records
         return [record.body for record in records if isinstance(record.body, RoundPublished)][-1]
 
 
@@ -202,7 +202,7 @@ def test_retire_accepts_that_brokers_have_deleted_replaced_segments_themselves(e
     made = [segment for segment in expiring.state().live if segment.id in expiring.state().published_by]
     expiring.brokers.expire(NAME, made[0].end_offset + 1)
     expiring.retire()
-    state, cache = expiring.state(), expiring.opened().brokers.folded_partition(NAME).cache
+    state, cache = expiring.state(), expiring.opened().broker_metadata.folded_partition(NAME).cache
     assert (state.waiting, state.retiring) == ((), ())
     assert {one.id for one in cache.list_segments()} == {segment.id for segment in state.live} - {made[0].id}
     expiring.check_last_values(made[0].end_offset + 1)
@@ -215,7 +215,7 @@ def test_a_round_that_is_open_for_too_long_is_given_up(expiring: Expiring, monke
         report = expiring.round()
     assert report.status == "quarantined"
     assert "overdue: it was open for more than a day, with 1 of" in report.reason
-    cache = expiring.opened().brokers.folded_partition(NAME).cache
+    cache = expiring.opened().broker_metadata.folded_partition(NAME).cache
     assert {one.state.name for one in cache.list_segments()} == {"COPY_SEGMENT_FINISHED"}
     assert expiring.round().status == "cleaned"
 

@@ -37,7 +37,7 @@ def work(daemon: Daemon, rounds: int) -> None:
     while sum(daemon.status().totals.jobs.values()) < rounds:
         daemon.scan()
         daemon.start_due_jobs()
-        daemon.collect_results(1)
+        daemon.process_ended_jobs(1)
         assert time.monotonic() < until, daemon.status()
 
 

@@ -13,7 +13,7 @@ from compactor.daemon.daemon import Daemon
 from compactor.daemon.metrics import daemon_metrics
 from compactor.errors import Refused
 from compactor.outputs import pinterest as generations, upkeep
-from compactor.outputs.pinterest import GenerationTarget, configured_target
+from compactor.outputs.pinterest import GenerationTarget, configured_generation_target
 from compactor.service.metrics import render_metrics
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.tier.contents import FileContent, create_object
@@ -38,7 +38,7 @@ def work(daemon: Daemon, until: dict[tuple[str, str], int]) -> None:
     while any(daemon.status().totals.jobs.get(key, 0) < count for key, count in until.items()):
         daemon.scan()
         daemon.start_due_jobs()
-        daemon.collect_results(0.2)
+        daemon.process_ended_jobs(0.2)
         assert time.monotonic() < deadline, daemon.status().totals.jobs
 
 
@@ -48,7 +48,7 @@ def idle(daemon: Daemon) -> None:
         daemon.scan()
         if not daemon.start_due_jobs() and not daemon.status().running_jobs:
             return
-        daemon.collect_results(5)
+        daemon.process_ended_jobs(5)
     raise AssertionError(daemon.status().totals.jobs)
 
 
@@ -74,7 +74,7 @@ def test_a_round_and_its_generation_then_what_is_appended(house: House) -> None:
 
 def test_what_was_superseded_goes_when_its_time_has_come(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     first = house.write()["generation"]
-    monkeypatch.setattr(upkeep, "configured_target", lambda tier: replace(configured_target(tier), keep_ms=1_500))
+    monkeypatch.setattr(upkeep, "configured_generation_target", lambda tier: replace(configured_generation_target(tier), keep_ms=1_500))
     daemon = Daemon(house.opened()[0], seed=1)
     work(daemon, {("output", "written"): 1})
     assert (house.target / first).exists()
@@ -88,7 +88,7 @@ def test_what_was_superseded_goes_when_its_time_has_come(house: House, monkeypat
 
 def test_the_generation_of_a_deleted_partition_goes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     first = house.write()["generation"]
-    monkeypatch.setattr(upkeep, "configured_target", lambda tier: replace(configured_target(tier), keep_ms=0))
+    monkeypatch.setattr(upkeep, "configured_generation_target", lambda tier: replace(configured_generation_target(tier), keep_ms=0))
     house.cli.do("topics", "delete", "orders-0")
     daemon = Daemon(house.opened()[0], seed=1)
     work(daemon, {("output", "removed"): 1})
@@ -123,7 +123,7 @@ class Refusing:
 def test_a_target_that_refuses_is_tried_again_and_holds_no_round_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     tier, target = house.opened()
     store: Any = Refusing(target)
-    monkeypatch.setattr(upkeep, "configured_target", lambda tier: replace(target, store=store))
+    monkeypatch.setattr(upkeep, "configured_generation_target", lambda tier: replace(target, store=store))
     hurried = [0]
     clock = tier.ports.clock_ms
     tier = replace(tier, ports=replace(tier.ports, clock_ms=lambda: clock() + hurried[0]))
@@ -174,7 +174,7 @@ def test_a_daemon_that_is_stopped_leaves_something_to_go_on_with(house: House, m
     while not daemon.stop.event.is_set():
         daemon.scan()
         daemon.start_due_jobs()
-        daemon.collect_results(5)
+        daemon.process_ended_jobs(5)
     daemon.run()
     assert target.generation_log(ORDERS).read_generations().current is None
     monkeypatch.undo()

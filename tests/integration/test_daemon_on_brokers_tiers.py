@@ -72,13 +72,13 @@ class World:
             waiting = retired and any(schedule.status and schedule.status.retire_at_ms < NEVER_MS for schedule in status.schedules)
             if not status.running_jobs and not waiting:
                 return
-            daemon.collect_results(0.2)
+            daemon.process_ended_jobs(0.2)
             assert time.monotonic() < until, status
 
     def assert_clean(self, *names: TopicPartition) -> None:
         opened = self.brokers.opened()
         for name in names or self.logs:
-            state = opened.open(name).refresh()
+            state = opened.open_partition_log(name).refresh()
             assert state.first_dirty_offset == state.live[-1].start_offset, name
             out = self.folder / f"out-{random.randrange(1 << 40)}"
             export_partition(opened, name, out)
@@ -101,7 +101,7 @@ def hint_of_orders(hearing: BrokerChangeFeed, opened: Tier) -> int:
 
 
 def schedule(daemon: Daemon, name: TopicPartition) -> PartitionSchedule:
-    return next(one for one in daemon.status().schedules if one.name == name)
+    return next(one for one in daemon.status().schedules if one.partition == name)
 
 
 def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_at_the_next_scan(world: World) -> None:
@@ -121,7 +121,7 @@ def test_all_partitions_are_compacted_over_one_consumer_and_what_comes_is_seen_a
     assert {status for _, status in jobs(daemon)} == {"cleaned", "retired"}
     assert [one.blocked_reason for one in daemon.status().schedules] == [""] * 5
     opened = world.brokers.opened()
-    live = {segment.id for name in world.logs for segment in opened.open(name).refresh().live}
+    live = {segment.id for name in world.logs for segment in opened.open_partition_log(name).refresh().live}
     assert {path.name[21:43] for path in (world.brokers.folder / "objects").rglob("*.log")} == live
     again = world.daemon()
     world.settle(again)
@@ -178,7 +178,7 @@ def test_a_metadata_consumer_that_falls_behind_switches_nobody(world: World, mon
     lag[0] = 1
     daemon.start_due_jobs()
     while daemon.status().running_jobs:
-        daemon.collect_results(1)
+        daemon.process_ended_jobs(1)
     assert jobs(daemon) == {("round", "failed"): 1}
     assert "was appended and is not read" in schedule(daemon, ORDERS).blocked_reason
     lag[0] = 0
@@ -290,13 +290,13 @@ def test_a_metadata_partition_without_a_leader_holds_up_what_it_tells_of_only(wo
 def test_no_later_hint_is_the_one_of_an_earlier_process_with_another_policy(world: World) -> None:
     world.write(ORDERS)
     opened = world.brokers.opened()
-    hearing = BrokerChangeFeed(opened.brokers)
-    assert hint_of_orders(hearing, opened) == opened.brokers.partition_versions()[ORDERS].applied
+    hearing = BrokerChangeFeed(opened.broker_metadata)
+    assert hint_of_orders(hearing, opened) == opened.broker_metadata.partition_versions()[ORDERS].applied
     world.brokers.topic("orders", {"segment.bytes": "20000"})
     kept = hint_of_orders(hearing, opened)
     again = world.brokers.opened()
-    later = BrokerChangeFeed(again.brokers)
-    here = opened.brokers.folded_partition(ORDERS).cache
+    later = BrokerChangeFeed(again.broker_metadata)
+    here = opened.broker_metadata.folded_partition(ORDERS).cache
     first = next(iter(here.segments.values()))
     world.brokers.write(RemoteLogSegmentMetadataUpdateRecord(here.partition, first.segment_id, 1, 5, SegmentState.COPY_SEGMENT_FINISHED))
     assert hint_of_orders(later, again) not in (kept, here.applied)
@@ -314,7 +314,7 @@ def test_a_topic_that_is_made_anew_is_another_one_and_one_that_is_deleted_is_gon
     world.write(ORDERS)
     del world.logs[OTHER]
     world.settle(daemon)
-    assert [one.name for one in daemon.status().schedules] == [ORDERS]
+    assert [one.partition for one in daemon.status().schedules] == [ORDERS]
     assert jobs(daemon)["round", "cleaned"] == 3
     world.assert_clean()
 
@@ -356,7 +356,7 @@ def test_a_round_that_is_larger_than_the_budget_has_its_turn_though_smaller_ones
         "a round of about 16 records has to wait, for an hour that has none: it is larger than that"
         in schedule(daemon, ORDERS).waiting_reason
     )
-    assert all(one.waiting_reason for one in daemon.status().schedules if one.name != OTHER)
+    assert all(one.waiting_reason for one in daemon.status().schedules if one.partition != OTHER)
     for cleaned in (2, 3):
         world.brokers.hurried_ms += 61 * 60_000
         world.settle(daemon)
@@ -408,12 +408,12 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
     world.brokers.topic("orders")
     world.brokers.tier(ORDERS, log.write(world.folder / "log"))
     daemon = world.daemon(world.brokers.opened(cleaner={"segment_bytes": 4_000}))
-    before = world.brokers.opened().open(ORDERS).refresh()
+    before = world.brokers.opened().open_partition_log(ORDERS).refresh()
     assert all(segment.size_bytes > 2_000 for segment in before.live)
     world.settle(daemon)
     opened = world.brokers.opened()
-    state = opened.open(ORDERS).refresh()
+    state = opened.open_partition_log(ORDERS).refresh()
     assert (len(state.live), state.live[0].records) == (2, 1)
     assert undo_problem(state, state.published[-1]) == ""
-    undo_round_by_copies(opened, opened.open(ORDERS, leads=True), state.published[-1])
-    assert opened.open(ORDERS).refresh().live[0].records == 140
+    undo_round_by_copies(opened, opened.open_partition_log(ORDERS, leads=True), state.published[-1])
+    assert opened.open_partition_log(ORDERS).refresh().live[0].records == 140

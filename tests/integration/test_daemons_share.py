@@ -39,7 +39,7 @@ def settle(running_jobs: list[Daemon]) -> tuple[Counter[tuple[str, str]], int]:
         begun = [job for daemon in running_jobs for job in daemon.start_due_jobs()]
         for daemon in running_jobs:
             while daemon.status().running_jobs:
-                daemon.collect_results(0.01)
+                daemon.process_ended_jobs(0.01)
         sights = [schedule.status for daemon in running_jobs for schedule in daemon.status().schedules]
         if not begun and all(seen is not None and not seen.due and not seen.waiting_bytes for seen in sights):
             break

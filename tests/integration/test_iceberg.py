@@ -62,15 +62,15 @@ class House(GrowingTier):
 
     def update(self) -> OutputReport:
         opened = self.opened()
-        opened.identity.read()
-        return IcebergOutput().update_output(opened, opened.current(ORDERS), Budget(1 << 30))
+        opened.identity.read_catalog()
+        return IcebergOutput().update_output(opened, opened.latest_incarnation(ORDERS), Budget(1 << 30))
 
     @contextmanager
     def topic_table(self) -> Iterator[Callable[[], TopicTable | None]]:
         opened = self.opened()
         settings = opened.settings.outputs.iceberg.table_for("orders")
         assert settings is not None
-        with open_table(settings, opened.identity.read().tier_id, "orders", create=False) as read:
+        with open_table(settings, opened.identity.read_catalog().tier_id, "orders", create=False) as read:
             yield read
 
     def table(self, name: str = "kafka.orders") -> Table:
@@ -94,7 +94,7 @@ class House(GrowingTier):
 
     def expected(self) -> list[Row]:
         """Last values of keys among all records that were ever written, from the log start of the tier up to its cleaner offset."""
-        state = self.opened().open(ORDERS).refresh()
+        state = self.opened().open_partition_log(ORDERS).refresh()
         last: dict[bytes, Row | None] = {}
         for offset, _, key, value, _ in visible(self.folder / "log"):
             if key is not None and state.log_start <= offset < first_dirty_offset_of_vector(state.vector):
@@ -175,7 +175,7 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
     first = house.files()
     house.advance("d=2", "g=1")
     house.check()
-    live = {segment.id for segment in house.opened().open(ORDERS).refresh().live}
+    live = {segment.id for segment in house.opened().open_partition_log(ORDERS).refresh().live}
     stayed = {path for path in first if (name := DataFileName.parse(path)) and name.slice.segment_id in live}
     assert stayed
     assert stayed == first & house.files()
@@ -190,7 +190,7 @@ def test_a_round_that_is_undone_is_undone_in_the_table(tmp_path: Path) -> None:
     house.advance("a=2", "c=")
     assert house.rows() != before
     slot = house.entry().slot
-    run = house.opened().open(ORDERS).refresh().published[-1]
+    run = house.opened().open_partition_log(ORDERS).refresh().published[-1]
     house.cli.do("undo", run)
     house.update()
     assert house.rows() == before
@@ -376,7 +376,7 @@ def test_two_partitions_share_a_table(house: House) -> None:
     house.cli.do("run", "--force")
     house.update()
     opened = house.opened()
-    opened.identity.read()
+    opened.identity.read_catalog()
     IcebergOutput().update_output(opened, TopicPartition("orders", 1), Budget(1 << 30))
     assert house.entry(0).cleaner_offset > house.entry(1).cleaner_offset > 0
     rows = [row for row in house.scan().to_pylist() if row["key"] == b"a"]
@@ -388,7 +388,7 @@ def test_a_table_of_another_topic_is_refused(house: House) -> None:
     house.update()
     house.cli.set(**{'outputs.iceberg.topics."orders"': {}, "outputs.iceberg": {"table": "kafka.orders"}})
     opened = house.opened()
-    opened.identity.read()
+    opened.identity.read_catalog()
     moved = opened.settings.outputs.iceberg.topics["orders"]
     settings = opened.settings.outputs.iceberg.model_copy(update={"topics": {".*": moved}})
     outputs = opened.settings.outputs.model_copy(update={"iceberg": settings})
@@ -510,11 +510,11 @@ class TestLives:
 
     @staticmethod
     def _undo(house: House) -> None:
-        published = house.opened().open(ORDERS).refresh().published
+        published = house.opened().open_partition_log(ORDERS).refresh().published
         if published:
             house.cli.ask("undo", published[-1])
 
     @staticmethod
     def _delete_records(house: House, dice: random.Random) -> None:
-        state = house.opened().open(ORDERS).refresh()
+        state = house.opened().open_partition_log(ORDERS).refresh()
         house.cli.ask("topics", "delete-records", "orders-0", "--before", dice.randint(state.log_start, state.log_start + 6))

@@ -30,9 +30,9 @@ from tests.support.spark_tier import HereCluster
 
 def update_on_cluster(house: House, cluster: Any) -> OutputReport:
     opened = house.opened()
-    opened.identity.read()
+    opened.identity.read_catalog()
     writer = ClusterFileWriter(cast(Cluster, cluster), TaskCost(), JobListener())
-    return IcebergOutput(writer).update_output(opened, opened.current(ORDERS), Budget(1 << 30))
+    return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), Budget(1 << 30))
 
 
 @pytest.fixture

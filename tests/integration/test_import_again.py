@@ -384,7 +384,7 @@ def test_a_checkpoint_that_retention_has_cut_extends_the_lineage(cli: TierCli, b
     folder = broker.replica("b", start=6)
     (folder / "leader-epoch-checkpoint").write_text("0\n2\n0 6\n1 8\n")
     cli.do("import", folder)
-    state = opened(cli).open(ORDERS).refresh()
+    state = opened(cli).open_partition_log(ORDERS).refresh()
     assert [(entry.epoch, entry.start_offset) for entry in state.lineage] == [(0, 0), (1, 8)]
 
 
@@ -411,7 +411,9 @@ def opened(cli: TierCli) -> Tier:
 
 
 def bring(tier: Tier, folder: Path, **options: Any) -> Any:
-    return import_directory(tier, folder, ORDERS, tier.settings.cleaner_for("orders").cleaner_policy(), options=ImportOptions(**options))
+    return import_directory(
+        tier, folder, ORDERS, tier.settings.cleaner_settings_for_topic("orders").cleaner_policy(), options=ImportOptions(**options)
+    )
 
 
 def test_an_agent_brings_what_is_below_the_high_watermark(cli: TierCli, broker: Broker) -> None:

@@ -89,12 +89,12 @@ def opened(cli: TierCli) -> Tier:
 
 
 def bring(tier: Tier, log: Log, **options: Any) -> Any:
-    return import_directory(tier, log.path, ORDERS, tier.settings.cleaner_for("orders").cleaner_policy(), options=ImportOptions(**options))
+    policy = tier.cleaner_settings_for_topic("orders").cleaner_policy()
+    return import_directory(tier, log.path, ORDERS, policy, options=ImportOptions(**options))
 
 
 def end_of(cli: TierCli) -> int:
-    end: int = cli.do("topics")["partitions"][0]["end_offset"]
-    return end
+    return int(cli.do("topics")["partitions"][0]["end_offset"])
 
 
 # ---- nothing of the new branch is skipped -----------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ def test_a_first_transfer_of_a_compacted_tier_that_was_cut_short_goes_on(
     put(log, *[f"key-{number}=1" for number in range(100)], *[f"key-{number}=2" for number in range(0, 100, 2)])
     source.set(cleaner={"segment_bytes": 4_000})
     compacted_source(source, log)
-    assert len(opened(source).open(ORDERS).refresh().live) > 1
+    assert len(opened(source).open_partition_log(ORDERS).refresh().live) > 1
     monkeypatch.setattr("compactor.transfer.from_tier.MOST_AT_ONCE", 1)
     calls: list[int] = []
 

@@ -50,12 +50,16 @@ class TestNames:
 
     def test_no_topic_or_directory_is_called_like_a_later_incarnation(self) -> None:
         with pytest.raises(UsageError, match="not a topic name"):
-            TopicPartition.validated("orders-0~2", 0)
+            TopicPartition.create_validated("orders-0~2", 0)
         with pytest.raises(UsageError, match="not a partition"):
             TopicPartition.parse("orders-0~2")
 
     def test_a_catalog_lists_all_incarnations(self) -> None:
-        assert CatalogState(partitions={"orders-0~2": 5, "orders-0": 1, "b-1": 2}).names == [TopicPartition("b", 1), ORDERS, SECOND]
+        assert CatalogState(partitions={"orders-0~2": 5, "orders-0": 1, "b-1": 2}).topic_partitions == [
+            TopicPartition("b", 1),
+            ORDERS,
+            SECOND,
+        ]
 
 
 def log_of(letter: str, count: int, topic_id: str = "") -> LogBuilder:

@@ -65,7 +65,7 @@ def bring(tier: Tier, log: LogBuilder, folder: Path) -> None:
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open(NAME).refresh()
+    return tier.open_partition_log(NAME).refresh()
 
 
 def offsets(tier: Tier, **options: Any) -> list[int]:
@@ -122,7 +122,9 @@ def test_a_consumer_that_is_overtaken_by_retention_is_told(tier: Tier, tmp_path:
         consumer.assign([Place(*NAME, 0)])
         assert [message.offset() for message in consumer.consume(1, timeout=5)] == [0]
         raised(tier, 8)
-        retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
+        retire_partition(
+            tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        )
         found = [message for _ in range(100) for message in consumer.consume(5, timeout=REFRESH_S)]
     read = [message.offset() for message in found if message.error() is None]
     assert read == list(range(1, 1 + len(read)))
@@ -165,8 +167,10 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
     assert (len(state.live), state.log_start, state.end_offset) == (1, 10, 9)
     objects = [key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]
     assert len(objects) == 3
-    assert retire_partition(tier.ports, tier.open(NAME), tier.lease, tier.retention).deleted == ()
-    retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
+    assert retire_partition(tier.ports, tier.open_partition_log(NAME), tier.lease, tier.retention).deleted == ()
+    retire_partition(
+        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+    )
     assert len([key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]) == 1
     assert errors(tier) == []
     assert compact(tier, NAME, NOW_MS, force=True).status == "nothing_to_do"
@@ -258,7 +262,9 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     divided.write_bytes(data[:70] + bytes([data[70] ^ 1]) + data[71:])
     assert errors(tier) != []
     divided.write_bytes(data)
-    retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
+    retire_partition(
+        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+    )
     assert (held(b"d"), held(b"b")) == ([], ["5"])
 
 
@@ -297,7 +303,7 @@ def test_undo_does_not_bring_back_what_was_deleted(tmp_path: Path) -> None:
     run_id = state_of(tier).published[-1]
     raised(tier, 5)
     with pytest.raises(UsageError, match=r"cannot be undone: segment .*, which it replaced, ends below the log start"):
-        undo_round(tier.ports, tier.open(NAME), tier.lease, run_id)
+        undo_round(tier.ports, tier.open_partition_log(NAME), tier.lease, run_id)
 
 
 def test_explanations_know_the_log_start(tier: Tier, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def bring(tier: Tier, log: LogBuilder, folder: Path, *, live: bool = False) -> N
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open(NAME).refresh()
+    return tier.open_partition_log(NAME).refresh()
 
 
 def offsets(tier: Tier) -> list[int]:

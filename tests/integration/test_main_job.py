@@ -284,7 +284,7 @@ def test_a_lease_of_somebody_else(cli: TierCli, tmp_path: Path) -> None:
     other = open_tier(load_settings(str(cli.config), {}))
 
     def taken(partition: int) -> None:
-        log = other.open(TopicPartition("orders", partition))
+        log = other.open_partition_log(TopicPartition("orders", partition))
         log.refresh()
         acquire_leadership(other.ports, log, type(other.lease)(ttl_ms=60_000))
 
@@ -436,7 +436,7 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from compactor.demo import data as demo_data
 
-    monkeypatch.setattr(demo_data.TopicShape, "__init__", _small(demo_data.TopicShape.__init__))
+    monkeypatch.setattr(demo_data.DemoTopicSettings, "__init__", _small(demo_data.DemoTopicSettings.__init__))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiered-compactor.toml").write_text("[nonsense]\n")  # not its own: the demo does not look
@@ -447,12 +447,12 @@ def test_demo_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_demo_notices_a_lost_update(tmp_path: Path) -> None:
     """A value that is not the last one, a key that is gone, and a deleted key that is back."""
-    from compactor.demo.data import CustomersTable, TopicShape, write_topic
+    from compactor.demo.data import CustomersTable, DemoTopicSettings, write_demo_topic
     from compactor.demo.demo import describe_differences
 
-    shape = TopicShape(now_ms=1_790_000_000_000, records=6_000, keys=300, segment_bytes=1 << 18)
+    shape = DemoTopicSettings(now_ms=1_790_000_000_000, records=6_000, keys=300, segment_bytes=1 << 18)
     table = CustomersTable(shape)
-    sum(write_topic(tmp_path / "log", shape, table))
+    sum(write_demo_topic(tmp_path / "log", shape, table))
     written = table.latest
     assert {key: value for key, value in written.items() if value is not None} == latest(tmp_path / "log")
     live, dead = (next(key for key, value in written.items() if (value is None) == deleted) for deleted in (False, True))

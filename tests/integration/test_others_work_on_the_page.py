@@ -38,7 +38,7 @@ def test_skipped_segments_costs_and_what_was_reclaimed(cli: TierCli) -> None:
     daemon = Daemon(open_tier(load_settings(str(cli.config))), seed=1)
     daemon.scan()
     pages = DaemonPages(daemon.status, daemon.partition_details, prices=price_table_of_tier("s3://bucket"))
-    (name,) = [schedule.name for schedule in daemon.status().schedules]
+    (name,) = [schedule.partition for schedule in daemon.status().schedules]
     shown = pages.partition_document(name)
     assert shown is not None
     assert shown.axis is not None

@@ -53,7 +53,7 @@ class Site:
             "trouble": f"{self.daemon}/partitions/orders-1",
             "long": f"{self.daemon}/?q={console_samples.LONGEST}",
             "agent": f"{self.agent}/?per_page=12",
-            "upload": f"{self.agent}/partitions/{console_samples.agent_status(4).upload_states[3].name}",
+            "upload": f"{self.agent}/partitions/{console_samples.agent_status(4).upload_states[3].partition}",
         }
 
 

@@ -19,12 +19,12 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs import pinterest_names as layout
 from compactor.outputs.pinterest import (
     GenerationTarget,
-    WriteOptions,
-    configured_target,
+    GenerationWriteOptions,
+    configured_generation_target,
     switch_readers_to_current_generation,
     write_generation,
 )
-from compactor.outputs.upkeep import partition_generations, retire_generations
+from compactor.outputs.upkeep import read_partition_generations, retire_generations
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.storage.port import ObjectInfo, ObjectStore
 from tests.builders import LZ4, NONE, LogBuilder
@@ -49,7 +49,7 @@ class House(GrowingTier):
 
     def opened(self) -> tuple[Tier, GenerationTarget]:
         tier = open_tier(load_settings(str(self.cli.config), {}))
-        return tier, configured_target(tier)
+        return tier, configured_generation_target(tier)
 
     def folder_now(self) -> Path:
         """Where an endpoint provider sends a consumer."""
@@ -223,7 +223,7 @@ def test_a_deleted_partition_loses_its_pointer_then_its_generation_and_is_begun_
     (gone,) = retire_generations(replace(target, keep_ms=0), ORDERS)
     assert (gone.generation, gone.deleted) == (first, True)
     assert not folder.exists() or not list(folder.iterdir())
-    assert partition_generations(target, ORDERS).numbers == (3,)
+    assert read_partition_generations(target, ORDERS).numbers == (3,)
     assert house.cli.do("generations", "list") == {"generations": []}
     assert house.write()["status"] == "up_to_date"
     house.bring()
@@ -246,7 +246,7 @@ def test_a_superseded_generation_goes_when_its_time_has_come(house: House) -> No
     assert (gone.generation, gone.deleted) == (first, True)
     assert not list((house.target / first).rglob("*.log"))
     house.check()
-    known = partition_generations(target, ORDERS)
+    known = read_partition_generations(target, ORDERS)
     assert (known.current and known.current.name, known.earlier, known.begun) == (second, (), ())
     house.segment("f=1")
     house.bring()
@@ -480,7 +480,7 @@ def test_what_a_killed_writer_has_begun_and_nobody_can_finish_any_more_goes(hous
     (gone,) = retire_generations(at_once, ORDERS)
     assert (gone.generation, gone.deleted) == (left.name, True)
     assert not list(left.rglob("*.log"))
-    assert partition_generations(target, ORDERS).begun == ()
+    assert read_partition_generations(target, ORDERS).begun == ()
     house.check()
 
 
@@ -502,18 +502,18 @@ def test_steps_are_told_anew_as_a_whole_now_and_then_and_no_more_is_read(house: 
     assert [one.name for one in known.earlier] == [first]
     house.check()
     retire_generations(replace(target, keep_ms=0), ORDERS)
-    assert partition_generations(target, ORDERS).earlier == ()
+    assert read_partition_generations(target, ORDERS).earlier == ()
     house.cli.run("--force")
     assert write_generation(tier, target, ORDERS).status == "written"
     retire_generations(replace(target, keep_ms=0), ORDERS)
-    assert partition_generations(target, ORDERS).numbers == (26,)
+    assert read_partition_generations(target, ORDERS).numbers == (26,)
     house.check()
 
 
 def test_only_appending(house: House) -> None:
     """As agents do it: the first generation, then what comes; one that a round has superseded is left to others."""
     tier, target = house.opened()
-    how = WriteOptions(append_only=True)
+    how = GenerationWriteOptions(append_only=True)
     assert write_generation(tier, target, ORDERS, how).status == "written"
     house.segment("f=1")
     house.bring()

@@ -150,9 +150,9 @@ def test_everything_arrives_damaged_once(
 
 
 def test_demo_on_a_bucket(s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    make = demo_data.TopicShape.__init__
+    make = demo_data.DemoTopicSettings.__init__
     small = {"records": 4_000, "keys": 400, "segment_bytes": 1 << 17, "transactions": 4}
-    monkeypatch.setattr(demo_data.TopicShape, "__init__", lambda self, now_ms: make(self, now_ms, **small))
+    monkeypatch.setattr(demo_data.DemoTopicSettings, "__init__", lambda self, now_ms: make(self, now_ms, **small))
     monkeypatch.setenv("TIERED_COMPACTOR__S3__ENDPOINT_URL", s3_bucket.server.endpoint)
     monkeypatch.setenv("TIERED_COMPACTOR__S3__REGION", s3_bucket.server.region)
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ segments = st.lists(st.lists(batch, max_size=14), min_size=1, max_size=5)
 
 
 def table_of(rows: list[tuple[int, int, int, int, bool]], offset: int) -> tuple[BatchTable, int]:
-    table = BatchTable.allocate(len(rows))
+    table = BatchTable.allocate_rows(len(rows))
     for i, (wanted, producer, epoch, width, horizon) in enumerate(rows):
         kind = wanted if producer >= 0 else PLAIN
         marker = kind in (ABORT, COMMIT, EMPTIED)

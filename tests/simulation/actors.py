@@ -22,7 +22,7 @@ from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError,
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import finish_or_undo_open_intent, run_round
 from compactor.round.expiry import find_expired_segments
-from compactor.transfer.intake import SegmentAddition, add_segments
+from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
 from compactor.upkeep.retire import retire_partition
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
@@ -175,7 +175,7 @@ class Actors:
         chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
         last = chosen[-1].rows[-1][0]
         tail = (TailBatch(base_offset=Offset(last), last_offset=Offset(last), digest=str(chosen[-1].rows[-1])),)
-        add_segments(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
+        add_segments_to_tier(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
 
     def elect(self) -> None:
         """The broker's log loses its end, most often some of what the tier has."""

@@ -544,9 +544,9 @@ class Worker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        name, by_id = session.state.name, session.state.live_segments_by_id()
+        name, by_id = session.state.topic_partition, session.state.live_segments_by_id()
         latest: dict[str, int] = {}
-        for source in plan.sources:
+        for source in plan.source_segment_ids:
             if source in by_id and by_id[source].end_offset >= plan.first_dirty_offset:
                 latest |= {key: offset for offset, key, _, _ in self._rows(name, by_id[source]) if offset >= plan.first_dirty_offset}
         for task in tasks:

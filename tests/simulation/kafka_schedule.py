@@ -139,7 +139,7 @@ def expired_without_log_start() -> AbstractContextManager[Any]:
     """Whatever brokers have deleted counts as expired, although no log start is recorded that explains it."""
 
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-        return leadership.ports.publisher.find_segments_deleted_by_brokers(leadership.state.name, wanted)
+        return leadership.ports.publisher.find_segments_deleted_by_brokers(leadership.state.topic_partition, wanted)
 
     return patch.object(broker_expiry, "find_expired_segments", found)
 
@@ -161,7 +161,7 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
 
     def observed(leadership: Leadership) -> int:
         ask = leadership.ports.broker_log_start
-        return ask(leadership.state.name) if ask is not None else 0
+        return ask(leadership.state.topic_partition) if ask is not None else 0
 
     return patch.object(broker_expiry, "fetch_and_record_log_start", observed)
 

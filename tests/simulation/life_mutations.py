@@ -89,9 +89,9 @@ def incarnations_are_listed_late() -> Iterator[None]:
 
     def late(tier: Any, state: PartitionState, topic_id: str, *means: Any) -> TopicPartition:
         with patch.object(incarnations, "publish_hints", lambda *_: None):
-            following = tier.open(named(state.topic, state.partition, state.incarnation + 1))
+            following = tier.open_partition_log(named(state.topic, state.partition, state.incarnation + 1))
             found = find(tier, state, TopicId(topic_id), *means)
-            if found != state.name and found == following.state.name:
+            if found != state.topic_partition and found == following.state.topic_partition:
                 record_incarnation_opening(following, TopicId(topic_id), "")
             return found
 

@@ -312,7 +312,7 @@ class Life(WayIn):
 
     def confirm(self, tier: Tier) -> None:
         """Record which cluster has the topic, as agents do after an upload."""
-        topic_id = tier.open(tier.current(NAME)).refresh().topic_id
+        topic_id = tier.open_partition_log(tier.latest_incarnation(NAME)).refresh().topic_id
         record_confirmed_topics(tier.catalog, {NAME.topic: topic_id}, self.ask)
 
     def daemon(self, tier: Tier) -> Callable[[], None]:
@@ -325,8 +325,8 @@ class Life(WayIn):
             dice = self.world.rng.random()
             if not tier.catalog.refresh().tier_id:
                 return
-            name = self.dice.choice(opened.partitions() or [NAME])
-            log = opened.open(name, leads=True)
+            name = self.dice.choice(opened.list_partitions() or [NAME])
+            log = opened.open_partition_log(name, leads=True)
             state = log.refresh()
             if dice < 0.3:
                 asked_ms, current = self.world.now_ms, self.brokers.topic_id
@@ -488,7 +488,7 @@ def end_life(life: Life) -> None:
     if world.violations:
         return
     for oracle in [oracle for oracle in life.oracles if oracle.state.slot]:
-        log = tier.open(oracle.name, leads=True)
+        log = tier.open_partition_log(oracle.name, leads=True)
         for _ in range(3):
             with passing(world):
                 compact(tier, oracle.name, tier.ports.clock_ms(), force=True)

@@ -132,7 +132,9 @@ def ours_by_content() -> Iterator[None]:
 
 
 def objects_of(leads: Leadership, intent: Any) -> list[str]:
-    return [object_key(leads.log.state.name, SegmentIdAndStart(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks]
+    return [
+        object_key(leads.log.state.topic_partition, SegmentIdAndStart(task.new_segment_id, task.start_offset)) for task in intent.plan.tasks
+    ]
 
 
 @contextmanager
@@ -157,7 +159,9 @@ def delete_before_retire_begun() -> Iterator[None]:
         if isinstance(body, r.SegmentDeletionBegun):
             ids = set(body.ids)
             segments = [segment for group in self.state.waiting for segment in group.segments if segment.id in ids]
-            self.ports.data.delete([object_key(self.state.name, segment, kind) for segment in segments for kind in segment.files])
+            self.ports.data.delete(
+                [object_key(self.state.topic_partition, segment, kind) for segment in segments for kind in segment.files]
+            )
         return append(self, body, counted)
 
     with patch.object(Leadership, "append_record", early):

@@ -256,7 +256,7 @@ class SymbolicWorker:
             if self.fails():
                 yield CompactionFailure(run_id=plan.run_id, group=task.group, kind="bad data", message="made up")
                 return
-            name = session.state.name
+            name = session.state.topic_partition
             rows = chain.from_iterable(self._rows(name, by_id[source]) for source in task.sources)
             kept = [row for row in (clean(row, latest, plan) for row in rows) if row]
             data = encode(kept)
@@ -280,9 +280,9 @@ class SymbolicWorker:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))
             return found
         latest: dict[str, int] = {}
-        for source in plan.sources:
+        for source in plan.source_segment_ids:
             if by_id[source].end_offset >= plan.first_dirty_offset:
-                rows = self._rows(session.state.name, by_id[source])
+                rows = self._rows(session.state.topic_partition, by_id[source])
                 latest |= {key: offset for offset, key, _, _ in rows if offset >= plan.first_dirty_offset}
         if self.keeps_survivors:
             data = json.dumps(latest).encode()

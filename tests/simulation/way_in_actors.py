@@ -116,7 +116,7 @@ def in_one_thread(world: World) -> Iterator[None]:
                 feed._requeue_partition(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
-                item = PartitionFailed(turn.name, error)
+                item = PartitionFailed(turn.partition, error)
             if item is not None:
                 feed._enqueue_item(turn, item, is_last=True)
         return real(feed, 0)
@@ -290,7 +290,7 @@ class WayIn:
                     return
                 source = self.source(disk, lambda ms: leadership_at_rename(watch.leadership, ms) is LeadershipAtRename.SAME_EPOCH)
                 with self.attempt(self.mine, source, gaps=agent.allow_gaps) as attempt:
-                    outcome = uploads.upload(watch, holder.held_files(NAME))
+                    outcome = uploads.upload_partition(watch, holder.held_files(NAME))
                 known[0] = with_upload_outcome(watch, outcome, now)
                 self.world.note(f"upload: {outcome.position} {outcome.trouble} {outcome.reason[:150]}")
                 if outcome.trouble is UploadFailure.BUG:
@@ -376,7 +376,7 @@ class WayIn:
 
         def act() -> None:
             dice = self.world.rng.random()
-            log = tier.open(NAME, leads=True)
+            log = tier.open_partition_log(NAME, leads=True)
             if not log.refresh().live:
                 return
             if dice < 0.5:
@@ -398,7 +398,7 @@ class WayIn:
                 rows = side.oracle.rows
                 chain = self.brokers.chain(self.brokers.led.log[-1][2])
                 if rows and rows[0][3] not in chain.values() and self.world.rng.random() < 0.3:
-                    delete_partition(tier.ports, tier.open(NAME, leads=True), LEASE)
+                    delete_partition(tier.ports, tier.open_partition_log(NAME, leads=True), LEASE)
 
             return act
 

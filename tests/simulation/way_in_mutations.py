@@ -20,7 +20,7 @@ from compactor.errors import CompactorError
 from compactor.transfer import cleaned, from_tier, import_, intake, log_identity, seam, staged
 from compactor.transfer.import_ import _DirectoryImport
 from compactor.transfer.seam import Divergence
-from compactor.transfer.staged import LiveLog, StagedSegment
+from compactor.transfer.staged import BrokerLiveLog, StagedSegment
 from tests.simulation.mutations import Mutation, together
 from tests.simulation.way_in import run_way_in
 
@@ -119,7 +119,7 @@ def leadership_not_compared() -> AbstractContextManager[Any]:
     )()
 
 
-def in_order(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSegment, ...]:
+def in_order(segments: Sequence[StagedSegment], live: BrokerLiveLog) -> tuple[StagedSegment, ...]:
     """Staged segments as they come, whether or not one ends where the next one begins."""
     return tuple(sorted(segments, key=lambda segment: segment.base))
 
@@ -127,7 +127,7 @@ def in_order(segments: Sequence[StagedSegment], live: LiveLog) -> tuple[StagedSe
 def without_rules(*rules: str) -> Mutation:
     """Staged files are chosen without these rules of transfer/staged.py."""
     return together(
-        *(partial(patch.object, staged, rule, in_order if rule == "chain_linked_to_live_log" else lambda *_: "") for rule in rules)
+        *(partial(patch.object, staged, rule, in_order if rule == "longest_chain_to_live_log" else lambda *_: "") for rule in rules)
     )
 
 
@@ -146,9 +146,9 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
     "staged files are not taken": lambda: patch.object(import_, "listing_with_staged_files", lambda found, *_: found),
-    "staged files need not lead to the live log": without_rules("chain_linked_to_live_log"),
+    "staged files need not lead to the live log": without_rules("longest_chain_to_live_log"),
     "staged files need not lie below the live log": without_rules(
-        "chain_linked_to_live_log", "reason_not_below_live_log", "reason_replaced_by_live_file"
+        "longest_chain_to_live_log", "reason_not_below_live_log", "reason_replaced_by_live_file"
     ),
     "staged files need not continue the tier": without_rules("reason_not_continuing_tier"),
     "staged files may have any leader epoch": without_rules("reason_epochs_contradict"),
@@ -157,7 +157,7 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "staged files need neither leadership nor epochs": together(leadership_not_compared, without_rules("reason_epochs_contradict")),
     "staged files need nothing": together(
         leadership_not_compared,
-        without_rules("chain_linked_to_live_log", "reason_not_below_live_log", "reason_epochs_contradict", "reason_not_continuing_tier"),
+        without_rules("longest_chain_to_live_log", "reason_not_below_live_log", "reason_epochs_contradict", "reason_not_continuing_tier"),
     ),
 }
 

@@ -108,7 +108,7 @@ class Soak:
             if not self.story.acknowledged[log.name]:
                 continue
             self.story.check_export(opened, log, folder)
-            self.story.check_balance(opened.open(opened.partitions([log.name])[0]).refresh())
+            self.story.check_balance(opened.open_partition_log(opened.list_partitions([log.name])[0]).refresh())
             self.story.check_consumer(consumer, log)
         consumer.close()
 
@@ -118,10 +118,12 @@ class Soak:
         ill: set[str] = set()
         before = 0
         while not self.over.wait(SAMPLE_S):
-            states = [opened.open(name).refresh() for name in opened.partitions()]
+            states = [opened.open_partition_log(name).refresh() for name in opened.list_partitions()]
             for state in states:
-                self.note_quarantine(str(state.name), ill=state.quarantine is not None, was_ill=str(state.name) in ill)
-            ill = {str(state.name) for state in states if state.quarantine is not None}
+                self.note_quarantine(
+                    str(state.topic_partition), ill=state.quarantine is not None, was_ill=str(state.topic_partition) in ill
+                )
+            ill = {str(state.topic_partition) for state in states if state.quarantine is not None}
             requests = sum(self.stage.proxy.seen.requests.values())
             more = {
                 "MB that readers see": sum(state.bytes for state in states) / MIB,
@@ -158,9 +160,9 @@ class Soak:
         self.stage.importer.do("wake", *names)
         opened, until = self.stage.beside.opened(), time.monotonic() + HEAL_S
         while True:
-            states = [opened.open(name).refresh() for name in opened.partitions()]
+            states = [opened.open_partition_log(name).refresh() for name in opened.list_partitions()]
             left = [
-                f"{state.name}: {state.quarantine.reason if state.quarantine else 'is not clean'}"
+                f"{state.topic_partition}: {state.quarantine.reason if state.quarantine else 'is not clean'}"
                 for state in states
                 if state.quarantine is not None or state.first_dirty_offset <= state.end_offset
             ]
@@ -187,7 +189,7 @@ class Soak:
         self.story.wrong += ordeal.finish()
         opened = self.stage.beside.opened()
         for log in self.story.logs:
-            self.story.check_balance(opened.open(opened.partitions([log.name])[0]).refresh())
+            self.story.check_balance(opened.open_partition_log(opened.list_partitions([log.name])[0]).refresh())
 
     def guarded(self, what: Callable[[], None]) -> threading.Thread:
         """A thread that ends early is wrong, too."""

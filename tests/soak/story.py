@@ -89,7 +89,7 @@ class Story:
     def check_export(self, opened: Tier, log: GrowingLog, folder: Path) -> None:
         """The whole view, through the plain reader of the tests."""
         confirmed = self.acknowledged[log.name]
-        report = export_partition(opened, opened.partitions([log.name])[0], folder)
+        report = export_partition(opened, opened.list_partitions([log.name])[0], folder)
         found = [record for batches in read(folder).values() for batch in batches if not batch.control for record in batch.records]
         with self.lock:
             strange = [record.offset for record in found if log.records.get(record.offset) != (record.key, record.value)]
@@ -120,11 +120,11 @@ class Story:
             self.happened["bytes read by rounds"] += int(run.stats.get("bytes_read", 0))
             self.happened["bytes written by rounds"] += int(run.stats.get("bytes_written", 0))
             if run.balance is None or run.content is None:
-                self.wrong.append(f"round {run.run_id} of {state.name} has no balance")
+                self.wrong.append(f"round {run.run_id} of {state.topic_partition} has no balance")
             elif found := run.balance.imbalance_problem():
-                self.wrong.append(f"round {run.run_id} of {state.name}: {found}")
-        if state.live and state.content is None:
-            self.wrong.append(f"{state.name}: a live segment has no digest")
+                self.wrong.append(f"round {run.run_id} of {state.topic_partition}: {found}")
+        if state.live and state.content_digest_sum is None:
+            self.wrong.append(f"{state.topic_partition}: a live segment has no digest")
 
 
 def _short(value: bytes | None) -> str:

@@ -39,11 +39,11 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
         schedules[2] = _quarantined(schedules[2])
         schedules[9] = _failing(schedules[9])
         schedules[11] = replace(schedules[11], status=None, next_poll_ms=NOW)
-        schedules[13] = replace(schedules[13], name=LONGEST)
+        schedules[13] = replace(schedules[13], partition=LONGEST)
     second = schedules[5 % partitions]
     working = (
         RunningJob(
-            Job(schedules[0].name, DaemonAction.ROUND),
+            Job(schedules[0].partition, DaemonAction.ROUND),
             NOW - 204_000,
             "rewrite",
             "Yk2hS0x1QeqLr3zUu0aZpA",
@@ -53,8 +53,10 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
             0.7,
             NOW + 88_000,
         ),
-        RunningJob(Job(second.name, DaemonAction.ROUND), NOW - 31_000, "index", "", 412 << 20, 1900 << 20, "bytes", 0.11, NOW + 246_000),
-        RunningJob(Job(schedules[6 % partitions].name, DaemonAction.RETIRE), NOW - 800, "retire"),
+        RunningJob(
+            Job(second.partition, DaemonAction.ROUND), NOW - 31_000, "index", "", 412 << 20, 1900 << 20, "bytes", 0.11, NOW + 246_000
+        ),
+        RunningJob(Job(schedules[6 % partitions].partition, DaemonAction.RETIRE), NOW - 800, "retire"),
     )
     taken = DurationHistogram().with_duration(0.3).with_duration(2.0).with_duration(48.0)
     return DaemonStatus(
@@ -104,7 +106,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
     before = int(size * chance.uniform(1.1, 4))
     waits = chance.random() < 0.2
     seen = PartitionStatus(
-        name=name,
+        partition=name,
         slot=40,
         segments=max(1, size // (1 << 28)),
         bytes=size,
@@ -132,7 +134,7 @@ def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSch
         if chance.random() < 0.9
         else None,
     )
-    return PartitionSchedule(name=name, status=seen, next_poll_ms=NOW + chance.randrange(60) * MINUTE)
+    return PartitionSchedule(partition=name, status=seen, next_poll_ms=NOW + chance.randrange(60) * MINUTE)
 
 
 def _failing(schedule: PartitionSchedule) -> PartitionSchedule:
@@ -297,7 +299,7 @@ def agent_status(partitions: int) -> AgentStatus:
         problem="",
         problems={},
         upload_states=tuple(schedules),
-        running={schedules[1].name: NOW - 12_000},
+        running={schedules[1].partition: NOW - 12_000},
         usage=StoreUsage(requests={"put": 800}),
         tallies=AgentCounters(uploads=40, segments=112, bytes=98 << 30, refusals={UploadFailure.GAP: 3}),
     )

@@ -47,7 +47,7 @@ class Idle:
 
     def grow(self, tier: Tier, name: TopicPartition, *, hint: bool = True) -> None:
         """One more segment, as an import leaves it."""
-        log = tier.open(name)
+        log = tier.open_partition_log(name)
         start = log.refresh().end_offset + 1
         new_id = tier.ports.new_id()
         segment = RemoteLogSegmentMetadata(
@@ -64,7 +64,7 @@ class Idle:
         importing.register_import(tier.ports, log, import_id, [new_id])
         importing.record_tiered_segments(tier.ports, log, import_id, [segment])
         if hint:
-            tier.changes.publish([log])
+            tier.change_notifier.publish_changes([log])
 
     def pass_time(self, daemon: Daemon, milliseconds: int) -> StoreUsage:
         """What the daemon has asked for meanwhile."""
@@ -74,4 +74,4 @@ class Idle:
             self.clock.now_ms += INTERVAL
             daemon.scan()
             assert daemon.start_due_jobs() == []
-        return self.counters.usage().since(before)
+        return self.counters.usage().usage_since(before)

@@ -71,7 +71,7 @@ class MemoryBrokers:
         import_directory(source, log_dir, name, source.settings.cleaner.cleaner_policy())
         store = self._opened(Path(self.folder / "objects")).ports.data
         layout = KafkaLocalLayout(store, lambda of: uuid_text(self.cluster.known[of.topic].topic_id))
-        for segment in source.open(name).refresh().live:
+        for segment in source.open_partition_log(name).refresh().live:
             if segment.start_offset <= self._tiered.get(name, -1):
                 continue
             contents = {kind: source.ports.layout.read_file(name, segment, kind) for kind in segment.files}
@@ -100,7 +100,7 @@ class MemoryBrokers:
         if rises:
             self.cluster.known[name.topic] = replace(status, log_starts={name.partition: offset})
         opened = self.opened()
-        cache = opened.brokers.folded_partition(name).cache
+        cache = opened.broker_metadata.folded_partition(name).cache
         going = sorted((one for one in cache.list_segments() if one.end_offset < offset), key=lambda one: one.start_offset)
         for one in going:
             for state in (SegmentState.DELETE_SEGMENT_STARTED, SegmentState.DELETE_SEGMENT_FINISHED):
@@ -122,7 +122,7 @@ class MemoryBrokers:
         brokers = LiveBrokerMetadata(followed, self.cluster, patterns or (".*",), "the metadata topic of tests")
 
         def conditions(name: TopicPartition) -> None:
-            policy = made.settings.cleaner_for(name.topic).cleanup_policy
+            policy = made.settings.cleaner_settings_for_topic(name.topic).cleanup_policy
             if why := self.cluster.cluster_problem() or topic_settings_problem(name.topic, self.cluster.known[name.topic].settings, policy):
                 raise Refused(why)
 

@@ -254,12 +254,12 @@ def settle(agent: Agent) -> PartitionUploadState | None:
         if not agent.start_due_jobs():
             break
         while agent.status().running:
-            agent.collect_results(30)
+            agent.process_ended_jobs(30)
     return watch_of(agent)
 
 
 def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> PartitionUploadState | None:
-    return next((watch for watch in agent.status().upload_states if watch.name == name), None)
+    return next((watch for watch in agent.status().upload_states if watch.partition == name), None)
 
 
 def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailure | None]:
@@ -269,7 +269,7 @@ def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailur
 
 def metric(agent: Agent, name: str) -> float:
     """With ``name``'s labels, or the sum over all."""
-    text = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond("/metrics")[2].decode()
+    text = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/metrics")[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
 
 

@@ -107,9 +107,11 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open(NAME))
+        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open_partition_log(NAME))
         engine = Engine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
-        there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(self.remote.open(NAME))
+        there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(
+            self.remote.open_partition_log(NAME)
+        )
         return here, there
 
     def difference(self) -> str:
@@ -129,11 +131,11 @@ class Twins:
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open(NAME).refresh()
+    return tier.open_partition_log(NAME).refresh()
 
 
 def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: WorkStats) -> SparkWorker:
-    return SparkWorker(lambda: cast(Cluster, cluster), tier, tier.settings.cleaner_for(NAME.topic), stats, cost)
+    return SparkWorker(lambda: cast(Cluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
 
 
 def from_offset(

@@ -121,7 +121,7 @@ def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_fi
 def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
     other = PartitionDirectoryListing(TopicPartition("orders", 1), "/elsewhere", 0, NOW, (SealedFile(20, 40, 300, 1),), active_base=40)
     waits_longer = replace(WATCH, seen=other)
-    assert [watch.name.partition for watch in choose_uploads([waits_longer, WATCH], {}, 2, NOW)] == [0, 1]
+    assert [watch.partition.partition for watch in choose_uploads([waits_longer, WATCH], {}, 2, NOW)] == [0, 1]
 
 
 def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> None:

@@ -59,7 +59,7 @@ def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
 
 
 def test_adoption_list_waits_for_every_partition_and_puts_the_nearest_deadline_first() -> None:
-    other = replace(WATCH, seen=replace(SEEN, name=TopicPartition("orders", 1)))
+    other = replace(WATCH, seen=replace(SEEN, partition=TopicPartition("orders", 1)))
     late = replace(WATCH, trouble=UploadFailure.IDENTITY)
     soon = replace(other, trouble=UploadFailure.IDENTITY, deadline_ms=NOW)
     assert adoption_log_line([late, replace(other, position=None)]) is None
@@ -76,11 +76,11 @@ def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
 
 def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -> None:
     watches = [
-        replace(WATCH, seen=replace(SEEN, name=TopicPartition("orders", number), sealed=(SealedFile(20, 30, 1, 900 - number),)))
+        replace(WATCH, seen=replace(SEEN, partition=TopicPartition("orders", number), sealed=(SealedFile(20, 30, 1, 900 - number),)))
         for number in range(5)
     ]
-    assert [watch.name.partition for watch in choose_uploads(watches, {}, 3, NOW)] == [4, 3, 2]
-    assert [watch.name.partition for watch in choose_uploads(watches, {TopicPartition("orders", 3): 0}, 3, NOW)] == [4, 2]
+    assert [watch.partition.partition for watch in choose_uploads(watches, {}, 3, NOW)] == [4, 3, 2]
+    assert [watch.partition.partition for watch in choose_uploads(watches, {TopicPartition("orders", 3): 0}, 3, NOW)] == [4, 2]
 
 
 def test_failures_double_the_pause_up_to_ten_minutes() -> None:
@@ -148,7 +148,7 @@ def test_log_directories_are_read_by_names(tmp_path: Path) -> None:
         (tmp_path / "orders-0" / name).write_bytes(b"12")
     (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n0\n")
     (seen,) = scan_log_directory(tmp_path, ["orders|__cluster.*"], {}, NOW)
-    assert (seen.name, seen.active_base) == (ORDERS, 7)
+    assert (seen.partition, seen.active_base) == (ORDERS, 7)
     assert [(file.base, file.end, file.size) for file in seen.sealed] == [(3, 7, 2)]
     settled = replace(seen, scanned_ms=seen.mtime_ms + TICK_MS + 1)
     (again,) = scan_log_directory(tmp_path, ["orders"], {ORDERS: settled}, NOW)

@@ -127,7 +127,7 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
         thread.start()
     for thread in threads:
         thread.join()
-    assert idle.counters.usage().since(before).total_requests < 60 * 120  # each folds FAR_BEHIND slots at most
+    assert idle.counters.usage().usage_since(before).total_requests < 60 * 120  # each folds FAR_BEHIND slots at most
     catalog = open_catalog(ports)
     collect_queued_hints(catalog)
     assert set(catalog.refresh().reached.values()) == {99}
@@ -144,7 +144,7 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
         publish_hints(busy, {idle.names[number]: 7 + number})
     before = idle.counters.usage()
     publish_hints(late, {idle.names[49]: 77})
-    assert idle.counters.usage().since(before).total_requests == 2  # is it far behind? the hint
+    assert idle.counters.usage().usage_since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
     assert collect_queued_hints(busy) == 2

@@ -60,18 +60,18 @@ def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Pat
     path.write_text('[cleaner]\nsegment_bytes = 1000\nbloom = false\n[topics."ord.*"]\ndelete_retention_ms = 7\n')
     loaded = load_settings(str(path), {})
     chosen = {"delete.retention.ms": "8", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.25", "retention.ms": "-1"}
-    cleaner = loaded.cleaner_for("orders", chosen)
+    cleaner = loaded.cleaner_settings_for_topic("orders", chosen)
     assert (cleaner.delete_retention_ms, cleaner.segment_bytes, cleaner.min_cleanable_dirty_ratio, cleaner.bloom) == (7, 2000, 0.25, False)
     assert loaded.source_for("orders", "segment_bytes", chosen) == "topic orders"
     assert loaded.source_for("orders", "delete_retention_ms", chosen) == f'{path}, [topics."ord.*"]'
     assert (loaded.source_for("orders", "bloom", chosen), loaded.source_for("orders", "map_engine", chosen)) == (str(path), "default")
-    assert loaded.cleaner_for("other", chosen).delete_retention_ms == 8
-    assert loaded.cleaner_for("other").segment_bytes == 1000
+    assert loaded.cleaner_settings_for_topic("other", chosen).delete_retention_ms == 8
+    assert loaded.cleaner_settings_for_topic("other").segment_bytes == 1000
 
 
 def test_settings_that_do_not_go_together_are_told() -> None:
     with pytest.raises(UsageError, match="the settings of topic orders and \\[cleaner\\] do not go together: .*min_compaction_lag_ms"):
-        load_settings(None, {}).cleaner_for("orders", {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
+        load_settings(None, {}).cleaner_settings_for_topic("orders", {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
 
 
 class Cluster:

@@ -193,7 +193,7 @@ def test_json_is_one_document_and_everything_else_is_on_stderr(
     command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(args: Namespace, out: Output) -> None:
-        out.note("a remark")
+        out.print_note("a remark")
         out.print_result({"ok": True, "name": "Größe"}, Table("sizes", ("size",), [(1,)]), summary="done")
 
     command(run)
@@ -233,8 +233,8 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 def test_whole_numbers() -> None:
     parser = frame.Parser(prog="x")
-    parser.add_argument("--now", type=frame.whole_number())
-    parser.add_argument("--threads", type=frame.whole_number(1, 4))
+    parser.add_argument("--now", type=frame.whole_number_parser())
+    parser.add_argument("--threads", type=frame.whole_number_parser(1, 4))
     assert parser.parse_args(["--now", "0", "--threads", "4"]) == Namespace(now=0, threads=4)
     for arguments, message in {
         ("--now", "-1"): "argument --now: -1 is not from 0 to 9223372036854775807",
@@ -268,7 +268,7 @@ def test_progress_is_silent_for_two_seconds_and_then_a_line_now_and_then() -> No
 
 def test_short_work_shows_no_progress() -> None:
     stderr = io.StringIO()
-    with Output("table", io.StringIO(), stderr).progress("x", 3, "records") as progress:
+    with Output("table", io.StringIO(), stderr).show_progress("x", 3, "records") as progress:
         progress.advance(3)
     assert stderr.getvalue() == ""
 

@@ -131,7 +131,7 @@ def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_pat
     assert settings.cleaner.disk_budget_bytes == "auto"
     assert settings.cleaner.min_cleanable_dirty_ratio == 1.0
     assert settings.s3.region == "0x10"
-    assert not settings.cleaner_for("b").bloom
+    assert not settings.cleaner_settings_for_topic("b").bloom
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,12 @@ def test_the_first_topic_table_that_matches_the_whole_name_wins(tmp_path: Path) 
         '[topics."orders"]\ndelete_retention_ms = 1\n'
         '[topics."orders.*"]\ndelete_retention_ms = 2\nbloom = true\n',
     )
-    assert [settings.cleaner_for(topic).delete_retention_ms for topic in ("orders", "orders-eu", "my-orders")] == [1, 2, 86_400_000]
-    assert [settings.cleaner_for(topic).bloom for topic in ("orders", "orders-eu", "my-orders")] == [False, True, False]
+    assert [settings.cleaner_settings_for_topic(topic).delete_retention_ms for topic in ("orders", "orders-eu", "my-orders")] == [
+        1,
+        2,
+        86_400_000,
+    ]
+    assert [settings.cleaner_settings_for_topic(topic).bloom for topic in ("orders", "orders-eu", "my-orders")] == [False, True, False]
     assert settings.overridden_keys("orders.*") == ["delete_retention_ms", "bloom"]
     assert settings.source_of('topics."orders.*".bloom').endswith("some where.toml")
 
@@ -319,7 +323,7 @@ def test_settings_travel(tmp_path: Path) -> None:
 
 
 def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
-    policy = loaded(tmp_path, '[topics."a"]\nsegment_bytes = 99\n').cleaner_for("a").cleaner_policy()
+    policy = loaded(tmp_path, '[topics."a"]\nsegment_bytes = 99\n').cleaner_settings_for_topic("a").cleaner_policy()
     assert policy == CleanerPolicy(segment_bytes=99)
     assert Settings().cleaner.cleaner_policy() == CleanerPolicy()
 

@@ -69,7 +69,9 @@ def import_log(tier: Tier, folder: Path) -> None:
 def compact_and_retire(tier: Tier) -> None:
     """Run a round and delete everything that it replaced."""
     compact(tier, NAME, NOW_MS, force=True)
-    retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
+    retire_partition(
+        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+    )
 
 
 @dataclass
@@ -354,7 +356,7 @@ def test_a_partition_that_only_the_broker_holds_is_read_from_the_broker(tier: Ti
     broker = PlainBroker(NAME, batches_of(folder), start=1)
     with TieredConsumer(tier, broker, options()) as consumer:
         with pytest.raises(UsageError, match="there is no tier"):
-            tier.identity.read()
+            tier.identity.read_catalog()
         consumer.assign([Place(*NAME, OFFSET_BEGINNING)])
         assert [message.offset() for message in read_until(consumer, 1)] == [1]
         import_log(tier, folder)

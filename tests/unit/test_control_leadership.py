@@ -65,7 +65,7 @@ def test_a_silent_leader_is_replaced_within_one_ttl_and_learns_of_it(play: Play)
         leadership.check_still_leading()
     assert error.value.exit_code == 4
     with pytest.raises(Fenced):
-        leadership.release()
+        leadership.release_leadership()
 
 
 def test_the_clocks_of_the_machines_do_not_matter(play: Play) -> None:
@@ -147,7 +147,7 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
         assert heard(6) == 6
         leadership.check_still_leading()
         assert heard(6) == 6, "a step begins the time anew"
-        leadership.check_still_leading(waiting=True)
+        leadership.check_still_leading(is_waiting=True)
         assert heard(6) == 1, "looking at others is no step"
         play.pass_time(TTL_MS + 1)
         other = play.process("other")
@@ -179,7 +179,7 @@ def test_what_a_replaced_leader_has_said_is_waited_for_by_its_own_timeout(play: 
 
 def test_a_leader_that_released_is_not_waited_for(play: Play) -> None:
     first, second = play.process("a"), play.process("b")
-    acquire_leadership(replace(first.ports, publisher=LatePublisher(90_000)), first.log, LEASE).release()
+    acquire_leadership(replace(first.ports, publisher=LatePublisher(90_000)), first.log, LEASE).release_leadership()
     leadership = acquire_leadership(replace(second.ports, publisher=LatePublisher(90_000)), second.log, LEASE)
     began = play.world.now_ms
     publication._wait_until_former_leaders_cannot_write(leadership)

@@ -349,6 +349,6 @@ class TestTier:
         for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
             publish_hints(log, {name: 0})
         state = open_catalog(ports).refresh()
-        assert state.names == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
+        assert state.topic_partitions == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
         assert state.partitions["b-1"] == 5  # the slot of the latest hint
         assert not [what for what in play.requests if what.startswith("list")]

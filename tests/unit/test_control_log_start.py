@@ -86,8 +86,8 @@ class TestRaising:
         state = three()
         body = build_log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
         assert None not in (body.removed, body.content)
-        assert add_sums(part for part in (body.removed, body.content) if part) == state.content
-        assert rise(state, 20).content == body.content
+        assert add_sums(part for part in (body.removed, body.content) if part) == state.content_digest_sum
+        assert rise(state, 20).content_digest_sum == body.content
         assert "other" in rise(state, 20, removed=body.content).fenced[-1].reason
         assert "other" in rise(state, 20, content=None).fenced[-1].reason
 

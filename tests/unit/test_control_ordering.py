@@ -223,7 +223,7 @@ class TestAnnouncing:
         assert "in use" in led.announce(tasks=tuple(tasks))
 
     def test_while_another_intent_is_open(self, led: Led) -> None:
-        led.leadership.release()
+        led.leadership.release_leadership()
         led.play.die("create t-0/")
         with pytest.raises(Crash):
             led.actor.run()
@@ -249,7 +249,7 @@ class TestLeaders:
         assert led.refusal(body) == ""
 
     def test_a_released_epoch_is_over(self, led: Led) -> None:
-        led.leadership.release()
+        led.leadership.release_leadership()
         assert "released" in led.announce()
         with pytest.raises(Fenced):
             led.leadership.require_in_state(led.state)
@@ -265,8 +265,8 @@ class TestDeleting:
             ordering.require_segments_deletable(led.state, "another", CompactorEpoch(led.epoch), [])
 
     def test_only_what_waits_and_whole_groups_and_what_the_vector_grants(self, led: Led) -> None:
-        led.leadership.release()
-        acquire_leadership(led.actor.ports, led.actor.log, LEASE).release()
+        led.leadership.release_leadership()
+        acquire_leadership(led.actor.ports, led.actor.log, LEASE).release_leadership()
         assert led.actor.run().status == "cleaned"  # epoch 2: this planner makes one group of all
         led.leadership = acquire_leadership(led.actor.ports, led.actor.log, LEASE)
         waiting = tuple(segment.id for group in led.state.waiting for segment in group.segments)
@@ -285,8 +285,8 @@ class TestTakingBack:
 
     @pytest.fixture
     def compacted(self, led: Led) -> Led:
-        led.leadership.release()
-        acquire_leadership(led.actor.ports, led.actor.log, LEASE).release()
+        led.leadership.release_leadership()
+        acquire_leadership(led.actor.ports, led.actor.log, LEASE).release_leadership()
         assert led.actor.run().status == "cleaned"
         led.leadership = acquire_leadership(led.actor.ports, led.actor.log, LEASE)
         return led

@@ -18,7 +18,7 @@ from compactor.control.ports import Retention
 from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
-from compactor.transfer.intake import SegmentAddition, add_segments
+from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
 from tests.simulation.actors import LEASE, SymbolicIncoming
 from tests.simulation.play import Actor, Play, playing, uploaded
 from tests.simulation.symbolic import NAME, describe, encode, upload
@@ -175,13 +175,13 @@ class TestTruncation:
         last = actor.state().live[-1]
         again = [SymbolicIncoming(play.actors, actor.ports, play.broker[3])]
         arrival = SegmentAddition((EpochEntry(LeaderEpoch(0), Offset(0)),))
-        assert add_segments(actor.ports, actor.log, again, arrival)
+        assert add_segments_to_tier(actor.ports, actor.log, again, arrival)
         whole = actor.state()
         record_tail_truncation(actor.ports, actor.log, truncated_at(play, actor, last.end_offset + 1))
         assert actor.state().end_offset == last.end_offset
-        assert add_segments(actor.ports, actor.log, again, arrival)
+        assert add_segments_to_tier(actor.ports, actor.log, again, arrival)
         assert actor.state().end_offset == whole.end_offset
-        assert not add_segments(actor.ports, actor.log, again, arrival)
+        assert not add_segments_to_tier(actor.ports, actor.log, again, arrival)
 
     def test_a_cut_below_the_cleaner_offset_needs_an_accepted_loss(self, play: Play) -> None:
         play.importing(5)
@@ -261,7 +261,7 @@ class TestPrepending:
         assert result.status == "cleaned"
         assert "before the log's beginning" in result.undone
         assert result.plan is not None
-        assert result.plan.sources[0] == earlier[1][0].id
+        assert result.plan.source_segment_ids[0] == earlier[1][0].id
 
     def test_not_with_a_gap_and_not_behind_a_compaction(self, play: Play) -> None:
         actor = play.process()

@@ -32,7 +32,7 @@ def jobs(idle: Idle, daemon: Daemon) -> list[Job]:
     daemon.scan()
     found = daemon.start_due_jobs()
     for _ in found:
-        daemon.collect_results(30)
+        daemon.process_ended_jobs(30)
     return found
 
 
@@ -73,12 +73,12 @@ def test_hints_in_the_inbox_are_taken_in_within_a_minute(tmp_path: Path) -> None
     busy = open_catalog(idle.tier().ports)
     for number in range(40):
         publish_hints(busy, {idle.names[number % 39]: 0})
-    log = idle.tier().open(idle.names[39])
+    log = idle.tier().open_partition_log(idle.names[39])
     idle.grow(idle.tier(), idle.names[39], hint=False)
     publish_hints(late, {idle.names[39]: log.refresh().slot})
     assert list(idle.store.list("catalog/inbox/"))
     idle.pass_time(daemon, 60_000 + INTERVAL)
-    (schedule,) = (one for one in daemon.status().schedules if one.name == idle.names[39])
+    (schedule,) = (one for one in daemon.status().schedules if one.partition == idle.names[39])
     assert schedule.status is not None
     assert schedule.status.end_offset == 19
 
@@ -91,14 +91,14 @@ def sighted(number: int, *, due: bool = False, open_run: str = "") -> PartitionS
 
 def test_an_open_round_goes_on_under_a_pause() -> None:
     paused = [with_pause_and_request(schedule, "paused", 0, NOW) for schedule in (sighted(0, due=True), sighted(1, open_run="r"))]
-    assert [job.name.partition for job in choose_jobs(paused, {}, 4, NOW)] == [1]
+    assert [job.partition.partition for job in choose_jobs(paused, {}, 4, NOW)] == [1]
 
 
 def test_what_is_wanted_goes_first_and_waits_for_a_pause_to_end() -> None:
     wanted = with_pause_and_request(sighted(1), "", 7, NOW - 1)
     assert wanted.requested
-    ready = [sighted(0, due=True), PartitionSchedule(wanted.name, status=wanted.status, next_poll_ms=NOW + 1, requested=True)]
-    assert [(job.name.partition, job.force) for job in choose_jobs(ready, {}, 1, NOW)] == [(1, True)]
+    ready = [sighted(0, due=True), PartitionSchedule(wanted.partition, status=wanted.status, next_poll_ms=NOW + 1, requested=True)]
+    assert [(job.partition.partition, job.force) for job in choose_jobs(ready, {}, 1, NOW)] == [(1, True)]
     assert choose_jobs([with_pause_and_request(ready[1], "paused", 0, NOW)], {}, 1, NOW) == []
     assert with_pause_and_request(wanted, "", 7, NOW) == wanted
 

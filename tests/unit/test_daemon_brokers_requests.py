@@ -65,7 +65,7 @@ class Brokers:
             self.clock.now_ms += INTERVAL
             daemon.scan()
             assert daemon.start_due_jobs() == []
-        return self.counters.usage().since(before)
+        return self.counters.usage().usage_since(before)
 
 
 def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_
 
     world.grow(7, 10)
     usage = world.pass_time(daemon, 1)
-    [grown] = [schedule for schedule in daemon.status().schedules if schedule.name == TopicPartition("orders", 7)]
+    [grown] = [schedule for schedule in daemon.status().schedules if schedule.partition == TopicPartition("orders", 7)]
     assert grown.status is not None
     assert grown.status.end_offset == 19
     assert world.reader.polls == polls + 1

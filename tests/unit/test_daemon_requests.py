@@ -19,7 +19,7 @@ from tests.support.told import Told
 
 
 def end_offset(daemon: Daemon, name: TopicPartition) -> int:
-    (found,) = (schedule for schedule in daemon.status().schedules if schedule.name == name)
+    (found,) = (schedule for schedule in daemon.status().schedules if schedule.partition == name)
     assert found.status is not None
     return found.status.end_offset
 
@@ -82,7 +82,7 @@ def test_with_local_state_a_new_process_asks_for_the_catalog_only(tmp_path: Path
     again.scan()
     assert len(again.status().schedules) == 50
     assert end_offset(again, idle.names[3]) == 19
-    assert idle.counters.usage().since(before).total_requests < 30
+    assert idle.counters.usage().usage_since(before).total_requests < 30
 
 
 def test_a_store_that_is_down_makes_it_unready_and_it_comes_back(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def test_a_partition_that_another_leads_is_left_to_it(tmp_path: Path) -> None:
     tier = idle.tier()
     eager = Settings(**{**dict(tier.settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
-    with hold_leadership(tier.ports, tier.open(idle.names[0]), Lease(30_000)):
+    with hold_leadership(tier.ports, tier.open_partition_log(idle.names[0]), Lease(30_000)):
         daemon.scan()
         (job,) = daemon.start_due_jobs()
-        daemon.collect_results(30)
-        assert job.name == idle.names[0]
+        daemon.process_ended_jobs(30)
+        assert job.partition == idle.names[0]
         assert daemon.status().totals.jobs == {("round", "leased"): 1}
         assert daemon.start_due_jobs() == []
 
@@ -120,10 +120,10 @@ def test_a_dead_leader_is_replaced_although_the_stores_clock_was_set_back(tmp_pa
     idle = Idle(tmp_path, 1)
     tier = idle.tier()
     eager = Settings(**{**dict(tier.settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
-    acquire_leadership(tier.ports, tier.open(idle.names[0]), Lease(30_000))
+    acquire_leadership(tier.ports, tier.open_partition_log(idle.names[0]), Lease(30_000))
     idle.clock.now_ms -= 24 * HOUR
     daemon = Daemon(Tier(eager, tier.ports, tier.catalog, tier.counters), seed=1)
     daemon.scan()
     daemon.start_due_jobs()
-    daemon.collect_results(30)
-    assert tier.open(idle.names[0]).refresh().last_compactor_epoch == 1
+    daemon.process_ended_jobs(30)
+    assert tier.open_partition_log(idle.names[0]).refresh().last_compactor_epoch == 1

@@ -73,7 +73,9 @@ def seen(known: PartitionState, cleaner: CleanerSettings | None = None, since: d
 
 
 def schedule(name: TopicPartition = A, **of_sight: Any) -> PartitionSchedule:
-    return PartitionSchedule(name=name, status=PartitionStatus(name=name, slot=7, **of_sight), next_poll_ms=NOW + POLL_MS, swept_slot=0)
+    return PartitionSchedule(
+        partition=name, status=PartitionStatus(partition=name, slot=7, **of_sight), next_poll_ms=NOW + POLL_MS, swept_slot=0
+    )
 
 
 class TestSight:
@@ -318,7 +320,7 @@ def test_quarantine_in_the_log_is_what_the_status_page_says(failures: int) -> No
 
 
 def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at_once_after_it() -> None:
-    seen = PartitionStatus(name=A, slot=1, due=True, retire_at_ms=NOW)
+    seen = PartitionStatus(partition=A, slot=1, due=True, retire_at_ms=NOW)
     failing = PartitionSchedule(
         A, status=seen, next_poll_ms=NEVER_MS, next_round_ms=NOW + RETRY_MS, failures=1, problem="refused", retire_at_ms=NEVER_MS
     )
@@ -331,10 +333,10 @@ def test_what_is_suspended_begins_no_round_and_what_failed_meanwhile_is_tried_at
 
 
 def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() -> None:
-    seen = PartitionStatus(name=A, slot=1, due=True, retire_at_ms=NOW)
+    seen = PartitionStatus(partition=A, slot=1, due=True, retire_at_ms=NOW)
     due = PartitionSchedule(A, status=seen, next_poll_ms=NEVER_MS, retire_at_ms=NEVER_MS)
-    begun = replace(due, name=B, status=replace(seen, name=B, open_run="run"))
-    old = replace(due, name=C, status=replace(seen, name=C), retire_at_ms=NOW)
+    begun = replace(due, partition=B, status=replace(seen, partition=B, open_run="run"))
+    old = replace(due, partition=C, status=replace(seen, partition=C), retire_at_ms=NOW)
     assert choose_jobs([due, begun, old], {}, 3, NOW, may_begin_rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
     begins = [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)]
     assert begins == [DaemonAction.ROUND, DaemonAction.ROUND, DaemonAction.RETIRE]

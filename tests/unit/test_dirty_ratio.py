@@ -139,5 +139,5 @@ def test_plan_and_explain_say_what_the_choice_saves(tmp_path: Path, monkeypatch:
 
 def test_a_topic_can_choose_a_number_beside_auto() -> None:
     settings = Settings(cleaner=CleanerSettings(min_cleanable_dirty_ratio="auto"))
-    assert settings.cleaner_for("orders").min_cleanable_dirty_ratio == "auto"
-    assert settings.cleaner_for("orders", {"min.cleanable.dirty.ratio": "0.3"}).min_cleanable_dirty_ratio == 0.3
+    assert settings.cleaner_settings_for_topic("orders").min_cleanable_dirty_ratio == "auto"
+    assert settings.cleaner_settings_for_topic("orders", {"min.cleanable.dirty.ratio": "0.3"}).min_cleanable_dirty_ratio == 0.3

@@ -36,29 +36,29 @@ class TestGrants:
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
         with pytest.raises(OutOfBudget, match="group 3 needs 101 B of local disk.* at least 101"):
-            Budget(100).reserve(DiskUsage(), 101, "group 3")
+            Budget(100).reserve_space(DiskUsage(), 101, "group 3")
 
     def test_waits_until_somebody_gives_back(self) -> None:
         budget, mine = Budget(100), DiskUsage()
-        first = budget.reserve(mine, 60, "a")
+        first = budget.reserve_space(mine, 60, "a")
         got: list[SpaceReservation] = []
-        waiter = threading.Thread(target=lambda: got.append(budget.reserve(DiskUsage(), 50, "b")))
+        waiter = threading.Thread(target=lambda: got.append(budget.reserve_space(DiskUsage(), 50, "b")))
         waiter.start()
         waiter.join(0.2)
         assert not got
-        first.release()
+        first.release_space()
         waiter.join(10)
         assert got[0].size == budget.used == 50
         assert (budget.peak, mine.peak, mine.used) == (60, 60, 0)
 
     def test_first_come_first_served_so_that_a_large_one_is_not_passed_by_small_ones(self) -> None:
         budget = Budget(100)
-        held = budget.reserve(DiskUsage(), 50, "held")
+        held = budget.reserve_space(DiskUsage(), 50, "held")
         order: list[str] = []
 
         def wait_for(size: int, name: str) -> threading.Thread:
             def run() -> None:
-                with budget.reserve(DiskUsage(), size, name):
+                with budget.reserve_space(DiskUsage(), size, name):
                     order.append(name)
 
             thread = threading.Thread(target=run)
@@ -71,14 +71,14 @@ class TestGrants:
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
         assert budget.reserve_spare_bytes(DiskUsage(), 10) is None  # nor by what could wait
-        held.release()
+        held.release_space()
         for thread in threads:
             thread.join(10)
         assert order == ["large", "small"]
 
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
         budget = Budget(100)
-        with budget.reserve(DiskUsage(), 40, "a") as grant:
+        with budget.reserve_space(DiskUsage(), 40, "a") as grant:
             grant.reserve_bytes(70)
             assert budget.used == 70
             with pytest.raises(ReservationExceeded, match="at least 110"):
@@ -87,12 +87,12 @@ class TestGrants:
 
     def test_what_is_handed_over_is_what_was_taken(self) -> None:
         budget = Budget(100)
-        with budget.reserve(DiskUsage(), 90, "a") as grant:
+        with budget.reserve_space(DiskUsage(), 90, "a") as grant:
             grant.reserve_bytes(30)
             other = grant.hand_over_used_bytes()
             assert budget.used == 30
         assert budget.used == 30
-        other.release()
+        other.release_space()
         assert budget.used == 0
 
 
@@ -105,22 +105,22 @@ class TestKeeping:
 
         kept = {name: budget.cache_file(DiskUsage(), 30, dropping(name)) for name in "abc"}
         assert kept["a"] is not None
-        assert budget.pin(kept["a"])
-        budget.unpin(kept["a"])
-        budget.reserve(DiskUsage(), 40, "x")
+        assert budget.pin_file(kept["a"])
+        budget.unpin_file(kept["a"])
+        budget.reserve_space(DiskUsage(), 40, "x")
         assert gone == ["b"]
         assert kept["b"] is not None
-        assert not budget.pin(kept["b"])
+        assert not budget.pin_file(kept["b"])
 
     def test_pinned_files_stay_and_are_waited_for(self) -> None:
         budget, gone = Budget(100), list[int]()
         kept = budget.cache_file(DiskUsage(), 60, lambda: gone.append(1))
         assert kept is not None
-        assert budget.pin(kept)
-        with budget.reserve(DiskUsage(), 40, "x") as grant, pytest.raises(ReservationExceeded):
+        assert budget.pin_file(kept)
+        with budget.reserve_space(DiskUsage(), 40, "x") as grant, pytest.raises(ReservationExceeded):
             grant.reserve_bytes(41)
-        threading.Timer(0.2, budget.unpin, (kept,)).start()
-        budget.reserve(DiskUsage(), 50, "y")
+        threading.Timer(0.2, budget.unpin_file, (kept,)).start()
+        budget.reserve_space(DiskUsage(), 50, "y")
         assert gone == [1]
 
     def test_files_that_are_wanted_go_last(self) -> None:
@@ -128,10 +128,10 @@ class TestKeeping:
         wanted = budget.cache_file(DiskUsage(), 30, lambda: gone.append("wanted"))
         budget.cache_file(DiskUsage(), 30, lambda: gone.append("other"))
         assert wanted is not None
-        with budget.reserve(DiskUsage(), 60, "x", (wanted,)):
+        with budget.reserve_space(DiskUsage(), 60, "x", (wanted,)):
             assert gone == ["other"]
             assert wanted.pins == 1
-            budget.unpin(wanted)
+            budget.unpin_file(wanted)
 
     def test_any_number_of_threads_never_hold_more_than_the_budget(self) -> None:
         total = 50 * BLOCK
@@ -150,7 +150,7 @@ class TestKeeping:
             usage = DiskUsage()
             for _ in range(300):
                 size = rng.randrange(1, 20) * BLOCK
-                with budget.reserve(usage, size, "x") as grant:
+                with budget.reserve_space(usage, size, "x") as grant:
                     change(size)
                     if rng.random() < 0.5:
                         change(-size)

@@ -84,7 +84,7 @@ def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:
 
 def batches_of(data: bytes) -> str:
     digest = HeaderDigestBuilder()
-    digest.update(data)
+    digest.add_bytes(data)
     return digest.digest_or_empty()
 
 

@@ -36,10 +36,10 @@ def written(store: MemoryStore) -> GenerationLog:
     log = GenerationLog(store, PartitionKeys("cluster", 0), NAME)
     known = PartitionGenerations()
     for number in range(2):
-        step: GenerationStep = known.first_step(
+        step: GenerationStep = known.first_generation_step(
             generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]
         )
-        store.create(log.step_key(known.next_number), step.model_dump_json(exclude_none=True).encode())
+        store.create(log.step_key(known.next_step_number), step.model_dump_json(exclude_none=True).encode())
         known = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read_generations()
     return log
 

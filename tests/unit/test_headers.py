@@ -57,7 +57,7 @@ def headers_in(data: bytes) -> headers.HeaderBytes:
 
 def digest_of(data: bytes) -> str:
     digest = HeaderDigestBuilder()
-    digest.update(data)
+    digest.add_bytes(data)
     return digest.digest_or_empty()
 
 
@@ -93,7 +93,7 @@ class TestDigest:
         data = log_of(seed, 12)
         digest = HeaderDigestBuilder()
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
-            digest.update(data[start:end])
+            digest.add_bytes(data[start:end])
         assert digest.digest_or_empty() == plain_digest(list(read_batches(data)))
 
     def test_byte_by_byte_it_is_there_at_every_batch_s_end_and_nowhere_else(self) -> None:
@@ -102,7 +102,7 @@ class TestDigest:
         ends = dict(zip(itertools.accumulate(len(batch.raw) for batch in batches), itertools.count(1)))
         digest = HeaderDigestBuilder()
         for at in range(len(data)):
-            digest.update(data[at : at + 1])
+            digest.add_bytes(data[at : at + 1])
             assert digest.digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
 
     def test_large_files_are_looked_at_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,8 +170,8 @@ class TestDamage:
 
     def test_what_comes_after_damage_does_not_heal_it(self) -> None:
         digest, data = HeaderDigestBuilder(), log_of(1, 2)
-        digest.update(b"\0" * 61)
-        digest.update(data)
+        digest.add_bytes(b"\0" * 61)
+        digest.add_bytes(data)
         assert digest.digest_or_empty() == ""
 
 

@@ -40,12 +40,12 @@ KAFKAS = {
 def daemon_metrics(target: str = "/metrics", partitions: int = 30) -> str:
     status = console_samples.daemon_status(partitions)
     pages = DaemonPages(lambda: status, lambda name: None)
-    return RequestRouter(pages, lambda: 0, 1000).respond(target).body.decode()
+    return RequestRouter(pages, lambda: 0, 1000).respond_to_request(target).body.decode()
 
 
 def agent_metrics() -> str:
     status = console_samples.agent_status(30)
-    return RequestRouter(AgentPages(lambda: status), lambda: 0, 1000).respond("/metrics").body.decode()
+    return RequestRouter(AgentPages(lambda: status), lambda: 0, 1000).respond_to_request("/metrics").body.decode()
 
 
 def samples(text: str) -> set[str]:

@@ -28,7 +28,7 @@ A = TopicPartition("orders", 0)
 
 def schedule(slot: int = 7, output: OutputSchedule | None = None, **status: Any) -> PartitionSchedule:
     seen = PartitionStatus(A, slot, segments=2, **status)
-    return PartitionSchedule(name=A, status=seen, next_poll_ms=NEVER_MS, output=output or OutputSchedule())
+    return PartitionSchedule(partition=A, status=seen, next_poll_ms=NEVER_MS, output=output or OutputSchedule())
 
 
 def end(before: PartitionSchedule, status: str, **outcome: Any) -> PartitionSchedule:

@@ -48,14 +48,14 @@ class World:
 
     def write(self, name: TopicPartition, *, hint: bool = True) -> None:
         """One segment more."""
-        log = self.writer.open(name)
-        next_number = (log.refresh().end_offset + 1) // 10
-        made = segment(next_number, random.Random(next_number)).model_copy(update={"id": self.writer.ports.new_id()})
+        log = self.writer.open_partition_log(name)
+        next_step_number = (log.refresh().end_offset + 1) // 10
+        made = segment(next_step_number, random.Random(next_step_number)).model_copy(update={"id": self.writer.ports.new_id()})
         import_id = self.writer.ports.new_id()
         register_import(self.writer.ports, log, import_id, [made.id])
         record_tiered_segments(self.writer.ports, log, import_id, [made])
         if hint:
-            self.writer.changes.publish([log])
+            self.writer.change_notifier.publish_changes([log])
 
     def truth(self) -> list[PartitionSummary]:
         return [summarize_state(open_partition_log(self.writer.ports, name).refresh()) for name in NAMES]
@@ -68,7 +68,7 @@ def world(tmp_path: Path) -> World:
 
 def shown(opened: Tier, max_age_ms: int = MAX_AGE_MS) -> list[PartitionSummary]:
     looks = read_summaries(opened, NAMES, max_age_ms=max_age_ms)
-    assert [look.name for look in looks] == NAMES
+    assert [look.partition for look in looks] == NAMES
     return [look.summary for look in looks if look.summary is not None]
 
 
@@ -80,7 +80,7 @@ def close(opened: Tier) -> None:
 def asked(opened: Tier, act: Callable[[], object]) -> StoreUsage:
     before = opened.counters.usage()
     act()
-    return opened.counters.usage().since(before)
+    return opened.counters.usage().usage_since(before)
 
 
 def same(found: list[PartitionSummary], truth: list[PartitionSummary]) -> bool:
@@ -117,7 +117,7 @@ def test_only_what_was_hinted_at_is_read_again(world: World) -> None:
 def test_a_hint_that_brought_nothing_is_not_followed_twice(world: World) -> None:
     first = world.machine("a")
     shown(first)
-    world.writer.changes.publish([world.writer.open(OTHER)])
+    world.writer.change_notifier.publish_changes([world.writer.open_partition_log(OTHER)])
     assert asked(first, lambda: shown(first)).total_requests == 2 + 1 + 2
     assert asked(first, lambda: shown(first)).total_requests == 2
 
@@ -152,9 +152,9 @@ def test_a_clock_that_was_set_back_makes_nothing_fresh_for_ever(world: World) ->
 
 def test_where_somebody_is_at_work_it_is_read_summaryed_every_time(world: World) -> None:
     """The record that publishes comes before its hint."""
-    log = world.writer.open(OTHER)
+    log = world.writer.open_partition_log(OTHER)
     leadership = acquire_leadership(world.writer.ports, log, world.writer.lease)
-    world.writer.changes.publish([world.writer.open(OTHER)])
+    world.writer.change_notifier.publish_changes([world.writer.open_partition_log(OTHER)])
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())
@@ -167,8 +167,8 @@ def test_a_partition_that_cannot_be_read_stands_for_itself(world: World) -> None
     record.write_bytes(record.read_bytes()[:-20])
     for machine in ("", "a"):
         looks = read_summaries(world.machine(machine), NAMES)
-        assert [look.name for look in looks if look.error] == [OTHER]
-        assert [look.name for look in looks if look.summary] == [name for name in NAMES if name != OTHER]
+        assert [look.partition for look in looks if look.error] == [OTHER]
+        assert [look.partition for look in looks if look.summary] == [name for name in NAMES if name != OTHER]
 
 
 def test_partitions_are_read_summaryed_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +224,8 @@ def test_the_log_of_a_partition_goes_on_from_what_is_kept(world: World) -> None:
     close(first)
     world.write(OTHER)
     second = world.machine("a")
-    second.identity.read()
-    log = second.open(OTHER)
+    second.identity.read_catalog()
+    log = second.open_partition_log(OTHER)
     usage = asked(second, log.refresh)
     assert usage.total_requests == 5, "the record that it ended with, two new ones, the end, the boundary"
     assert summarize_state(log.state).live == world.truth()[2].live

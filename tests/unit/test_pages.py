@@ -40,7 +40,7 @@ def console(partitions: int = 60, *, trouble: bool = True) -> RequestRouter:
 
 
 def names_of(pages: RequestRouter, query: str) -> list[str]:
-    return [row["partition"] for row in json.loads(pages.respond(f"/api/status{query}").body)["partitions"]["rows"]]
+    return [row["partition"] for row in json.loads(pages.respond_to_request(f"/api/status{query}").body)["partitions"]["rows"]]
 
 
 def test_no_page_asks_the_store(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_no_page_asks_the_store(tmp_path: Path) -> None:
     pages = RequestRouter(DaemonPages(daemon.status, daemon.partition_details), daemon.loop_age_ms, 1000)
     before = idle.counters.usage()
     for path in ("/", "/?sort=dirty", "/partitions/orders-3", "/api/partitions/orders-4", "/api/status", "/metrics", "/readyz", "/healthz"):
-        assert pages.respond(path).code == 200, path
-    assert idle.counters.usage().since(before).total_requests == 0
+        assert pages.respond_to_request(path).code == 200, path
+    assert idle.counters.usage().usage_since(before).total_requests == 0
 
 
 def test_a_daemon_that_begins_with_local_state_shows_what_that_knows(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_daemon_that_begins_with_local_state_shows_what_that_knows(tmp_path: P
 
 def test_ten_thousand_partitions_are_one_small_page_at_a_time() -> None:
     pages = console(10_000)
-    document = json.loads(pages.respond("/api/status?page=3").body)
+    document = json.loads(pages.respond_to_request("/api/status?page=3").body)
     assert document["partitions"]["pages"] == 200
     assert len(document["partitions"]["rows"]) == 50
     assert sum(document["conditions"].values()) == document["partitions"]["matching"] == 10_000
-    assert len(pages.respond("/").body) < 100_000
+    assert len(pages.respond_to_request("/").body) < 100_000
 
 
 def test_every_partition_is_on_exactly_one_page() -> None:
@@ -99,10 +99,10 @@ def test_search_order_and_states() -> None:
 
 
 def test_numbers_beside_states_are_those_of_what_the_search_finds() -> None:
-    listed = json.loads(console(60).respond("/api/status?q=payments").body)
+    listed = json.loads(console(60).respond_to_request("/api/status?q=payments").body)
     assert sum(listed["partitions"]["conditions"].values()) == listed["partitions"]["matching"] == 9
     assert sum(listed["conditions"].values()) == 60
-    assert "All <b>9</b>" in console(60).respond("/?q=payments&state=due").body.decode()
+    assert "All <b>9</b>" in console(60).respond_to_request("/?q=payments&state=due").body.decode()
 
 
 def test_links_of_a_list_keep_what_was_chosen_and_begin_at_the_first_page() -> None:
@@ -117,7 +117,7 @@ def test_what_comes_from_outside_is_escaped(path: str) -> None:
     status = console_samples.daemon_status(60)
     status = replace(status, tier=f"file:///{console_samples.HARM}", holder=console_samples.HARM, problem=console_samples.HARM)
     pages = RequestRouter(DaemonPages(lambda: status, lambda name: console_samples.picture(trouble=True), "it's; rm"), lambda: 0, 1000)
-    text = pages.respond(path).body.decode()
+    text = pages.respond_to_request(path).body.decode()
     assert "<script>" not in text
     assert '"quoted"' not in text
     assert "tiered-compactor explain" in text
@@ -138,7 +138,7 @@ def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() ->
     for each in documents[0].needs_attention:
         assert f"# {each.runbook.partition('#')[2]}".replace("-", " ") in headings.replace(":", "")
     pages = RequestRouter(DaemonPages(lambda: status, lambda name: None, runbook_url="https://ops.example/x.md"), lambda: 0, 1000)
-    page = pages.respond("/")[2].decode()
+    page = pages.respond_to_request("/")[2].decode()
     assert waiting.state in page
     assert '<a href="https://ops.example/x.md#when-a-partition-is-quarantined">' in page
     assert documents[1].needs_attention[0].runbook.startswith("https://ops.example/operating.md#")
@@ -147,14 +147,14 @@ def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() ->
 def test_nothing_comes_from_elsewhere() -> None:
     pages = console()
     for path in ("/", "/partitions/orders-1"):
-        text = pages.respond(path).body.decode()
+        text = pages.respond_to_request(path).body.decode()
         assert not re.search(r"""(?:src|href|action)=["'](?:https?:)?//""", text)
         assert " style=" not in text
         for name in re.findall(r'(?:src|href)="(?:\.\./)?(static/[^"]+)"', text):
-            kept = pages.respond(f"/{name}")
+            kept = pages.respond_to_request(f"/{name}")
             assert (kept.code, kept.cache_control.partition(",")[0]) == (200, "public")
-    assert pages.respond("/static/../console.py").code == 404
-    assert pages.respond("/static/unknown.css").code == 404
+    assert pages.respond_to_request("/static/../console.py").code == 404
+    assert pages.respond_to_request("/static/unknown.css").code == 404
 
 
 def test_health_is_told_by_the_same_code_for_all() -> None:
@@ -162,11 +162,11 @@ def test_health_is_told_by_the_same_code_for_all() -> None:
     silent = [0]
     down = replace(status, ready=False, problem="the store does not answer")
     pages = RequestRouter(DaemonPages(lambda: down, lambda name: None), lambda: silent[0], 1000)
-    assert pages.respond("/readyz")[::2] == (503, b"the store does not answer\n")
-    assert pages.respond("/healthz").code == 200
+    assert pages.respond_to_request("/readyz")[::2] == (503, b"the store does not answer\n")
+    assert pages.respond_to_request("/healthz").code == 200
     silent[0] = SILENT_MS + 1001
-    assert pages.respond("/healthz").body.startswith(b"it has not scanned for work since")
-    assert json.loads(pages.respond("/api/status").body)["verdict"]["level"] == "down"
+    assert pages.respond_to_request("/healthz").body.startswith(b"it has not scanned for work since")
+    assert json.loads(pages.respond_to_request("/api/status").body)["verdict"]["level"] == "down"
 
 
 def test_verdicts() -> None:
@@ -245,7 +245,7 @@ def test_a_paused_partition_is_no_trouble_and_a_broken_one_is_even_while_work_is
 
 def test_the_axis_is_to_scale_and_bounded() -> None:
     for segments in (36, 5_000):
-        found = json.loads(RequestRouter(pages_of(segments), lambda: 0, 1000).respond("/api/partitions/orders-17").body)["axis"]
+        found = json.loads(RequestRouter(pages_of(segments), lambda: 0, 1000).respond_to_request("/api/partitions/orders-17").body)["axis"]
         assert len(found["segments"]) <= MOST_SPANS + 4
         assert sum(each["segments"] for each in found["segments"]) == segments
         spans = [(each["start_offset"], each["end_offset"] + 1) for each in found["segments"]]
@@ -273,7 +273,7 @@ def test_places_on_the_axis() -> None:
 
 def test_a_story_is_small_and_comes_back(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 1)
-    log = idle.tier().open(idle.names[0])
+    log = idle.tier().open_partition_log(idle.names[0])
     story = partition_history(log.refresh())
     assert deserialize_history(serialize_history(story)) == story
     told = console_samples.picture().history

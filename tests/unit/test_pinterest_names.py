@@ -12,7 +12,7 @@ from compactor.config.settings import PinterestSettings
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.outputs.pinterest_names import Generation, PublishedSegment, shift_offset_index, shift_time_index
+from compactor.outputs.pinterest_names import Generation, PublishedSegment, rebase_offset_index, rebase_time_index
 from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.metadata import (
     SegmentTime,
@@ -120,15 +120,15 @@ def entries(data: bytes, form: str) -> list[tuple[int, int]]:
 
 def test_indexes_for_a_lower_base() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (5, 7, 9))
-    assert entries(shift_offset_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
-    assert shift_offset_index(b"", 10) == b""
+    assert entries(rebase_offset_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
+    assert rebase_offset_index(b"", 10) == b""
     times = b"".join(struct.pack(">qi", 1000 + offset, offset) for offset in (5, 9))
-    assert entries(shift_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
+    assert entries(rebase_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
 
 
 def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() -> None:
     two = struct.pack(">iiii", 5, 500, 7, 700)
-    assert entries(shift_offset_index(two, 1), ">ii") == [(8, 700)]
+    assert entries(rebase_offset_index(two, 1), ">ii") == [(8, 700)]
     with pytest.raises(Endless):
         byte_position(two, 3)
     for count in (0, 1, 3, 4, 5, 6, 7, 20):
@@ -141,9 +141,9 @@ def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() ->
 def test_what_lies_too_far_from_the_base_is_found_by_scanning() -> None:
     index = b"".join(struct.pack(">ii", offset, 100 * offset) for offset in (1, 2, 3, 4, 5))
     far = 2**31 - 1 - 3
-    assert entries(shift_offset_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
+    assert entries(rebase_offset_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
     times = struct.pack(">qi", 1009, 9)
-    assert entries(shift_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
+    assert entries(rebase_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
 
 
 def live(*ids: str) -> list[RemoteLogSegmentMetadata]:
@@ -154,11 +154,11 @@ def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
     generation = Generation(
         name="g", number=3, began=1, whole=1, slot=9, parts=(PublishedSegment(segment="a", base=0, last=4), PublishedSegment(segment="b"))
     )
-    assert [s.id for s in generation.missing_segments(live("a", "b", "c"), 0) or []] == ["c"]
-    assert generation.missing_segments(live("a", "b"), 0) == []
-    assert generation.missing_segments(live("a", "b"), 1) is None, "its first object holds records below the log start"
+    assert [s.id for s in generation.segments_to_append(live("a", "b", "c"), 0) or []] == ["c"]
+    assert generation.segments_to_append(live("a", "b"), 0) == []
+    assert generation.segments_to_append(live("a", "b"), 1) is None, "its first object holds records below the log start"
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
-        assert generation.missing_segments(live(*changed), 0) is None
+        assert generation.segments_to_append(live(*changed), 0) is None
     assert generation.segment_times == (SegmentTime(0, 0),)
 
 

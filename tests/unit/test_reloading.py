@@ -61,8 +61,8 @@ def test_overrides_of_topics_come_and_go(tmp_path: Path) -> None:
     came = reload_settings(plain, special)
     assert came.changed == ('topics."orders-.*".bloom: not set -> false',)
     assert came.waiting == ('topics."orders-.*".map_engine: not set -> spark',)
-    assert came.settings.cleaner_for("orders-eu").bloom is False
-    assert came.settings.cleaner_for("orders-eu").map_engine == "auto"
+    assert came.settings.cleaner_settings_for_topic("orders-eu").bloom is False
+    assert came.settings.cleaner_settings_for_topic("orders-eu").map_engine == "auto"
     went = reload_settings(came.settings, plain)
     assert 'topics."orders-.*".bloom: false -> not set' in went.changed
-    assert went.settings.cleaner_for("orders-eu").bloom is True
+    assert went.settings.cleaner_settings_for_topic("orders-eu").bloom is True

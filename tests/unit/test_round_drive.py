@@ -373,7 +373,7 @@ class TestRetention:
         result = actor.run(expires=lambda state: first.end_offset + 1)
         assert (result.status, result.expired) == ("cleaned", (first,))
         assert result.plan
-        assert first.id not in result.plan.sources
+        assert first.id not in result.plan.source_segment_ids
         assert result.plan.first_dirty_offset == rest[0].start_offset == result.state.log_start
 
     def test_retention_alone_is_no_round(self, play: Play) -> None:
@@ -410,11 +410,11 @@ class TestRetention:
     def test_a_round_that_was_published_before_cannot_be_undone_below_it(self, play: Play) -> None:
         actor = play.process("a")
         for _ in range(2):
-            acquire_leadership(actor.ports, actor.log, LEASE).release()  # epoch 2: this planner makes one group of all
+            acquire_leadership(actor.ports, actor.log, LEASE).release_leadership()  # epoch 2: this planner makes one group of all
         published = actor.run()
         assert published.plan
         made = [receipt.segment for receipt in published.receipts]
-        source = published.plan.sources[0]
+        source = published.plan.source_segment_ids[0]
         below = next(s for group in actor.log.state.waiting for s in group.segments if s.id == source).end_offset + 1
         assert made[0].end_offset >= below, "the log start lies within the segment that the round made"
         with hold_leadership(actor.ports, actor.log, LEASE) as leadership:

@@ -53,7 +53,7 @@ def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def indexed(name: str, first: int, ordinals: int) -> IndexedSegment:
-    return IndexedSegment(name, 3, np.array([1]), BatchTable.allocate(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals)
+    return IndexedSegment(name, 3, np.array([1]), BatchTable.allocate_rows(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals)
 
 
 def test_rows_of_bundles_that_lie_between_each_other() -> None:
@@ -65,7 +65,10 @@ def test_rows_of_bundles_that_lie_between_each_other() -> None:
 
 def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
-    segments = (indexed("b", 0, 11), IndexedSegment("headers", 2, np.array([0, 1]), BatchTable.allocate(2), np.zeros(2, TXN_ENTRY), True))
+    segments = (
+        indexed("b", 0, 11),
+        IndexedSegment("headers", 2, np.array([0, 1]), BatchTable.allocate_rows(2), np.zeros(2, TXN_ENTRY), True),
+    )
     keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]))}

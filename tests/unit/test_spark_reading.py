@@ -56,7 +56,7 @@ def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: o
 def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
     assert isinstance(split, Split)
     found: Rows = []
-    selections = [(part.extent.name, RangeReader(tier, part.extent, part.options)) for part in split.parts]
+    selections = [(part.extent.partition, RangeReader(tier, part.extent, part.options)) for part in split.parts]
     for name, selection in ((name, selection) for name, reader in selections for selection in reader.selected_records()):
         batch = arrow_batch(selection, name.topic, name.partition, schema)
         batch.validate(full=True)
@@ -392,7 +392,9 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     splits = plan_splits(tier, request_of(tier, topic="orders", view=view, splitBytes=500))
     before = visible(folder)
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
-    retire_partition(tier.ports, tier.open(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True))
+    retire_partition(
+        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+    )
     rows = [row for split in splits for row in read_split(tier, split, arrow())]
     if view == "latest":
         assert {row[0]: row[1] for row in rows} == latest(folder)
@@ -416,10 +418,10 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     tier = twins.local
     twins.bring(log_of(7).write(tmp_path / "log"))
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
-    log = tier.open(NAME)
+    log = tier.open_partition_log(NAME)
     log.refresh()
-    tier.identity.read()
-    tier.changes.publish([log])
+    tier.identity.read_catalog()
+    tier.change_notifier.publish_changes([log])
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])

@@ -97,7 +97,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it.tail("s2-k7=new", "s2-k8")
     read, cluster = TaskCost(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -112,7 +112,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
 
 def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
     engine = Engine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
-    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open(NAME))
+    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_partition_log(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -165,14 +165,14 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
     assert (state_of(it.twins.remote).intent is not None) == announced
     assert bool(scratch_of(it.twins.remote)) == (step != "pass 1")  # bundles for the next attempt, and then survivors
     if lost and announced:
-        sidecars = it.twins.remote.sidecars(NAME)
+        sidecars = it.twins.remote.open_sidecar_store(NAME)
         for segment in state_of(it.twins.remote).live:
             (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.sidecar_key(segment.id)).unlink(missing_ok=True)
     report = spread(it.twins.remote, HereCluster())
@@ -211,7 +211,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
     unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), TaskCost(), TaskCost()
     assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
     driver.start()
     driver.join()
@@ -225,7 +225,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     ]
     spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
     assert len(left) >= 2
-    retire_partition(it.twins.remote.ports, it.twins.remote.open(NAME), it.twins.remote.lease, it.twins.remote.retention)
+    retire_partition(it.twins.remote.ports, it.twins.remote.open_partition_log(NAME), it.twins.remote.lease, it.twins.remote.retention)
     assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too: it follows from the time of the round"
     assert rest.bytes_fetched == whole.bytes_fetched - spared
@@ -239,7 +239,7 @@ def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8=newer")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     cluster = HereCluster()
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert "keys of 2 segments" in cluster.said[0]
@@ -256,7 +256,7 @@ def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8")
     later = NOW_MS + 1_000_000
-    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
@@ -267,7 +267,7 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     store = publication.store_survivors
 
     def unanswered(*args: Any) -> None:
@@ -288,7 +288,7 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
-    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.sidecars(NAME).sidecar_key(before.id)
+    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.open_sidecar_store(NAME).sidecar_key(before.id)
     read = segment_index.SegmentIndex.read_segments
 
     def read_and_lose(*args: Any) -> None:
@@ -309,7 +309,7 @@ def test_a_clean_segment_without_a_sidecar_is_read_with_its_keys(tmp_path: Path)
     it.twins.round(HereCluster())
     it.tail("s1-k3=new", "s2-k7")
     for tier, folder in ((it.twins.local, "local"), (it.twins.remote, "spark")):
-        (tmp_path / folder / "a tier" / ".tiered-compactor" / tier.sidecars(NAME).sidecar_key(state_of(tier).live[1].id)).unlink()
+        (tmp_path / folder / "a tier" / ".tiered-compactor" / tier.open_sidecar_store(NAME).sidecar_key(state_of(tier).live[1].id)).unlink()
     here, there = it.twins.round(HereCluster())
     assert it.twins.difference() == ""
     assert "it has no sidecar" in reasons(there)
@@ -337,7 +337,7 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""

@@ -140,7 +140,7 @@ def test_the_gate_looks_up_every_key(tmp_path: Path) -> None:
         growing(tmp_path / gate / "log", 2)
         twins.bring(tmp_path / gate / "log")
         cost, cluster = TaskCost(), HereCluster()
-        create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open(NAME))
+        create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
         _spark_round(twins, cost, cluster)
         assert twins.difference() == ""
         assert scratch_of(twins.remote) == []
@@ -231,7 +231,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
     engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
-    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
+    report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
     assert cause in report.reason
@@ -252,7 +252,7 @@ def test_new_segments_get_their_sidecars(bloom: bool, tmp_path: Path) -> None:
 
 
 def _sidecars(tier: Tier) -> list[Any]:
-    found = [tier.sidecars(NAME).load_sidecar(segment.id) for segment in state_of(tier).live]
+    found = [tier.open_sidecar_store(NAME).load_sidecar(segment.id) for segment in state_of(tier).live]
     return [known and (known.distinct_keys, known.made_for, known.due, len(known.producer_runs), len(known.markers)) for known in found]
 
 
@@ -313,7 +313,7 @@ def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: 
 
 def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
     engine = Engine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
-    return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open(NAME))
+    return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_a_driver_that_died_is_followed_by_one_that_goes_on(what: str, after: in
     assert ("pass 1" in done) == (what == "pass 1")  # what is there is not done again
     # An object whose writing nobody heard of any more is all that may be left.
     assert len(scratch_of(twins.remote)) <= 1
-    retire_partition(twins.remote.ports, twins.remote.open(NAME), twins.remote.lease, twins.remote.retention)
+    retire_partition(twins.remote.ports, twins.remote.open_partition_log(NAME), twins.remote.lease, twins.remote.retention)
     assert scratch_of(twins.remote) == []
 
 

@@ -13,12 +13,12 @@ from checkpoint.lineage import EpochEntry, Lineage
 from compactor.constants import LeaderEpoch, Offset
 from compactor.transfer import staged
 from compactor.transfer.staged import (
-    LiveLog,
+    BrokerLiveLog,
     StagedFileChoice,
     StagedSegment,
     TierEnd,
-    chain_linked_to_live_log,
     choose_staged_files,
+    longest_chain_to_live_log,
     reason_cleaned_by_broker,
     reason_epochs_contradict,
     reason_not_below_live_log,
@@ -33,7 +33,7 @@ def lineage(*pairs: tuple[int, int]) -> Lineage:
 
 FIRST = StagedSegment(20, 39, lineage((0, 20)))
 SECOND = StagedSegment(40, 59, lineage((0, 40), (1, 50)))
-LIVE = LiveLog((60, 80), first_epoch=1)
+LIVE = BrokerLiveLog((60, 80), first_epoch=1)
 TIER = TierEnd(30, lineage((0, 0)))
 
 
@@ -45,8 +45,8 @@ def test_staged_files_that_lead_from_the_tiers_end_to_the_live_log_are_taken() -
 
 def test_nothing_is_taken_or_reported_that_the_tier_has_or_the_live_log_continues() -> None:
     assert choose_staged_files([FIRST, SECOND], LIVE, replace(TIER, position=60)) == StagedFileChoice()
-    assert choose_staged_files([FIRST, SECOND], LiveLog((60,)), replace(TIER, position=75)) == StagedFileChoice()
-    assert choose_staged_files([FIRST], LiveLog(()), TIER) == StagedFileChoice()
+    assert choose_staged_files([FIRST, SECOND], BrokerLiveLog((60,)), replace(TIER, position=75)) == StagedFileChoice()
+    assert choose_staged_files([FIRST], BrokerLiveLog(()), TIER) == StagedFileChoice()
     assert choose_staged_files([FIRST, SECOND], LIVE, replace(TIER, position=40)) == StagedFileChoice((40,))
 
 
@@ -55,22 +55,22 @@ def test_an_empty_staged_file_is_passed_over() -> None:
 
 
 def test_a_file_whose_base_is_live_was_replaced() -> None:
-    assert reason_replaced_by_live_file(SECOND, LiveLog((40, 80)))
+    assert reason_replaced_by_live_file(SECOND, BrokerLiveLog((40, 80)))
     assert not reason_replaced_by_live_file(SECOND, LIVE)
 
 
 def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
     assert not reason_not_below_live_log(SECOND, LIVE)
-    assert reason_not_below_live_log(StagedSegment(60, 70), LiveLog((40, 80)))
+    assert reason_not_below_live_log(StagedSegment(60, 70), BrokerLiveLog((40, 80)))
     assert reason_not_below_live_log(StagedSegment(50, 60), LIVE)
 
 
 def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
     other = StagedSegment(30, 39)
-    assert chain_linked_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
-    assert chain_linked_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
-    assert chain_linked_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
-    assert chain_linked_to_live_log([FIRST], LIVE) == ()
+    assert longest_chain_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
+    assert longest_chain_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
+    assert longest_chain_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
+    assert longest_chain_to_live_log([FIRST], LIVE) == ()
 
 
 def test_a_chain_begins_at_the_tiers_end_or_before() -> None:
@@ -118,17 +118,17 @@ def test_an_empty_tier_begins_with_the_staged_files_that_the_cleaner_has_not_rea
 WITHOUT_REASON: dict[str, Callable[..., Any]] = {
     "reason_replaced_by_live_file": lambda *_: "",
     "reason_not_below_live_log": lambda *_: "",
-    "chain_linked_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
+    "longest_chain_to_live_log": lambda segments, live: tuple(sorted(segments, key=lambda segment: segment.base)),
     "reason_not_continuing_tier": lambda *_: "",
     "reason_epochs_contradict": lambda *_: "",
     "reason_cleaned_by_broker": lambda *_: "",
 }
 """Each rule as it is when it is dropped."""
 
-REFUSED: dict[str, tuple[list[StagedSegment], LiveLog, TierEnd]] = {
+REFUSED: dict[str, tuple[list[StagedSegment], BrokerLiveLog, TierEnd]] = {
     "reason_replaced_by_live_file": ([StagedSegment(60, 70)], LIVE, TIER),
     "reason_not_below_live_log": ([StagedSegment(40, 65)], LIVE, TIER),
-    "chain_linked_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
+    "longest_chain_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
     "reason_not_continuing_tier": ([SECOND], LIVE, TIER),
     "reason_epochs_contradict": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),
     "reason_cleaned_by_broker": ([FIRST, SECOND], replace(LIVE, cleaned=60), TierEnd(None)),

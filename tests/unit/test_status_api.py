@@ -52,7 +52,8 @@ def examples() -> dict[str, Any]:
         "`/api/partitions/T-P` of an agent": (AgentPages(lambda: agent), "/api/partitions/payments_settled-0"),
     }
     return {
-        title: shortened(json.loads(RequestRouter(face, lambda: 0, 1000).respond(target).body)) for title, (face, target) in pages.items()
+        title: shortened(json.loads(RequestRouter(face, lambda: 0, 1000).respond_to_request(target).body))
+        for title, (face, target) in pages.items()
     }
 
 
@@ -135,8 +136,8 @@ def test_examples_of_the_page_are_whole_documents() -> None:
 def test_a_partition_that_is_not_there_is_not_found() -> None:
     pages = RequestRouter(DaemonPages(lambda: console_samples.daemon_status(3), lambda name: None), lambda: 0, 1000)
     for path in ("orders-99", "no partition", "orders-x", "..%2f..", str(TopicPartition("orders", 1))):
-        assert pages.respond(f"/api/partitions/{path}").code == 404
-        assert pages.respond(f"/partitions/{path}").code == 404
+        assert pages.respond_to_request(f"/api/partitions/{path}").code == 404
+        assert pages.respond_to_request(f"/partitions/{path}").code == 404
 
 
 if __name__ == "__main__":

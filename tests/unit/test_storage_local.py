@@ -260,7 +260,7 @@ class TestCompose:
             pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, CopiedRange) else one for one in pieces]
         before = self.counters.usage()
         store.compose("k", pieces)
-        used = self.counters.usage().since(before)
+        used = self.counters.usage().usage_since(before)
         read = 2_000_009 if is_known else 2 * 2_000_009
         assert (used.requests, used.bytes_read, used.bytes_written) == ({"put": 1, "copy": 2}, read, 5)
         assert store.get("k") == self.EXPECTED
@@ -308,7 +308,7 @@ class TestCompose:
         monkeypatch.setattr(os, "copy_file_range", refuse)
         pieces, before = self.pieces(store, tmp_path), self.counters.usage()
         store.compose("k", pieces)
-        used = self.counters.usage().since(before)
+        used = self.counters.usage().usage_since(before)
         assert (used.bytes_read - 2 * 2_000_009, used.bytes_written) == (2_000_009 - first, 2_000_014 - first)
         assert store.get("k") == self.EXPECTED
 

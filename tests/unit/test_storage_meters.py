@@ -235,7 +235,7 @@ class TestThrottle:
         assert counters.usage() == StoreUsage(requests={"get": 3}, bytes_read=300, bytes_written=10**9, waited_s=waited_s)
         earlier = counters.usage()
         meter.record_request("get")
-        assert counters.usage().since(earlier).waited_s["max_requests_per_s"] == 1.0
+        assert counters.usage().usage_since(earlier).waited_s["max_requests_per_s"] == 1.0
 
 
 def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_directory_counts_what_it_does(tmp_path: Path) -> None:
     list(store.list(""))
     store.delete(["k"])
     assert before == StoreUsage(requests={"put": 1}, bytes_written=5)
-    assert counters.usage().since(before) == StoreUsage(requests={"delete": 1, "get": 2, "list": 1}, bytes_read=7)
+    assert counters.usage().usage_since(before) == StoreUsage(requests={"delete": 1, "get": 2, "list": 1}, bytes_read=7)
 
 
 def test_settings_travel_and_stores_are_opened_where_they_arrive(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_a_transient_remark_is_one_line_that_the_next_remark_replaces() -> None:
     def write(terminal: IO[str]) -> None:
         out = Output("table", terminal, terminal)
         for number in (3, 4):
-            out.note(f"cannot read s3://bucket/{'x' * 200}; try {number} in 0.4 s", transient=True)
-        out.note("error: tried 5 times")
+            out.print_note(f"cannot read s3://bucket/{'x' * 200}; try {number} in 0.4 s", transient=True)
+        out.print_note("error: tried 5 times")
 
     first, second, last = on_terminal(80, write).split("\r\x1b[K")
     assert [len(line) < 80 and "\n" not in line for line in (first, second)] == [True, True]

@@ -136,18 +136,18 @@ class KafkaAdmin:
         )
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
-    def describe_topics(self, names: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicDescription]:
+    def describe_topics(self, topics: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicDescription]:
         """Return partitions, offsets and settings of these topics. needs_append_right: report a missing permission to append to them,
         too.
         """
-        if not names:
+        if not topics:
             return {}
         kafka = load_confluent_kafka()
         admin = self._session.client
-        wanted = kafka.TopicCollection(list(names))
+        wanted = kafka.TopicCollection(list(topics))
         timeout = self._timeout_s
         described = self._session.send_request(
-            f"describe {', '.join(names)}",
+            f"describe {', '.join(topics)}",
             lambda: admin.describe_topics(wanted, include_authorized_operations=True, request_timeout=timeout),
         )
         offsets = self._request_leader_offsets(
@@ -269,38 +269,38 @@ class KafkaAdmin:
         )
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
-    def _request_topic_settings(self, names: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
+    def _request_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
         """Return the settings of topics, in one request, or one request per topic if the cluster refuses the joint one."""
         try:
-            return dict(self._describe_settings("TOPIC", names))
+            return dict(self._describe_settings("TOPIC", topics))
         except Refused as error:
-            if len(names) == 1:
-                return {names[0]: error}
-        return {name: found for one in names for name, found in self._request_topic_settings([one]).items()}
+            if len(topics) == 1:
+                return {topics[0]: error}
+        return {name: found for one in topics for name, found in self._request_topic_settings([one]).items()}
 
-    def _describe_settings(self, resource_type: str, names: Sequence[str]) -> dict[str, dict[str, Setting]]:
+    def _describe_settings(self, resource_type: str, topics: Sequence[str]) -> dict[str, dict[str, Setting]]:
         """Return the settings of topics (only TOPIC_SETTINGS) or brokers (all)."""
         kafka = load_confluent_kafka()
-        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in names]
+        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in topics]
         admin = self._session.client
         timeout = self._timeout_s
-        what = f"settings of {resource_type.lower()} {', '.join(names)}"
+        what = f"settings of {resource_type.lower()} {', '.join(topics)}"
         found = self._session.send_request(what, lambda: admin.describe_configs(resources, request_timeout=timeout))
         return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 
 
-def metadata_topic_problem(facts: TopicDescription) -> str:
+def metadata_topic_problem(topic: TopicDescription) -> str:
     """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     for name, value in wanted.items():
-        setting = facts.settings.get(name)
+        setting = topic.settings.get(name)
         if setting is None:
-            return f"{name} of {facts.topic} is unknown: it must be {value}"
+            return f"{name} of {topic.topic} is unknown: it must be {value}"
         if setting.value != value:
-            mend = f"kafka-configs --alter --topic {facts.topic} --add-config {name}={value}"
-            return f"{name} of {facts.topic} is {setting.value}, it must be {value} or segments get lost in it ({mend})"
-    lost = [number for number, one in facts.partitions.items() if one.log_start > 0]
-    return f"{facts.topic} has lost its beginning in partitions {lost}" if lost else ""
+            mend = f"kafka-configs --alter --topic {topic.topic} --add-config {name}={value}"
+            return f"{name} of {topic.topic} is {setting.value}, it must be {value} or segments get lost in it ({mend})"
+    lost = [number for number, one in topic.partitions.items() if one.log_start > 0]
+    return f"{topic.topic} has lost its beginning in partitions {lost}" if lost else ""
 
 
 def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str, Setting]:

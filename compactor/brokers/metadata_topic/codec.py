@@ -57,7 +57,7 @@ class TopicIdPartition(NamedTuple):
     partition: int
 
     @property
-    def name(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return topic name and partition number."""
         return TopicPartition(self.topic, self.partition)
 

@@ -60,22 +60,24 @@ class KafkaLeaders:
         }
         return ClusterLeaders(reported.cluster_id or "", leaders)
 
-    def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
+    def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
         """Return the ids of these topics, without those that do not exist or may not be described. Raises Unavailable or Refused."""
         admin, timeout = self._admin.client, self._connection.timeout_s
         cluster = self._admin.send_request("describe the cluster", lambda: {"": admin.describe_cluster(request_timeout=timeout)})[""]
-        return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(names))
+        return ClusterTopicIds(cluster.cluster_id or "", self._request_topic_ids_jointly_or_singly(topics))
 
-    def _request_topic_ids_jointly_or_singly(self, names: Sequence[str]) -> dict[str, TopicId]:
+    def _request_topic_ids_jointly_or_singly(self, topics: Sequence[str]) -> dict[str, TopicId]:
         """Return topic ids by topic name, in one request, or in one request per topic if the cluster refuses the joint request."""
         admin, timeout = self._admin.client, self._connection.timeout_s
-        wanted = load_confluent_kafka().TopicCollection(list(names))
+        wanted = load_confluent_kafka().TopicCollection(list(topics))
         try:
-            found = self._admin.send_request(f"describe {', '.join(names)}", lambda: admin.describe_topics(wanted, request_timeout=timeout))
+            found = self._admin.send_request(
+                f"describe {', '.join(topics)}", lambda: admin.describe_topics(wanted, request_timeout=timeout)
+            )
         except Refused:
             return (
-                {name: topic_id for one in names for name, topic_id in self._request_topic_ids_jointly_or_singly([one]).items()}
-                if len(names) > 1
+                {name: topic_id for one in topics for name, topic_id in self._request_topic_ids_jointly_or_singly([one]).items()}
+                if len(topics) > 1
                 else {}
             )
         return {name: uuid_text(uuid_to_bytes(topic.topic_id)) for name, topic in found.items()}

@@ -165,15 +165,15 @@ class PersistedStates:
         self._memory.clear()
         self._reached = {}
 
-    def load_partitions(self, metadata_partition: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
+    def load_partitions(self, metadata_partition: int, partitions: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
         """Return the states of user partitions, None for unknown ones. Raises StateLost."""
         keys = [_fold_position_key(metadata_partition)]
-        for name in names:
+        for name in partitions:
             keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]
         at, *values = self._read_values(keys)
         if at != self._reached[metadata_partition].encode():
             raise StateLost(f"metadata partition {metadata_partition}")
-        return [_decode_partition(name, message, data) for name, message, data in zip(names, values[::2], values[1::2], strict=True)]
+        return [_decode_partition(name, message, data) for name, message, data in zip(partitions, values[::2], values[1::2], strict=True)]
 
     def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
         """Save the states of user partitions."""

@@ -200,7 +200,7 @@ class HighestOffsetMarker:
 
     segment: RemoteLogSegmentMetadataRecord
 
-    def records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
+    def marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
         """Return the records that introduce, finish and delete the marker. No object belongs to it."""
         begun = self.segment
         states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
@@ -338,7 +338,7 @@ def reason_to_refuse_finish(
     wanted = [
         record
         for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
-        for record in marker.records(event_timestamp_ms)
+        for record in marker.marker_records(event_timestamp_ms)
     ]
     for record in (*wanted, _state_change_record(segment, _S.COPY_SEGMENT_FINISHED)):
         why = reason_to_refuse_record(trial.cache, lineage, record)

@@ -282,14 +282,14 @@ def match_output_to_source_batches(
     return origin, None
 
 
-def flag_batches_that_must_stay(headers: SourceBatches, rules: RetentionRules) -> Flags:
+def flag_batches_that_must_stay(headers: SourceBatches, retention_rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
     producer, and the
     batch that
     ends at the high watermark.
     """
-    entries = rules.producers.entries
-    stays = headers[col.LAST] + 1 == rules.high_watermark
+    entries = retention_rules.producers.entries
+    stays = headers[col.LAST] + 1 == retention_rules.high_watermark
     if len(entries):
         ids = entries["producer_id"].astype(np.int64)
         at = np.minimum(np.searchsorted(ids, headers[col.PRODUCER_ID]), len(ids) - 1)
@@ -365,14 +365,14 @@ def flag_markers_given_delete_horizon(sources: HeaderFields, idle: Flags, remove
     return idle & ~removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
-def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, rules: RetentionRules) -> Flags:
+def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether this round has set its delete horizon and left its record."""
-    dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == rules.new_delete_horizon_ms)
+    dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
 
 def find_headers_not_matching_records(
-    sources: HeaderFields, outputs: HeaderFields, records: GateRecords, rules: RetentionRules
+    sources: HeaderFields, outputs: HeaderFields, records: GateRecords, retention_rules: RetentionRules
 ) -> Iterator[BatchProblem]:
     """Yield the problems of data batches whose headers do not match their records, such as a maximum timestamp that no record has.
 
@@ -387,7 +387,7 @@ def find_headers_not_matching_records(
     )
     had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
     yield from _first_flagged_as_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
-    horizon = np.where(had, sources[col.BASE_TIMESTAMP], rules.new_delete_horizon_ms)
+    horizon = np.where(had, sources[col.BASE_TIMESTAMP], retention_rules.new_delete_horizon_ms)
     yield from _first_flagged_as_problem(
         outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon)
     )

@@ -57,7 +57,7 @@ def clean_batches_of_chunk(
     first_row: Int64s,
     superseded: Flags,
     decisions: BatchRetentionDecisions,
-    rules: RetentionRules,
+    retention_rules: RetentionRules,
 ) -> CleanedChunk:
     """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. decisions:
     those of ``decide_batches_by_headers`` on the chunk's batches.
@@ -70,14 +70,14 @@ def clean_batches_of_chunk(
     copied = decisions.action == COPY
     action = decisions.action.copy()
     keep, horizon = decide_batches_by_records(
-        source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, rules, source.mtime_ms
+        source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, retention_rules, source.mtime_ms
     )
     encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
-    if rules.balance_key is not None:
+    if retention_rules.balance_key is not None:
         sums = digest_sums_by_account(
-            rules.balance_key,
+            retention_rules.balance_key,
             source.buf,
             source.table,
             chunk,

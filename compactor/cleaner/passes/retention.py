@@ -67,7 +67,7 @@ class BatchRetentionDecisions:
 
 @measure_stage(WorkStage.DECIDE)
 def decide_batches_by_headers(
-    table: BatchTable, verdicts: TransactionVerdicts, rules: RetentionRules, segment: str
+    table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment: str
 ) -> BatchRetentionDecisions:
     """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
@@ -80,7 +80,7 @@ def decide_batches_by_headers(
             offset=int(table.base_offset[at]),
             hint="Kafka refuses it too; restore the segment from a replica",
         )
-    entries = rules.producers.entries
+    entries = retention_rules.producers.entries
     ids = entries["producer_id"].astype(np.int64)
     where = np.searchsorted(ids, table.producer_id)
     known = np.zeros(len(table), np.bool_)
@@ -93,9 +93,9 @@ def decide_batches_by_headers(
     is_last = known & np.where(
         last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
     )
-    retain_empty = is_last | (table.last_offset + 1 == rules.high_watermark)
+    retain_empty = is_last | (table.last_offset + 1 == retention_rules.high_watermark)
     action = _header_action_of_batches(
-        table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, rules.now_ms
+        table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, retention_rules.now_ms
     )
     return BatchRetentionDecisions(action, retain_empty, verdicts.discardable)
 
@@ -128,7 +128,7 @@ def decide_batches_by_records(
     superseded: Flags,
     action: Actions,
     retain_empty: Flags,
-    rules: RetentionRules,
+    retention_rules: RetentionRules,
     mtime_ms: int,
 ) -> tuple[Flags, Int64s]:
     """Decide the FILTER batches of a chunk by their records. Return a flag per row (whether the record stays) and the delete horizon of
@@ -151,10 +151,10 @@ def decide_batches_by_records(
         rows.value_length,
         superseded,
         retain_empty,
-        rules.latest_offset,
-        rules.now_ms,
-        rules.new_delete_horizon_ms,
-        mtime_ms > rules.legacy_horizon_ms,
+        retention_rules.latest_offset,
+        retention_rules.now_ms,
+        retention_rules.new_delete_horizon_ms,
+        mtime_ms > retention_rules.legacy_horizon_ms,
         action,
         keep,
         horizon,

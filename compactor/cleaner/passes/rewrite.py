@@ -231,9 +231,9 @@ class RewritePass:
         return found
 
 
-def _append_chunk(file: BinaryIO, piece: CleanedChunk, source: SourceSegment, done: _RewriteProgress, disk: DiskReservation) -> None:
+def _append_chunk(file: BinaryIO, piece: CleanedChunk, source: SourceSegment, progress: _RewriteProgress, disk: DiskReservation) -> None:
     """Write a cleaned chunk. Raises BadData if the segment would exceed 2 GiB."""
-    if done.written + len(piece.encoded.data) > MAX_SEGMENT:
+    if progress.written + len(piece.encoded.data) > MAX_SEGMENT:
         raise BadData(
             "the cleaned segment would exceed 2 GiB",
             segment=source.name,
@@ -241,23 +241,23 @@ def _append_chunk(file: BinaryIO, piece: CleanedChunk, source: SourceSegment, do
         )
     disk.reserve_bytes(len(piece.encoded.data))
     _write_unbuffered(file, piece.encoded.data)
-    done.add_encoded_batches(piece.encoded)
-    done.records_read += piece.records_read
-    done.records_kept += piece.records_kept
+    progress.add_encoded_batches(piece.encoded)
+    progress.records_read += piece.records_read
+    progress.records_kept += piece.records_kept
     if piece.sums is not None:
-        done.sums += piece.sums
+        progress.sums += piece.sums
 
 
-def _append_filler(file: BinaryIO, done: _RewriteProgress, base: int, end_offset: int, disk: DiskReservation) -> None:
+def _append_filler(file: BinaryIO, progress: _RewriteProgress, base: int, end_offset: int, disk: DiskReservation) -> None:
     """Write a filler (an empty batch) if the segment would end before ``end_offset``."""
-    last = max((int(lasts[-1]) for lasts in reversed(done.last_offsets) if len(lasts)), default=base - 1)
+    last = max((int(lasts[-1]) for lasts in reversed(progress.last_offsets) if len(lasts)), default=base - 1)
     if last >= end_offset:
         return
-    filler = encode_filler_batch(end_offset, end_offset, done.leader_epoch)
+    filler = encode_filler_batch(end_offset, end_offset, progress.leader_epoch)
     disk.reserve_bytes(len(filler))
     _write_unbuffered(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    done.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    progress.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
 def _decide_batches_by_counts(table: BatchTable, decisions: BatchRetentionDecisions, counts: SurvivorCounts, now_ms: int) -> None:

@@ -28,15 +28,15 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
 
     extras.require_extra("kafka", "agent")
     in_force = _validate_agent_settings(frame.load_command_settings(args))
-    opened = tiers.open_configured_tier(args, local_state=True)
+    tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
     brokers = KafkaLeaders(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
-    agent = Agent(opened, brokers, log=tell)
+    agent = Agent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
     pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
     with serve_pages(settings.listen, pages, "agent.listen") as address, call_on_new_segments(settings.log_dirs, agent.request_scan, tell):
-        tell(f"{opened.ports.holder} uploads to {opened.ports.layout.url}; status at http://{address}/")
+        tell(f"{tier.ports.holder} uploads to {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
             "agent",
             agent,

@@ -13,14 +13,14 @@ from compactor.views.words import count_noun, format_iso_time
 
 
 def list_audit(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_read_only(args)
+    tier = tiers.open_read_only(args)
     try:
         wanted = re.compile(args.pattern or ".*")
     except re.error as error:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
-    def concerns(recorded: RecordedAction) -> bool:
-        """Return whether an action concerns the partition or topic that the user named.
+    def is_requested_action(recorded: RecordedAction) -> bool:
+        """Return whether an action is_requested_action the partition or topic that the user named.
 
         The target of a recorded action may be a pattern, as for a pause.
         """
@@ -32,7 +32,7 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
             or any(_matches_whole_text(each, args.pattern) for each in targets)
         )
 
-    found = [recorded for recorded in list_actions(opened.ports, args.since, args.limit) if concerns(recorded)]
+    found = [recorded for recorded in list_actions(tier.ports, args.since, args.limit) if is_requested_action(recorded)]
     rows = []
     for recorded in found:
         action, outcome = recorded.action, recorded.outcome

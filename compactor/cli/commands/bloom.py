@@ -38,8 +38,8 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     opened, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
-    budget = Budget(disk_budget_bytes(opened.cleaner_for(name.topic), opened.state_dir))
-    with out.progress("reading", tiers.sum_stored_bytes(opened, [name], out), "bytes") as progress:
+    budget = Budget(disk_budget_bytes(opened.cleaner_settings_for_topic(name.topic), opened.state_dir))
+    with out.show_progress("reading", tiers.sum_stored_bytes(opened, [name], out), "bytes") as progress:
         made = rebuild_sidecars(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {
         **tiers.partition_document(name),

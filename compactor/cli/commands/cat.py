@@ -32,7 +32,7 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
 
     def note_damage(damage: DamagedRange) -> None:
         skipped.append(damage)
-        out.note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
+        out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
     decoder = FieldDecoder(opened.settings)
     blocks = read_record_blocks(
@@ -63,12 +63,12 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
         case _:
             out.write_chunks(_raw_lines(counted_blocks()))
     if not count:
-        state = opened.open(name).state
+        state = opened.open_partition_log(name).state
         first = max(state.start_offset, opened.first_readable_offset(state))
         held = f"it holds offsets {first} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
         if first > state.end_offset >= 0:
             held = f"all records below its log start, {first}, are deleted"
-        out.note(f"{name} has no such record; {held}")
+        out.print_note(f"{name} has no such record; {held}")
     return BadData.exit_code if skipped else 0
 
 

@@ -17,7 +17,7 @@ from compactor.views.checkpoints import (
     lineage_document,
     read_kafka_file,
 )
-from compactor.views.difference import Difference, HistoryPoint, RecordedHistory, compare_points
+from compactor.views.difference import HistoryDifference, HistoryPoint, RecordedHistory, compare_points
 from compactor.views.words import count_noun, format_duration, format_iso_time
 
 
@@ -27,14 +27,14 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
         return _print_checkpoint_files(files, out)
     if files:
         raise UsageError("files and partitions together", hint="List them one after the other")
-    opened = tiers.open_read_only(args)
+    tier = tiers.open_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
-    logs = tiers.read_partition_logs(opened, tiers.select_partitions(opened, args.targets), out, outcomes)
-    found = [checkpoint_document(opened.ports, log) for log in logs]
-    now = opened.ports.clock_ms()
+    logs = tiers.read_partition_logs(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
+    found = [checkpoint_document(tier.ports, log) for log in logs]
+    now = tier.ports.clock_ms()
     rows = [
         (
-            tiers.row_name(v),
+            tiers.partition_text_of_row(v),
             tiers.format_cleaner_offsets(v["cleaner_offsets"]),
             v["first_dirty_offset"],
             v["end_offset"],
@@ -53,11 +53,11 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
 def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
     if _is_checkpoint_file(args.target):
         return _print_checkpoint_files([args.target], out)
-    opened = tiers.open_read_only(args)
-    (name,) = opened.partitions([args.target])
-    log = opened.open(name)
+    tier = tiers.open_read_only(args)
+    (name,) = tier.list_partitions([args.target])
+    log = tier.open_partition_log(name)
     log.refresh()
-    found = checkpoint_document(opened.ports, log)
+    found = checkpoint_document(tier.ports, log)
     offsets = Table(
         f"{name}: cleaner offsets (the first one not clean) at slot {found['slot']}",
         ("compactor epoch", "offset"),
@@ -65,7 +65,7 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
     )
     facts = [
         ("offsets", f"{found['start_offset']} to {found['end_offset']}, dirty from {found['first_dirty_offset']}"),
-        ("leader", _describe_lease(found, opened.ports.clock_ms()) or "nobody"),
+        ("leader", _describe_lease(found, tier.ports.clock_ms()) or "nobody"),
         ("last compactor epoch", str(found["compactor_epoch"]) if found["compactor_epoch"] >= 0 else "none yet"),
         ("broker's leader epochs", " ".join(f"{entry.epoch}@{entry.start_offset}" for entry in found["leader_epochs"]) or "unknown"),
     ]
@@ -74,16 +74,16 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
     if found["quarantine"]:
         facts.append(("quarantined", found["quarantine"]))
     tables = [offsets, Table("", ("", ""), facts)] if found["cleaner_offsets"] else [Table(f"{name}: never cleaned", ("", ""), facts)]
-    out.print_result(found, *tables, *_fenced_table(found["fenced"]))
+    out.print_result(found, *tables, *_fenced_records_table(found["fenced"]))
     return 0
 
 
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_tier_and_partition(args)
-    log = opened.open(name)
+    tier, name = tiers.open_tier_and_partition(args)
+    log = tier.open_partition_log(name)
     log.refresh()
-    found = lineage_document(opened.ports, log)
-    out.print_result(found, _epochs_tree(found, opened.ports.clock_ms()))
+    found = lineage_document(tier.ports, log)
+    out.print_result(found, _epochs_tree(found, tier.ports.clock_ms()))
 
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
@@ -91,9 +91,9 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
         _print_file_diff(args, out)
         return
 
-    opened = tiers.open_read_only(args)
-    (name,) = opened.partitions([args.target])
-    past = RecordedHistory(opened.open(name))
+    tier = tiers.open_read_only(args)
+    (name,) = tier.list_partitions([args.target])
+    past = RecordedHistory(tier.open_partition_log(name))
     around = past.points_around_run(args.before) if args.after is None else None
     before, after = around or (
         past.parse_point(_resolve_relative_time(args.before)),
@@ -119,10 +119,10 @@ def _resolve_relative_time(text: str) -> str:
 def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:
     from compactor.upkeep.verify_offsets import verify_checkpoints_of_partitions
 
-    opened = tiers.open_read_only(args)
-    names = tiers.select_partitions(opened, args.partitions)
-    with out.progress("verifying", len(names), "partitions") as progress:
-        found = verify_checkpoints_of_partitions(opened, names, progress.advance)
+    tier = tiers.open_read_only(args)
+    names = tiers.select_partitions(tier, args.partitions)
+    with out.show_progress("verifying", len(names), "partitions") as progress:
+        found = verify_checkpoints_of_partitions(tier, names, progress.advance)
     return tiers.print_findings(found, out, f"{count_noun(len(names), 'partition')}: all is well")
 
 
@@ -197,9 +197,9 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
 # --- how things are put ---
 
 
-def _describe_lease(found: Document, now_ms: int) -> str:
+def _describe_lease(document: Document, now_ms: int) -> str:
     """Return the leader and the time left of its lease as text; empty without a lease."""
-    lease = found["lease"]
+    lease = document["lease"]
     if lease is None:
         return ""
     left_ms = lease.expires_ms - now_ms
@@ -207,7 +207,7 @@ def _describe_lease(found: Document, now_ms: int) -> str:
     return f"{lease.holder} (epoch {lease.epoch}), {term}"
 
 
-def _fenced_table(fenced: Sequence[Document]) -> list[Table]:
+def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
     """Return a table of void records (records of the control log that have no effect), or no table if there are none."""
     if not fenced:
         return []
@@ -227,16 +227,16 @@ def _fenced_table(fenced: Sequence[Document]) -> list[Table]:
     return [Table("in the log, and void", columns, rows, minor=("claimed offset", "by"), below=1)]
 
 
-def _epochs_tree(found: Document, now_ms: int) -> Tree:
+def _epochs_tree(document: Document, now_ms: int) -> Tree:
     """Return the history of a partition as a tree: each compactor epoch (term of one leader) with its rounds."""
-    offsets = tiers.format_cleaner_offsets(found["cleaner_offsets"])
-    title = f"{tiers.row_name(found)} at slot {found['slot']}: cleaner offsets {offsets}"
-    branches = [_epoch_tree(epoch, found, now_ms) for epoch in found["epochs"]]
-    branches += [Tree(_describe_void_record(entry), ()) for entry in found["unowned"]]
+    offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
+    title = f"{tiers.partition_text_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
+    branches = [_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
+    branches += [Tree(_describe_void_record(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])
 
 
-def _epoch_tree(epoch: Document, found: Document, now_ms: int) -> Tree:
+def _epoch_tree(epoch: Document, document: Document, now_ms: int) -> Tree:
     """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect."""
     label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({format_iso_time(epoch['at_ms'])})"
     if epoch["granted"] is not None:
@@ -256,7 +256,7 @@ def _epoch_tree(epoch: Document, found: Document, now_ms: int) -> Tree:
     if epoch["ended"] == "released":
         branches.append(Tree(f"released ({format_iso_time(epoch['ended_ms'] or 0)})", ()))
     if epoch["ended"] == "leading":
-        branches.append(Tree(f"leads: {_describe_lease(found, now_ms)}", ()))
+        branches.append(Tree(f"leads: {_describe_lease(document, now_ms)}", ()))
     return Tree(label, branches)
 
 
@@ -281,21 +281,21 @@ def _point_document(point: HistoryPoint) -> dict[str, object]:
     return {"slot": point.slot, "at_ms": point.at_ms, "cleaner_offsets": [tiers.report_document(entry) for entry in point.cleaner_offsets]}
 
 
-def _diff_tables(before: HistoryPoint, after: HistoryPoint, found: Difference) -> list[Table]:
+def _diff_tables(before: HistoryPoint, after: HistoryPoint, difference: HistoryDifference) -> list[Table]:
     """Return tables of what changed in a partition between two points of its history."""
 
     def point_title(point: HistoryPoint) -> str:
         return f"slot {point.slot}" + (f" ({format_iso_time(point.at_ms)})" if point.at_ms else "")
 
-    rows: list[tuple[object, ...]] = [(f"cleaner offset of epoch {c.leader_epoch}", c.before, c.after) for c in found.cleaner_offsets]
-    if found.leader and found.leader[0] != found.leader[1]:
-        rows.append(("leader", found.leader[0] or "nobody", found.leader[1] or "nobody"))
-    if found.fenced:
-        rows.append(("void records", None, f"{found.fenced} more"))
+    rows: list[tuple[object, ...]] = [(f"cleaner offset of epoch {c.leader_epoch}", c.before, c.after) for c in difference.cleaner_offsets]
+    if difference.leader and difference.leader[0] != difference.leader[1]:
+        rows.append(("leader", difference.leader[0] or "nobody", difference.leader[1] or "nobody"))
+    if difference.fenced:
+        rows.append(("void records", None, f"{difference.fenced} more"))
     tables = [Table("", ("", point_title(before), point_title(after)), rows or [("no difference", "", "")])]
-    if found.segments:
-        rows = [(c.change, c.start_offset, c.end_offset, format_size(c.bytes), c.id) for c in found.segments]
+    if difference.segments:
+        rows = [(c.change, c.start_offset, c.end_offset, format_size(c.bytes), c.id) for c in difference.segments]
         tables.append(Table("segments", ("", "start offset", "end offset", "size", "id"), rows))
-    if found.segments is None:
+    if difference.segments is None:
         tables.append(Table("", ("the slots of that time were deleted; only the cleaner offsets are known",), ()))
     return tables

@@ -30,7 +30,7 @@ def run_clean(args: argparse.Namespace, out: Output) -> None:
     compile_kernels(out, load_into_process=args.profile)
     marks: dict[str, tuple[float, float]] = {}
     profile = CommandProfile(args)
-    with out.progress("cleaning") as progress, profile.record_costs():
+    with out.show_progress("cleaning") as progress, profile.record_costs():
 
         def on_phase(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())

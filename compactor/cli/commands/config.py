@@ -49,14 +49,14 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     """
     from compactor.cli import tiers
 
-    opened = tiers.open_configured_tier(args)
-    chosen = opened.metadata.topic_settings(topic)
+    tier = tiers.open_configured_tier(args)
+    chosen = tier.metadata.topic_settings(topic)
     if chosen is None:
         raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
-    values = opened.cleaner_for(topic).model_dump(mode="json")
-    expires = values["cleanup_policy"] != "compact" and opened.metadata.retention_ms(topic) is not None
+    values = tier.cleaner_settings_for_topic(topic).model_dump(mode="json")
+    expires = values["cleanup_policy"] != "compact" and tier.metadata.retention_ms(topic) is not None
     theirs = {"retention_ms": f"topic {topic}"} if expires else {}
-    return [(f"cleaner.{key}", value, theirs.get(key) or opened.settings.source_for(topic, key, chosen)) for key, value in values.items()]
+    return [(f"cleaner.{key}", value, theirs.get(key) or tier.settings.source_for(topic, key, chosen)) for key, value in values.items()]
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:

@@ -47,8 +47,8 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
         MetadataSource.METADATA_TOPIC: _check_broker_managed,
         MetadataSource.LISTING: _check_listed,
     }
-    settings = _with_short_first_answer(frame.load_command_settings(args))
-    with out.progress("trying the tier"):
+    settings = _with_short_first_answer_timeout(frame.load_command_settings(args))
+    with out.show_progress("trying the tier"):
         problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
     columns = ("severity", "kind", "object", "detail", "hint")
@@ -61,7 +61,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
     return 0 if ok else StoreError.exit_code
 
 
-def _with_short_first_answer(settings: Settings) -> Settings:
+def _with_short_first_answer_timeout(settings: Settings) -> Settings:
     """Return the settings with a short wait for a store's first answer, because a check is asked by somebody who waits for it."""
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
@@ -156,7 +156,7 @@ def _check_stores(settings: Settings) -> list[dict[str, str]]:
 def _check_topic_patterns(settings: Settings) -> list[dict[str, str]]:
     """Return warnings about [topics] tables that match no topic. Regular expressions are easily mistaken for shell patterns."""
     try:
-        topics = {name.topic for name in read_only_tier(open_tier(settings)).partitions()}
+        topics = {name.topic for name in read_only_tier(open_tier(settings)).list_partitions()}
     except CompactorError:
         return []  # trying the store says it better
     unmatched = [pattern for pattern in settings.topics if topics and not any(re.fullmatch(pattern, topic) for topic in topics)]
@@ -184,10 +184,10 @@ def _pattern_hint(pattern: str) -> str:
 def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
     """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
     try:
-        opened = open_tier(settings)
-        names = opened.partitions()
+        tier = open_tier(settings)
+        names = tier.list_partitions()
         if names:
-            opened.open(names[0]).refresh()
+            tier.open_partition_log(names[0]).refresh()
     except CompactorError as error:
         kind = "settings" if isinstance(error, UsageError) else "reading"
         return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
@@ -209,29 +209,29 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:
-        opened = read_only_tier(open_tier(settings))
+        tier = read_only_tier(open_tier(settings))
     except CompactorError as error:
         kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
         return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
-    names, problems = check_metadata_topic_reading(opened)
+    names, problems = check_metadata_topic_reading(tier)
     found += problems
     if connection is not None:
         admin = KafkaAdmin(connection)
         topics = sorted({name.topic for name in names})
-        found += check_topics(admin, topics, lambda topic: opened.settings.cleaner_for(topic).cleanup_policy)
+        found += check_topics(admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy)
         found += check_known_kafka_problems(admin, topics)
-    found += check_object_access(opened, names) if names else []
-    found += check_metadata_record_budget(opened, names)
+    found += check_object_access(tier, names) if names else []
+    found += check_metadata_record_budget(tier, names)
     return [finding._asdict() for finding in found]
 
 
 def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
     """Check that the stores answer, and that tier and control store belong together. An empty tier with an empty control store passes."""
-    opened = open_tier(settings)
+    tier = open_tier(settings)
     try:
-        state = opened.catalog.refresh()
-        opened.ownership.require_no_other_owner(opened.ports, state)
-        opened.ownership.require_data_root_is_unowned(opened.ports, state)
+        state = tier.catalog.refresh()
+        tier.ownership.require_no_other_owner(tier.ports, state)
+        tier.ownership.require_data_root_is_unowned(tier.ports, state)
     except Unavailable as error:  # a second wait for the same store would say the same
         return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
     except StoreError:

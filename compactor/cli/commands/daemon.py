@@ -19,28 +19,28 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
     serving.prepare_process()
 
     tell = serving.SERVICE_JOURNAL
-    opened = tiers.open_configured_tier(args, local_state=True, writing_command="daemon")
+    tier = tiers.open_configured_tier(args, local_state=True, writing_command="daemon")
     try:
-        opened.identity.read()
+        tier.identity.read_catalog()
     except (UsageError, StoreError) as error:
         tell(f"{error.message}; waiting for it", level=logging.WARNING)
-    daemon = Daemon(opened, log=tell)
-    settings = opened.settings.daemon
+    daemon = Daemon(tier, log=tell)
+    settings = tier.settings.daemon
     pages = DaemonPages(
         daemon.status,
         daemon.partition_details,
         getattr(args, "config", ""),
-        price_table_of_tier(opened.settings.tier_url),
+        price_table_of_tier(tier.settings.tier_url),
         settings.runbook_url,
-        daemon.cleaner_for,
+        daemon.cleaner_settings_for_topic,
     )
     with serve_pages(settings.listen, RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)) as address:
-        tell(f"{opened.ports.holder} schedules {opened.ports.layout.url}; status at http://{address}/")
+        tell(f"{tier.ports.holder} schedules {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
             "daemon",
             daemon,
-            opened.settings,
+            tier.settings,
             lambda: frame.load_command_settings(args),
-            lambda: [work.job.name for work in daemon.status().running_jobs],
+            lambda: [work.job.partition for work in daemon.status().running_jobs],
             out,
         )

@@ -39,10 +39,10 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     ok = not compared.differences
     keys = count_keys_with_value(compared.written)
     for difference in compared.differences[:5]:
-        out.note(f"             {difference}")
+        out.print_note(f"             {difference}")
     deleted = len(compared.written) - keys
     same = f"all {keys:,} keys have the last value that was written, and {deleted} deleted ones stay deleted"
-    out.note(f"7. check     {same if ok else f'{len(compared.differences):,} keys read differently'}")
+    out.print_note(f"7. check     {same if ok else f'{len(compared.differences):,} keys read differently'}")
     document = {
         "ok": ok,
         "records_before": compared.before.records,
@@ -63,35 +63,37 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
 
 def _run_demo_steps(demo: Demo, out: Output) -> float:
     """Run steps 1 to 6 and return the seconds that the round took."""
-    with out.progress("making a topic", demo.shape.records, "records") as progress:
+    with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.generate_topic(progress.advance)
-    out.note(
+    out.print_note(
         f"1. make      {demo.shape.records:,} changes of a customers table, as a broker writes them: all codecs, deletes, transactions"
     )
-    with out.progress("importing", unit="bytes") as progress:
+    with out.show_progress("importing", unit="bytes") as progress:
         imported = demo.import_topic(ImportProgress(progress.begin_step, progress.advance))
     offsets = f"offsets {imported.start_offset} to {imported.end_offset}"
-    out.note(f"2. import    {count_noun(imported.segments, 'segment')}, {format_size(imported.bytes)}, {offsets}")
-    plan = demo.plan_round()
+    out.print_note(f"2. import    {count_noun(imported.segments, 'segment')}, {format_size(imported.bytes)}, {offsets}")
+    plan = demo.forecast_round()
     reads = (
         f"{format_size(plan.bytes_to_read)} to read, {format_size(plan.bytes_to_write)} to write at most, {plan.map_keys:,} keys at most"
     )
-    out.note(f"3. plan      {'due' if plan.due else 'not due'}: {plan.reason}; {reads}")
+    out.print_note(f"3. plan      {'due' if plan.due else 'not due'}: {plan.reason}; {reads}")
     begin = time.monotonic()
-    with out.progress("cleaning") as progress:
+    with out.show_progress("cleaning") as progress:
         report = demo.run_round(lambda stage, plan: progress.begin_step(f"round: {stage.value}"))
     seconds = time.monotonic() - begin
     if report.status != RoundStatus.CLEANED:
         raise CompactorError(f"the round ended as {report.status}: {report.reason}", hint="This is a bug; please report it")
-    out.note(f"4. run       {report.records_read:,} records read, {report.records_kept:,} kept, in {seconds:.1f} s; published in one step")
-    with out.progress("verifying", unit="bytes") as progress:
+    out.print_note(
+        f"4. run       {report.records_read:,} records read, {report.records_kept:,} kept, in {seconds:.1f} s; published in one step"
+    )
+    with out.show_progress("verifying", unit="bytes") as progress:
         problems = demo.verify_tier(progress.advance)
     for problem in problems:
         raise BadData(problem.detail, segment=problem.object, hint="This is a bug; please report it")
-    out.note("5. verify    metadata, objects, checksums and indexes agree")
-    with out.progress("exporting", unit="bytes") as progress:
+    out.print_note("5. verify    metadata, objects, checksums and indexes agree")
+    with out.show_progress("exporting", unit="bytes") as progress:
         demo.export_topic(progress.advance)
-    out.note("6. export    the compacted view, as a Kafka log directory")
+    out.print_note("6. export    the compacted view, as a Kafka log directory")
     return seconds
 
 

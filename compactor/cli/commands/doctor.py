@@ -15,16 +15,16 @@ from compactor.views.words import count_noun
 
 
 def run_doctor(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_read_only(args)
-    if not opened.kind.is_broker_managed or not opened.settings.kafka.has_configured_brokers:
+    tier = tiers.open_read_only(args)
+    if not tier.kind.is_broker_managed or not tier.settings.kafka.has_configured_brokers:
         raise UsageError(
             "doctor asks the brokers of a broker-managed tier", hint="Set kind under [tier] and bootstrap_servers under [kafka]"
         )
-    names = tiers.select_partitions(opened, args.partitions)
-    admin = KafkaAdmin(kafka_connection(opened.settings))
+    names = tiers.select_partitions(tier, args.partitions)
+    admin = KafkaAdmin(kafka_connection(tier.settings))
     try:
-        with out.progress("examining", len(names), "partitions") as progress:
-            found = examine_tier(opened, admin, names, price_table_of_tier(opened.settings.tier_url, args.prices), progress.advance)
+        with out.show_progress("examining", len(names), "partitions") as progress:
+            found = examine_tier(tier, admin, names, price_table_of_tier(tier.settings.tier_url, args.prices), progress.advance)
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)

@@ -44,47 +44,47 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
         raise UsageError("--shorten-grace needs --expedite", hint="Without it nothing is deleted")
     if args.to is not None and args.to.exists():
         raise UsageError(f"{args.to} exists already", hint="Name a new file")
-    opened = tiers.open_configured_tier(args, writing_command="run", local_state=True) if args.expedite else tiers.open_read_only(args)
+    tier = tiers.open_configured_tier(args, writing_command="run", local_state=True) if args.expedite else tiers.open_read_only(args)
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
-    with opened, audit.recorded_if(args.expedite, args, opened.settings, out, "erasure --expedite", [args.topic], **details):
-        document, code = _erasure_report(opened, args, keys, out)
+    with tier, audit.record_audited_action_if(args.expedite, args, tier.settings, out, "erasure --expedite", [args.topic], **details):
+        document, code = _erasure_report(tier, args, keys, out)
     if args.to is not None:
         args.to.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     _print_report(document, keys, out)
     return code
 
 
-def _erasure_report(opened: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], int]:
+def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], int]:
     """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
-    names = partitions_of_topic(opened, args.topic)
-    secret = opened.identity.hash_key_for_reading()
+    names = partitions_of_topic(tier, args.topic)
+    secret = tier.identity.hash_key_for_reading()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     removals: list[tuple[int, KeyRemoval]] = []
     done: list[str] = []
-    with out.progress("searching", tiers.sum_stored_bytes(opened, names, out, with_replaced=True), "bytes") as progress:
-        question = KeySearchRequest(tuple(keys), opened.ports.clock_ms(), args.by_filters, progress.advance)
+    with out.show_progress("searching", tiers.sum_stored_bytes(tier, names, out, with_replaced=True), "bytes") as progress:
+        question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
-        def show_partition(name: TopicPartition) -> None:
-            progress.begin_part(f"searching {name} ({place[name]} of {len(names)})")
+        def show_partition(partition: TopicPartition) -> None:
+            progress.begin_part(f"searching {partition} ({place[partition]} of {len(names)})")
 
-        found = find_key_holders_in_topic(opened, names, question, show_partition)
+        found = find_key_holders_in_topic(tier, names, question, show_partition)
         if args.expedite and found.holders:
-            removals = _run_rounds_to_erase(opened, found, question, args, outcomes, done, out)
-            question = replace(question, now_ms=opened.ports.clock_ms())
-            found = find_key_holders_in_topic(opened, names, question, show_partition)
+            removals = _run_rounds_to_erase(tier, found, question, args, outcomes, done, out)
+            question = replace(question, now_ms=tier.ports.clock_ms())
+            found = find_key_holders_in_topic(tier, names, question, show_partition)
     for name, error in found.failed:
         outcomes.record_failure(str(name), error)
-    settings = opened.settings
-    tier = {"id": opened.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
-    header = ReportHeader(tier, args.topic, question.now_ms, tuple(key_digest(key, secret) for key in keys))
+    settings = tier.settings
+    tier_fields = {"id": tier.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
+    header = ReportHeader(tier_fields, args.topic, question.now_ms, tuple(key_digest(key, secret) for key in keys))
     document = erasure_report_json(header, found, done, removals)
     return document, outcomes.exit_code() or (0 if document["erased"] else NOT_YET)
 
 
 def _run_rounds_to_erase(
-    opened: Tier,
-    found: TopicKeySurvey,
+    tier: Tier,
+    survey: TopicKeySurvey,
     question: KeySearchRequest,
     args: argparse.Namespace,
     outcomes: tiers.PartitionOutcomes,
@@ -95,27 +95,27 @@ def _run_rounds_to_erase(
 
     Return the rounds that removed records from what readers see, each with its partition number.
     """
-    if not opened.kind.compacts:
+    if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
-    process_spool_folder(opened.state_dir)
+    process_spool_folder(tier.state_dir)
     compile_kernels(out)
 
     def record_step(text: str) -> None:
         done.append(text)
-        out.note(text)
+        out.print_note(text)
 
-    removals = found.removals
-    for one in found.surveys:
+    removals = survey.removals
+    for one in survey.surveys:
         if not one.holders:
             continue
-        if why := pause_reason(opened.catalog.state, one.name):
-            record_step(f"{one.name}: nothing was done, it is {why}")
+        if why := pause_reason(tier.catalog.state, one.partition):
+            record_step(f"{one.partition}: nothing was done, it is {why}")
             continue
         try:
-            after = expedite_erasure(opened, one, question, shorten_grace=args.shorten_grace, report_step=record_step)
+            after = expedite_erasure(tier, one, question, shorten_grace=args.shorten_grace, report_step=record_step)
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
-            outcomes.record_failure(str(one.name), error)
+            outcomes.record_failure(str(one.partition), error)
     return removals
 
 

@@ -19,9 +19,9 @@ MAX_EVENT_ROWS = 60
 
 
 def run_explain(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_read_only(args)
-    names = tiers.select_partitions(opened, [args.partition])
-    found = [(name, _explain(opened, name, args, out)) for name in names]
+    tier = tiers.open_read_only(args)
+    names = tiers.select_partitions(tier, [args.partition])
+    found = [(name, _explain(tier, name, args, out)) for name in names]
     documents = [
         {
             **tiers.partition_document(name),
@@ -34,21 +34,21 @@ def run_explain(args: argparse.Namespace, out: Output) -> None:
     out.print_result(documents[0] if len(found) == 1 else {"partitions": documents}, *tables)
 
 
-def _explain(opened: Tier, name: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
+def _explain(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
     """Return the answer to the user's question about one partition: about a key, an offset, or the partition itself."""
     now = frame.cleaner_clock_ms(args)
     searches = args.key is not None or args.offset is not None
-    total = tiers.sum_stored_bytes(opened, [name], out, with_replaced=True) if searches else None
-    with out.progress(f"reading {name}", total, "bytes") as progress:
+    total = tiers.sum_stored_bytes(tier, [partition], out, with_replaced=True) if searches else None
+    with out.show_progress(f"reading {partition}", total, "bytes") as progress:
         if args.key is not None:
-            decoder = FieldDecoder(opened.settings)
-            key = parse_key_of_topic(args.key, name.topic, decoder)
+            decoder = FieldDecoder(tier.settings)
+            key = parse_key_of_topic(args.key, partition.topic, decoder)
             decoded = decoder.decode(key) if decoder.has_registry else DecodedField()
             shown = f"{decoded.format_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
-            return explaining.explain_key(opened, name, key, now, progress.advance, shown)
+            return explaining.explain_key(tier, partition, key, now, progress.advance, shown)
         if args.offset is not None:
-            return explaining.explain_offset(opened, name, args.offset, now, progress.advance)
-        return explaining.explain_partition(opened, name, now)
+            return explaining.explain_offset(tier, partition, args.offset, now, progress.advance)
+        return explaining.explain_partition(tier, partition, now)
 
 
 def _facts_table(title: str, facts: Sequence[explaining.Fact]) -> Table:

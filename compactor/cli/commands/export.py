@@ -21,7 +21,7 @@ def run_export(args: argparse.Namespace, out: Output) -> int:
         )
 
     opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
-    with out.progress(f"exporting {name}", unit="bytes") as progress:
+    with out.show_progress(f"exporting {name}", unit="bytes") as progress:
         report = export_partition(
             opened,
             name,
@@ -32,7 +32,7 @@ def run_export(args: argparse.Namespace, out: Output) -> int:
             skip_damaged=args.skip_damaged,
         )
     for left in report.skipped:
-        out.note(f"error: offsets {left.first_offset} to {left.last_offset} of {name} cannot be read and are left out: {left.reason}")
+        out.print_note(f"error: offsets {left.first_offset} to {left.last_offset} of {name} cannot be read and are left out: {left.reason}")
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     out.print_result(tiers.report_document(report), Table("", ("partition", "segments", "size", "start offset", "end offset"), [row]))
     return BadData.exit_code if report.skipped else 0

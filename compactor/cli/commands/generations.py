@@ -9,11 +9,11 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest import GenerationReport, configured_target
+from compactor.outputs.pinterest import GenerationReport, configured_generation_target
 from compactor.outputs.upkeep import (
     RetiredGeneration,
-    partition_generations,
     partitions_with_generations,
+    read_partition_generations,
     retire_generations,
     write_generations,
 )
@@ -24,21 +24,23 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
     if args.partitions and args.topics is not None:
         raise UsageError("partitions and --topics exclude each other", hint="Name one or the other")
     wanted = topic_name_filter(args.topics)
-    opened = tiers.open_configured_tier(args)
-    target = configured_target(opened)
+    tier = tiers.open_configured_tier(args)
+    target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
 
-    def record_outcome(name: TopicPartition, done: GenerationReport | CompactorError) -> None:
-        if isinstance(done, CompactorError):
-            outcomes.record_failure(str(name), done)
+    def record_outcome(partition: TopicPartition, outcome: GenerationReport | CompactorError) -> None:
+        if isinstance(outcome, CompactorError):
+            outcomes.record_failure(str(partition), outcome)
         else:
             outcomes.record_success()
 
-    names = [name for name in tiers.select_partitions(opened, args.partitions) if wanted(name)]
+    names = [name for name in tiers.select_partitions(tier, args.partitions) if wanted(name)]
     if not names:
-        out.note(f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition")
-    with out.progress("writing", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:
-        found = write_generations(opened, target, names, on_bytes=progress.advance, on_partition=record_outcome)
+        out.print_note(
+            f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition"
+        )
+    with out.show_progress("writing", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
+        found = write_generations(tier, target, names, on_bytes=progress.advance, on_partition=record_outcome)
     done = [report for report in found if isinstance(report, GenerationReport)]
     rows = [
         (f"{r.topic}-{r.partition}", r.status, r.generation, r.objects, format_size(r.bytes), r.start_offset, r.end_offset) for r in done
@@ -51,13 +53,13 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
 
 def list_generations_command(args: argparse.Namespace, out: Output) -> int:
     wanted = topic_name_filter(args.topics)
-    opened = tiers.open_read_only(args)
-    target = configured_target(opened)
+    tier = tiers.open_read_only(args)
+    target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     found: list[dict[str, Any]] = []
     for name in filter(wanted, partitions_with_generations(target)):
         try:
-            known = partition_generations(target, name)
+            known = read_partition_generations(target, name)
         except CompactorError as error:
             outcomes.record_failure(str(name), error)
             continue
@@ -82,8 +84,8 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> int:
 
 def retire_generations_command(args: argparse.Namespace, out: Output) -> int:
     wanted = topic_name_filter(args.topics)
-    opened = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
-    target = configured_target(opened)
+    tier = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
+    target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     found: list[RetiredGeneration] = []
     for name in filter(wanted, partitions_with_generations(target)):

@@ -74,15 +74,13 @@ def run_import(args: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _record_import_if_permitting(
-    args: argparse.Namespace, opened: Tier, out: Output, targets: Sequence[str]
-) -> AbstractContextManager[None]:
+def _record_import_if_permitting(args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
     """Return a context that records the import in the audit if an option permits what an import otherwise refuses; else a context that does
     nothing.
     """
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
     given = {name: True for name in consents if getattr(args, name)}
-    return audit.recorded_if(bool(given), args, opened.settings, out, "import", targets, **given)
+    return audit.record_audited_action_if(bool(given), args, tier.settings, out, "import", targets, **given)
 
 
 def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
@@ -90,33 +88,31 @@ def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
     return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
-def _record_topics_of_cluster(
-    opened: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
-) -> None:
+def _record_topics_of_cluster(tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
     """Record which cluster has the topics of imported directories, if brokers are configured. Brokers that do not answer are reported."""
     if options.opening.ask is not None:
-        opened.catalog.refresh()
+        tier.catalog.refresh()
         try:
-            record_confirmed_topics(opened.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+            record_confirmed_topics(tier.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
         except StoreError as error:
-            out.note(f"note: which cluster has these topics is not recorded: {error.message}")
+            out.print_note(f"note: which cluster has these topics is not recorded: {error.message}")
 
 
 def _import_directory(args: argparse.Namespace, out: Output, options: ImportOptions) -> None:
     """Import one partition's directory and print the result."""
     name = _partition_to_import(args, out)
-    opened = tiers.open_configured_tier(args)
-    opened.identity.check_location()  # also where nothing is new
-    policy = opened.cleaner_for(name.topic).cleaner_policy()
+    tier = tiers.open_configured_tier(args)
+    tier.identity.check_location()  # also where nothing is new
+    policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_kernels(out)
-    with _record_import_if_permitting(args, opened, out, [str(name)]), out.progress("importing", unit="bytes") as bar:
+    with _record_import_if_permitting(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
         progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
-        report = import_directory(opened, args.log_dir, name, policy, progress, options)
-    _record_topics_of_cluster(opened, [(name, args.log_dir)], options, out)
+        report = import_directory(tier, args.log_dir, name, policy, progress, options)
+    _record_topics_of_cluster(tier, [(name, args.log_dir)], options, out)
     for note in report.notes:
-        out.note(f"note: {note}")
+        out.print_note(f"note: {note}")
     if not report.segments:
-        out.note(f"{name}: the tier has all of this directory; nothing to do")
+        out.print_note(f"{name}: the tier has all of this directory; nothing to do")
     document = {key: value for key, value in tiers.report_document(report).items() if key != "notes"}
     row = (str(name), report.segments, format_size(report.bytes), report.start_offset, report.end_offset)
     table = Table("", ("partition", "segments", "size", "start offset", "end offset"), [row])
@@ -135,9 +131,9 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
         )
     topic = args.topic if reported is None or args.topic is not None else reported.topic
     partition = args.partition if reported is None or args.partition is not None else reported.partition
-    name = TopicPartition.validated(topic, partition)
+    name = TopicPartition.create_validated(topic, partition)
     if reported is not None and reported != name:
-        out.note(f"warning: {args.log_dir} is named like partition {reported}, and is imported as {name}")
+        out.print_note(f"warning: {args.log_dir} is named like partition {reported}, and is imported as {name}")
     return name
 
 
@@ -145,18 +141,18 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
     """Import all partitions below a directory and print the results."""
     directories = list_partition_directories(args.log_dir, args.topics)
     if not directories:
-        out.note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
-    opened = tiers.open_configured_tier(args)
+        out.print_note(f"warning: no topic in {args.log_dir} matches {args.topics!r} as a whole")
+    tier = tiers.open_configured_tier(args)
 
-    def take(tell: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImportResult]:
-        done = import_partition_directories(opened, directories, options, on_partition=tell, on_bytes=on_bytes)
-        _record_topics_of_cluster(
-            opened, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out
-        )
+    def import_directories(on_partition: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImportResult]:
+        done = import_partition_directories(tier, directories, options, on_partition=on_partition, on_bytes=on_bytes)
+        _record_topics_of_cluster(tier, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
         return done
 
-    with _record_import_if_permitting(args, opened, out, [str(name) for name, _ in directories]):
-        return _import_with_progress(out, {name: sum(log.stat().st_size for log in at.glob("*.log")) for name, at in directories}, take)
+    with _record_import_if_permitting(args, tier, out, [str(name) for name, _ in directories]):
+        return _import_with_progress(
+            out, {name: sum(log.stat().st_size for log in at.glob("*.log")) for name, at in directories}, import_directories
+        )
 
 
 def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
@@ -168,7 +164,7 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
     with _record_import_if_permitting(args, target, out, [*map(str, names)]):
-        sizes = {one.name: one.summary.bytes if one.summary else 0 for one in read_summaries(source, names)}
+        sizes = {one.partition: one.summary.bytes if one.summary else 0 for one in read_summaries(source, names)}
         return _import_with_progress(
             out, sizes, lambda tell, on_bytes: import_tier(source, target, names, options, on_partition=tell, on_bytes=on_bytes)
         )
@@ -186,18 +182,18 @@ def _import_with_progress(
 
     halves: Counter[TopicPartition] = Counter()
 
-    def count_bytes(name: TopicPartition, size: int) -> None:
-        halves[name] += size // 2  # each segment is reported twice: checked and uploaded
+    def count_bytes(partition: TopicPartition, size: int) -> None:
+        halves[partition] += size // 2  # each segment is reported twice: checked and uploaded
         bar.advance(size // 2)
 
-    def report_partition(done: PartitionImportResult) -> None:
-        bar.advance(sizes[done.name] - halves[done.name])
-        if done.error is not None:
-            outcomes.record_failure(str(done.name), done.error)
-        elif done.failure_or_notes_text:
-            out.note(f"note: {done.failure_or_notes_text}")
+    def report_partition(result: PartitionImportResult) -> None:
+        bar.advance(sizes[result.partition] - halves[result.partition])
+        if result.error is not None:
+            outcomes.record_failure(str(result.partition), result.error)
+        elif result.failure_or_notes_text:
+            out.print_note(f"note: {result.failure_or_notes_text}")
 
-    with out.progress("importing", sum(sizes.values()), "bytes") as bar:
+    with out.show_progress("importing", sum(sizes.values()), "bytes") as bar:
         done = import_all(report_partition, count_bytes)
     rows = [_import_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
@@ -212,8 +208,8 @@ def _import_with_progress(
 def _import_row(entry: PartitionImportResult) -> dict[str, Any]:
     report = entry.report
     return {
-        "topic": entry.name.topic,
-        "partition": entry.name.partition,
+        "topic": entry.partition.topic,
+        "partition": entry.partition.partition,
         "status": entry.import_status,
         "segments": report.segments if report else 0,
         "bytes": report.bytes if report else 0,

@@ -12,11 +12,11 @@ from compactor.views.words import count_noun, format_duration
 
 
 def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_configured_tier(args)
-    _ = opened.brokers
-    names = tiers.select_partitions(opened, args.partitions)
-    with out.progress("looking", len(names), "partitions") as progress:
-        found = find_orphans(opened, names, progress.advance)
+    tier = tiers.open_configured_tier(args)
+    _ = tier.broker_metadata
+    names = tiers.select_partitions(tier, args.partitions)
+    with out.show_progress("looking", len(names), "partitions") as progress:
+        found = find_orphans(tier, names, progress.advance)
     if args.to is not None:
         write_orphan_list(found, args.to)
     rows = [
@@ -31,13 +31,13 @@ def find_orphans_command(args: argparse.Namespace, out: Output) -> None:
 
 def purge_orphans_command(args: argparse.Namespace, out: Output) -> None:
     wanted = read_orphan_list(args.file)
-    opened = tiers.open_configured_tier(args)
-    _ = opened.brokers
-    data = open_tier(opened.settings).ports.data
+    tier = tiers.open_configured_tier(args)
+    _ = tier.broker_metadata
+    data = open_tier(tier.settings).ports.data
     details: dict[str, str | int] = {"file": str(args.file), "orphans": len(wanted.orphans)}
-    recorded = audit.recorded_if(not args.dry_run, args, opened.settings, out, "orphans purge", [], **details)
-    with recorded, out.progress("looking again"):
-        done = purge_orphans(opened, wanted, data, dry_run=args.dry_run)
+    recorded = audit.record_audited_action_if(not args.dry_run, args, tier.settings, out, "orphans purge", [], **details)
+    with recorded, out.show_progress("looking again"):
+        done = purge_orphans(tier, wanted, data, dry_run=args.dry_run)
     freed = sum(one.bytes for one in done.deleted)
     kept = [{"object": name, "reason": why} for name, why in done.kept.items()]
     document = {"deleted": [one.object for one in done.deleted], "kept": kept, "bytes": freed}

@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 def write_outputs_command(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_configured_tier(args)
-    writer = configured_output(opened, lambda store: store)
+    tier = tiers.open_configured_tier(args)
+    writer = configured_output(tier, lambda store: store)
     if writer is None:
         raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
-    disk = Budget(disk_budget_bytes(opened.settings.cleaner, opened.state_dir))
-    found, code = _ask_for_partitions(opened, args, out, lambda name: writer.update_output(opened, name, disk))
+    disk = Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
+    found, code = _query_each_partition(tier, args, out, lambda name: writer.update_output(tier, name, disk))
     rows = [{"topic": name.topic, "partition": name.partition, "status": done.status, "summary": done.summary} for name, done in found]
     table = Table("", ("partition", "status", ""), [(f"{row['topic']}-{row['partition']}", row["status"], row["summary"]) for row in rows])
     out.print_result({"partitions": rows}, table)
@@ -35,13 +35,13 @@ def write_outputs_command(args: argparse.Namespace, out: Output) -> int:
 
 
 def list_outputs_command(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_read_only(args)
-    if not opened.settings.outputs.iceberg.topics:
+    tier = tiers.open_read_only(args)
+    if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
     require_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import read_table_status
 
-    found, code = _ask_for_partitions(opened, args, out, lambda name: read_table_status(opened, name))
+    found, code = _query_each_partition(tier, args, out, lambda name: read_table_status(tier, name))
     statuses = [status for _, status in found if status is not None]
     rows = [
         (f"{one.topic}-{one.partition}", one.table, one.status, one.lag_offsets, format_duration(one.lag_ms) if one.lag_ms else "",
@@ -53,22 +53,22 @@ def list_outputs_command(args: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def _ask_for_partitions(
-    opened: Tier, args: argparse.Namespace, out: Output, ask: Callable[[TopicPartition], T]
+def _query_each_partition(
+    tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], int]:
     """Call a function for each selected partition, ``daemon.threads`` at a time; return the results and the exit code."""
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-    names = [name for name in tiers.select_partitions(opened, args.partitions) if name == opened.current(name)]
+    names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 
-    def answer(name: TopicPartition) -> T | CompactorError:
+    def query_or_error(partition: TopicPartition) -> T | CompactorError:
         try:
-            return ask(name)
+            return query(partition)
         except CompactorError as error:
             return error
 
     found: list[tuple[TopicPartition, T]] = []
-    with ThreadPoolExecutor(opened.settings.daemon.threads, "outputs") as pool:
-        for name, done in zip(names, pool.map(answer, names), strict=True):
+    with ThreadPoolExecutor(tier.settings.daemon.threads, "outputs") as pool:
+        for name, done in zip(names, pool.map(query_or_error, names), strict=True):
             if isinstance(done, CompactorError):
                 outcomes.record_failure(str(name), done)
             else:

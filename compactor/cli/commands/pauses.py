@@ -14,17 +14,19 @@ from compactor.views.words import format_duration, format_iso_time
 
 
 def run_pause(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
-    names = opened.partitions()
+    tier = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
+    names = tier.list_partitions()
     if args.pattern is not None:
-        with audit.recorded_action(args, opened.settings, out, "pause", [args.pattern]):
-            anew = pause_rounds(opened.catalog, args.pattern, audit.operator_name(), args.reason)
+        with audit.record_audited_action(args, tier.settings, out, "pause", [args.pattern]):
+            anew = pause_rounds(tier.catalog, args.pattern, audit.operator_name(), args.reason)
         if not anew:
-            out.note(f"{args.pattern} was paused already")
+            out.print_note(f"{args.pattern} was paused already")
         if not any(pattern_matches(args.pattern, name) for name in names):
             plain = re.escape(args.pattern) == args.pattern
-            out.note(f"note: {args.pattern} matches no partition of the tier yet" + ("" if plain else "; it is a whole regular expression"))
-    paused = opened.catalog.state.paused if args.pattern is not None else opened.identity.read().paused
+            out.print_note(
+                f"note: {args.pattern} matches no partition of the tier yet" + ("" if plain else "; it is a whole regular expression")
+            )
+    paused = tier.catalog.state.paused if args.pattern is not None else tier.identity.read_catalog().paused
     rows = [
         (pattern, sum(pattern_matches(pattern, name) for name in names), one.by, format_iso_time(one.at_ms), one.reason)
         for pattern, one in sorted(paused.items())
@@ -37,11 +39,11 @@ def run_pause(args: argparse.Namespace, out: Output) -> None:
 
 
 def run_resume(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_for_control_writes(args)
-    names = opened.partitions()
-    with audit.recorded_action(args, opened.settings, out, "resume", [args.pattern]):
-        resume_rounds(opened.catalog, args.pattern, audit.operator_name())
-    still = [str(name) for name in names if pattern_matches(args.pattern, name) and pause_reason(opened.catalog.state, name)]
+    tier = tiers.open_for_control_writes(args)
+    names = tier.list_partitions()
+    with audit.record_audited_action(args, tier.settings, out, "resume", [args.pattern]):
+        resume_rounds(tier.catalog, args.pattern, audit.operator_name())
+    still = [str(name) for name in names if pattern_matches(args.pattern, name) and pause_reason(tier.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:
         summary += f"; {len(still)} of its partitions still are, by another pattern: {', '.join(still[:5])}"
@@ -49,13 +51,13 @@ def run_resume(args: argparse.Namespace, out: Output) -> None:
 
 
 def run_wake(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_for_control_writes(args)
-    names = tiers.select_partitions(opened, args.partitions)
-    with audit.recorded_action(args, opened.settings, out, "wake", [*map(str, names)]):
+    tier = tiers.open_for_control_writes(args)
+    names = tiers.select_partitions(tier, args.partitions)
+    with audit.record_audited_action(args, tier.settings, out, "wake", [*map(str, names)]):
         for name in names:
-            if why := pause_reason(opened.catalog.state, name):
-                out.note(f"note: {name} is {why}; it is taken up once that is over")
-            request_round(opened.catalog, name, audit.operator_name())
+            if why := pause_reason(tier.catalog.state, name):
+                out.print_note(f"note: {name} is {why}; it is taken up once that is over")
+            request_round(tier.catalog, name, audit.operator_name())
     reported = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"
-    wait = f"within daemon.interval_ms ({format_duration(opened.settings.daemon.interval_ms)})"
+    wait = f"within daemon.interval_ms ({format_duration(tier.settings.daemon.interval_ms)})"
     out.print_result({"wanted": [str(name) for name in names]}, summary=f"{reported} taken up by a daemon {wait}, if one runs")

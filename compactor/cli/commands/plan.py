@@ -15,7 +15,7 @@ from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError
 from compactor.storage.probe import deletes_free_space
-from compactor.views.forecast import Forecast, forecast_summary, read_sidecar_evidence
+from compactor.views.forecast import Forecast, forecast_from_summary, read_sidecar_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.words import count_noun
 
@@ -23,21 +23,21 @@ DEFAULT_SAMPLE_BYTES = 8 << 20
 
 
 def run_plan(args: argparse.Namespace, out: Output) -> int:
-    with tiers.open_configured_tier(args, local_state=True) as opened:
+    with tiers.open_configured_tier(args, local_state=True) as tier:
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-        prices = price_table_of_tier(opened.settings.tier_url, args.prices)
-        summaries = tiers.read_partition_summaries(opened, tiers.select_partitions(opened, args.partitions), out, outcomes)
-        frees = deletes_free_space(opened.ports.data)
+        prices = price_table_of_tier(tier.settings.tier_url, args.prices)
+        summaries = tiers.read_partition_summaries(tier, tiers.select_partitions(tier, args.partitions), out, outcomes)
+        frees = deletes_free_space(tier.ports.data)
         now, found = frame.cleaner_clock_ms(args), []
         for summary in summaries:
-            known = read_sidecar_evidence(opened, summary, now, force=args.force)
-            one = forecast_summary(opened, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
+            known = read_sidecar_evidence(tier, summary, now, force=args.force)
+            one = forecast_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
             found.append(one)
         if frees:
-            found = _sample_savings(opened, found, args.sample, out, prices)
+            found = _sample_savings(tier, found, args.sample, out, prices)
     rows = [
         (
-            str(f.name),
+            str(f.topic_partition),
             f.due,
             f.live,
             f"about {f.skip}" if f.asked else f.skip,
@@ -57,25 +57,25 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     reasons = {f.expected_saving_why for f in found if f.expected_saving_bytes is None}
     notes = _saving_lines(found)
     notes += [f"saves ?: {why}; --sample 16MiB reads some of it" for why in sorted(reasons)] + [
-        f"{f.name}: {f.negative_timestamps} records have negative timestamps: a round that would have to rewrite one of "
+        f"{f.topic_partition}: {f.negative_timestamps} records have negative timestamps: a round that would have to rewrite one of "
         "their batches leaves the partition unchanged, as Kafka's cleaner does"
         for f in found
         if f.negative_timestamps
     ]
-    if not opened.kind.compacts:
-        notes.append(f"a tier of layout {opened.settings.tier.layout} is only read: this is what a round would do once it was imported")
+    if not tier.kind.compacts:
+        notes.append(f"a tier of layout {tier.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
-        why = pause_reason(opened.catalog.state, f.name) if f.due else ""
-        notes += [f"{f.name}: no round starts, it is {why}"] if why else []
-        notes += [f"{f.name}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
+        why = pause_reason(tier.catalog.state, f.topic_partition) if f.due else ""
+        notes += [f"{f.topic_partition}: no round starts, it is {why}"] if why else []
+        notes += [f"{f.topic_partition}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
     notes += _automatic_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
 
 
-def _saving_lines(found: Sequence[Forecast]) -> list[str]:
+def _saving_lines(forecasts: Sequence[Forecast]) -> list[str]:
     """Return a line with the bytes that all due rounds together will save; an empty list if nothing is due or the saving is unknown."""
-    due = [f for f in found if f.due and f.expected_saving_bytes is not None]
+    due = [f for f in forecasts if f.due and f.expected_saving_bytes is not None]
     if not due:
         return []
     saved, error = sum(f.expected_saving_bytes or 0 for f in due), sum(f.expected_saving_error_bytes or 0 for f in due)
@@ -86,9 +86,9 @@ def _saving_lines(found: Sequence[Forecast]) -> list[str]:
     return [f"{rounds} due: {amount} of {format_size(sum(f.bytes_to_read for f in due))} read will be saved{source}"]
 
 
-def _automatic_ratio_lines(found: Sequence[Forecast]) -> list[str]:
+def _automatic_ratio_lines(forecasts: Sequence[Forecast]) -> list[str]:
     """Return a line about the dirty ratios that were computed from storage costs; an empty list if there are none."""
-    chosen = [f for f in found if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
+    chosen = [f for f in forecasts if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
     if not chosen:
         return []
     ratios = sorted({f.min_cleanable_dirty_ratio for f in chosen})
@@ -98,11 +98,11 @@ def _automatic_ratio_lines(found: Sequence[Forecast]) -> list[str]:
     return [f'min_cleanable_dirty_ratio = "auto" chose {between} for {partitions}: {saved:.2f} USD a month less than with 0.5']
 
 
-def _storage_cost_lines(found: Sequence[Forecast], prices: PriceTable) -> list[str]:
+def _storage_cost_lines(forecasts: Sequence[Forecast], prices: PriceTable) -> list[str]:
     """Return a line with the present cost of storage; an empty list if the store costs nothing."""
-    if not prices.stored_gib_month_usd or not found:
+    if not prices.stored_gib_month_usd or not forecasts:
         return []
-    stored, saved = sum(f.stored_usd_month for f in found), sum(f.expected_saving_usd_month or 0 for f in found)
+    stored, saved = sum(f.stored_usd_month for f in forecasts), sum(f.expected_saving_usd_month or 0 for f in forecasts)
     return [f"stored: {stored:.2f} USD a month, of which these rounds save {saved:.2f} ({prices})"]
 
 
@@ -116,23 +116,23 @@ def _format_saving(forecast: Forecast) -> str:
     return f"at least {format_size(forecast.expected_saving_bytes)}{error}"
 
 
-def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int | None, out: Output, prices: PriceTable) -> list[Forecast]:
+def _sample_savings(tier: Tier, forecasts: Sequence[Forecast], sample_bytes: int | None, out: Output, prices: PriceTable) -> list[Forecast]:
     """Return the forecasts, with savings that are estimated from samples.
 
     :param sample_bytes: bytes of each partition to read; None for a small sample of the largest partitions about which nothing is known.
     """
-    unknown = [f for f in found if f.due and f.expected_saving_bytes is None]
+    unknown = [f for f in forecasts if f.due and f.expected_saving_bytes is None]
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]
-    chosen = {f.name for f in (largest if sample_bytes is None else found if sample_bytes else ())}
+    chosen = {f.topic_partition for f in (largest if sample_bytes is None else forecasts if sample_bytes else ())}
     if chosen:
         compile_kernels(out)
     results = []
-    for one in found:
-        if one.name not in chosen:
+    for one in forecasts:
+        if one.topic_partition not in chosen:
             results.append(one)
             continue
         try:
-            results.append(_with_sampled_saving(opened, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
+            results.append(_with_sampled_saving(tier, one, sample_bytes or DEFAULT_SAMPLE_BYTES, out, prices))
         except CompactorError as error:
             if sample_bytes is not None:
                 raise
@@ -140,12 +140,15 @@ def _sample_savings(opened: Tier, found: Sequence[Forecast], sample_bytes: int |
     return results
 
 
-def _with_sampled_saving(opened: Tier, found: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
+def _with_sampled_saving(tier: Tier, forecast: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
     """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
-    with out.progress(f"sampling {found.name}", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
-        sample = estimate_saving_from_samples(opened, opened.open(found.name).refresh(), sample_bytes)
+    with (
+        out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
+        tier.counters.report_transfers(progress.advance),
+    ):
+        sample = estimate_saving_from_samples(tier, tier.open_partition_log(forecast.topic_partition).refresh(), sample_bytes)
     return replace(
-        found,
+        forecast,
         expected_saving_bytes=sample.at_least_bytes,
         expected_saving_why=str(sample),
         expected_saving_error_bytes=sample.error_bytes,

@@ -26,22 +26,22 @@ from compactor.views.words import count_noun
 
 
 def run_recompact(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
-    names = tiers.select_partitions(opened, args.partitions)
+    tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
+    names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_dry_run(survey_partitions(opened, names, frame.cleaner_clock_ms(args), min_benefit), out, outcomes)
+        return _print_dry_run(survey_partitions(tier, names, frame.cleaner_clock_ms(args), min_benefit), out, outcomes)
     check_pyspark()
     from compactor.spark.cluster.jobs import JobListener
 
     cost = TaskCost()
     with ExitStack() as stack:
-        with out.progress("starting Spark"):
-            started = stack.enter_context(start_cluster(opened.settings, "tiered-compactor recompact"))
+        with out.show_progress("starting Spark"):
+            started = stack.enter_context(start_cluster(tier.settings, "tiered-compactor recompact"))
         if started.ui:
-            out.note(f"Spark runs on {started.master}; its pages are at {started.ui}")
-        with out.progress("re-compacting", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:
+            out.print_note(f"Spark runs on {started.master}; its pages are at {started.ui}")
+        with out.show_progress("re-compacting", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
             count = 0
 
             def on_partition_done(finished: RecompactionResult) -> None:
@@ -51,7 +51,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
                 _report_partition(finished, out, outcomes, f"{count} of {len(names)}")
 
             finished = recompact_partitions(
-                opened,
+                tier,
                 started.cluster,
                 names,
                 frame.cleaner_clock_ms(args),
@@ -59,15 +59,15 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
                 RecompactionListener(JobListener(), on_partition_done),
                 min_benefit,
             )
-        with out.progress("writing Iceberg tables") if opened.settings.outputs.iceberg.topics else nullcontext():
-            tables = write_tables(opened, started.cluster, names, cost)
+        with out.show_progress("writing Iceberg tables") if tier.settings.outputs.iceberg.topics else nullcontext():
+            tables = write_tables(tier, started.cluster, names, cost)
         spark = _spark_document(started, cost)  # as long as it runs
     for name, table in tables.items():
         if isinstance(table, CompactorError):
             outcomes.record_failure(f"the table of {name}", table)
         elif table.summary:
-            out.note(f"{name}: {table.summary}")
-    rows = [result_row(one, tables.get(one.name)) for one in finished]
+            out.print_note(f"{name}: {table.summary}")
+    rows = [result_row(one, tables.get(one.partition)) for one in finished]
     out.print_result({"partitions": rows, "spark": spark}, tiers.rounds_table(rows), summary=_spark_summary(started, cost))
     return outcomes.exit_code()
 
@@ -77,7 +77,7 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
     rows, cells = [], []
     for inspection in candidates:
         if inspection.error is not None:
-            outcomes.record_failure(str(inspection.name), inspection.error)
+            outcomes.record_failure(str(inspection.partition), inspection.error)
             continue
         outcomes.record_success()
         status = "left_alone" if inspection.is_skipped else "would_be_cleaned"
@@ -85,8 +85,8 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
             "" if inspection.is_skipped else f"; {count_noun(inspection.segments, 'segment')} from the log's start on"
         )
         facts = {"status": status, "reason": reason, "bytes": inspection.bytes}
-        rows.append(tiers.partition_document(inspection.name) | facts)
-        cells.append((str(inspection.name), status, format_size(inspection.bytes), reason))
+        rows.append(tiers.partition_document(inspection.partition) | facts)
+        cells.append((str(inspection.partition), status, format_size(inspection.bytes), reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)
     out.print_result(
@@ -99,17 +99,17 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
     """Report one partition as soon as it is done, so that a user who interrupts the job knows what is finished."""
     report = finished.report
     if finished.error is not None:
-        outcomes.record_failure(str(finished.name), finished.error)
+        outcomes.record_failure(str(finished.partition), finished.error)
     elif report is not None and report.status == RoundStatus.QUARANTINED:
-        outcomes.record_quarantine(str(finished.name), report.reason)
+        outcomes.record_quarantine(str(finished.partition), report.reason)
     else:
         outcomes.record_success()
         if report is not None and report.status == RoundStatus.WAITING:
-            out.note(f"{finished.name}: {report.reason}")
+            out.print_note(f"{finished.partition}: {report.reason}")
         if report is not None and report.segments_out:
-            out.note(f"{count}: {finished.name} {report.status}, {report.records_read:,} records -> {report.records_kept:,}")
+            out.print_note(f"{count}: {finished.partition} {report.status}, {report.records_read:,} records -> {report.records_kept:,}")
         elif finished.skip_reason:
-            out.note(f"{count}: {finished.name} is skipped: {finished.skip_reason}")
+            out.print_note(f"{count}: {finished.partition} is skipped: {finished.skip_reason}")
 
 
 def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:

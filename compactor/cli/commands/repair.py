@@ -25,46 +25,48 @@ def run_repair(args: argparse.Namespace, out: Output) -> int:
             "`repair` needs the digests of all objects, and other programs that write a tier record none",
             hint="Restore objects from the store's versions or a backup; `undo` takes a round of this program back while its sources exist",
         )
-    opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
-    sources = [_open_source(text, opened, name) for text in args.sources]
+    tier, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
+    sources = [_open_repair_source(text, tier, name) for text in args.sources]
     compile_kernels(out)
     is_manual = not args.dry_run
     with (
-        audit.recorded_if(is_manual, args, opened.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
-        out.progress(f"reading {name}", opened.open(name).refresh().bytes, "bytes") as progress,
+        audit.record_audited_action_if(is_manual, args, tier.settings, out, "repair", [str(name)], sources=" ".join(args.sources)),
+        out.show_progress(f"reading {name}", tier.open_partition_log(name).refresh().bytes, "bytes") as progress,
     ):
-        report = repair_partition(opened, name, sources, progress.advance, dry_run=args.dry_run)
+        report = repair_partition(tier, name, sources, progress.advance, dry_run=args.dry_run)
     return _print_report(report, name, out, dry_run=args.dry_run)
 
 
-def _open_source(text: str, opened: Tier, name: TopicPartition) -> RepairSource:
+def _open_repair_source(text: str, tier: Tier, partition: TopicPartition) -> RepairSource:
     """Return the place that ``--from`` names. Raises UsageError if there is no such directory or configuration."""
     path = Path(text)
     if path.is_dir():
-        below = path / str(name.first_incarnation)
+        below = path / str(partition.first_incarnation)
         folder = below if below.is_dir() else path
         if not any(folder.glob("*.log")):
-            raise UsageError(f"{path} holds neither segments nor a directory {name.first_incarnation}", hint="Name a Kafka log directory")
+            raise UsageError(
+                f"{path} holds neither segments nor a directory {partition.first_incarnation}", hint="Name a Kafka log directory"
+            )
         return DirectorySource(folder)
     if not path.is_file():
         raise UsageError(f"there is neither a directory nor a configuration {path}", hint="Name a Kafka log directory or a configuration")
-    tier = read_only_tier(open_tier(load_settings(text, {})))  # what the environment sets is this tier's
-    if tier.ports.layout.url == opened.ports.layout.url:
-        raise UsageError(f"both configurations name the tier at {tier.ports.layout.url}", hint="--from is where to look for what is lost")
-    return TierSource(tier, tier.partitions([str(name.first_incarnation)])[0])
+    other = read_only_tier(open_tier(load_settings(text, {})))  # what the environment sets is this tier's
+    if other.ports.layout.url == tier.ports.layout.url:
+        raise UsageError(f"both configurations name the tier at {other.ports.layout.url}", hint="--from is where to look for what is lost")
+    return TierSource(other, other.list_partitions([str(partition.first_incarnation)])[0])
 
 
-def _print_report(report: RepairReport, name: TopicPartition, out: Output, *, dry_run: bool) -> int:
+def _print_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> int:
     rows: list[tuple[object, ...]] = [(one.how, format_size(one.bytes), one.object, one.new_object) for one in report.repaired]
     for left in report.unrepaired:
-        out.note(f"error: {left.object}: {left.reason}")
+        out.print_note(f"error: {left.object}: {left.reason}")
         rows.append(("not repaired", "", left.object, left.reason))
     tables = [Table("", ("status", "size", "object", "now"), rows, below=2)] if rows else []
     done, left_over = count_noun(len(report.repaired), "object"), len(report.unrepaired)
-    summary = f"{done} would be repaired" if dry_run else f"{done} repaired" if rows else f"{name}: every object is as recorded"
+    summary = f"{done} would be repaired" if dry_run else f"{done} repaired" if rows else f"{partition}: every object is as recorded"
     summary += f", {left_over} cannot be" if left_over else ""
     if report.repaired and not dry_run:
-        summary += f". `wake {name}` or `run {name}` begins the round that had to wait"
+        summary += f". `wake {partition}` or `run {partition}` begins the round that had to wait"
     document = tiers.report_document(report)
     out.print_result({key: list(value) for key, value in document.items()}, *tables, summary=summary)
     return BadData.exit_code if report.unrepaired else 0

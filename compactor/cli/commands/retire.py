@@ -35,27 +35,27 @@ class _InspectionRecorder:
     now_ms: time of the inspection by the store's clock, in milliseconds.
     """
 
-    opened: Tier
+    tier: Tier
     with_looks: bool
     now_ms: int
     behind: list[PartitionLog] = field(default_factory=list)
     looks: dict[str, RetireInspection] = field(default_factory=dict)
 
-    def add(self, name: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
+    def record_partition(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
-        if log.state.slot > self.opened.min_log_slot(name):
+        if log.state.slot > self.tier.min_log_slot(partition):
             self.behind.append(log)
         if self.with_looks:
-            self.looks[self.opened.log_name(name)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
+            self.looks[self.tier.log_name(partition)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
-            self.write()
+            self.write_inspections()
 
-    def write(self) -> None:
+    def write_inspections(self) -> None:
         """Record the collected results in the catalog."""
         if self.behind:
-            self.opened.changes.record_reached_slots(self.behind)
+            self.tier.change_notifier.record_reached_slots(self.behind)
         if self.looks:
-            self.opened.changes.record_retire_inspections(self.looks)
+            self.tier.change_notifier.record_retire_inspections(self.looks)
         self.behind.clear()
         self.looks.clear()
 
@@ -63,16 +63,16 @@ class _InspectionRecorder:
 def run_retire(args: argparse.Namespace, out: Output) -> int:
     is_manual = args.force_now and not args.dry_run
     details = {} if args.now is None else {"now": format_iso_time(args.now)}
-    with audit.recorded_if(is_manual, args, frame.load_command_settings(args), out, "retire --force-now", [], **details):
+    with audit.record_audited_action_if(is_manual, args, frame.load_command_settings(args), out, "retire --force-now", [], **details):
         return _retire_partitions(args, out)
 
 
 def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     """Delete the replaced segments whose grace is over in the selected partitions, print the result and return the exit code."""
     clock = GraceClock(args.now, args.force_now)
-    opened = tiers.open_configured_tier(args, writing_command="retire")
-    if args.now is not None and not args.force_now and args.now > opened.ports.clock_ms():
-        out.note("note: --now is later than the store's clock, so the store's clock is used; only --force-now shortens grace")
+    tier = tiers.open_configured_tier(args, writing_command="retire")
+    if args.now is not None and not args.force_now and args.now > tier.ports.clock_ms():
+        out.print_note("note: --now is later than the store's clock, so the store's clock is used; only --force-now shortens grace")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     would = "to be " if args.dry_run else ""
     states, rows = (f"{would}deleted", f"{would}swept", "waiting"), list[tuple[object, ...]]()
@@ -80,25 +80,25 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     swept: list[str] = []
     waiting: list[str] = []
     sizes: dict[str, int] = {}
-    usual = args.now is None and not args.dry_run and opened.kind.has_complete_log
-    removed = _delete_removed_topics(opened, outcomes) if usual else []
-    every = opened.partitions()
+    usual = args.now is None and not args.dry_run and tier.kind.has_complete_log
+    removed = _delete_removed_topics(tier, outcomes) if usual else []
+    every = tier.list_partitions()
     # Machines go by one another's looks: by the store's clock.
-    now_ms = (opened.ports.control if usual else opened.ports).clock_ms()
+    now_ms = (tier.ports.control if usual else tier.ports).clock_ms()
     names = every
     if usual and not args.all:
-        collect_queued_hints(opened.catalog)
-        names = partitions_to_inspect(opened.catalog.state, every, now_ms, opened.log_name)
-    noted = _InspectionRecorder(opened, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
-    moments = [inspection.next_ms for inspection in opened.catalog.state.looks.values()]
-    with out.progress("retiring", len(names), "partitions") as progress:
+        collect_queued_hints(tier.catalog)
+        names = partitions_to_inspect(tier.catalog.state, every, now_ms, tier.log_name)
+    noted = _InspectionRecorder(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
+    moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
+    with out.show_progress("retiring", len(names), "partitions") as progress:
         for name in names:
             progress.begin_part(f"retiring {name}")
             try:
                 # An open intent is resumed first, as `run` would.
-                work = create_round(opened, name, opened.ports.clock_ms())
-                log = opened.open(name, leads=True)
-                report = retire_partition(opened.ports, log, opened.lease, opened.retention, clock=clock, dry_run=args.dry_run, work=work)
+                work = create_round(tier, name, tier.ports.clock_ms())
+                log = tier.open_partition_log(name, leads=True)
+                report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, work=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.record_failure(str(name), error)
                 continue
@@ -106,7 +106,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
                 progress.advance()
             outcomes.record_success()
             if not args.dry_run:
-                noted.add(name, log, report)
+                noted.record_partition(name, log, report)
             sizes |= report.sizes
             deleted += report.deleted
             swept += report.swept
@@ -114,8 +114,8 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
             reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
             rows += [(state, name, *_segments_objects_and_size(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
-    noted.write()
-    unfinished = _sweep_unfinished_uploads(opened, args, outcomes)
+    noted.write_inspections()
+    unfinished = _sweep_unfinished_uploads(tier, args, outcomes)
     swept += unfinished
     rows += [(states[1], "unfinished uploads", *_segments_objects_and_size(unfinished, sizes))] if unfinished else []
     rows.sort(key=lambda row: states.index(str(row[0])))
@@ -134,23 +134,23 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def _delete_removed_topics(opened: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
+def _delete_removed_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
     """Delete topics that their cluster has deleted, if the settings say so, and return the names of their partitions."""
     try:
-        ask = partial(query_topic_ids, kafka_connection(opened.settings))
-        return [str(name) for name in delete_removed_topics(opened, ask)]
+        ask = partial(query_topic_ids, kafka_connection(tier.settings))
+        return [str(name) for name in delete_removed_topics(tier, ask)]
     except CompactorError as error:
         outcomes.record_failure("topics that their cluster has deleted", error)
         return []
 
 
-def _sweep_unfinished_uploads(opened: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
+def _sweep_unfinished_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
     """Abort unfinished uploads of dead writers, and return their names."""
     try:
-        now = opened.ports.clock_ms()
+        now = tier.ports.clock_ms()
         if args.now is not None:
             now = args.now if args.force_now else min(now, args.now)
-        return abort_unfinished_uploads(opened, now, dry_run=args.dry_run)
+        return abort_unfinished_uploads(tier, now, dry_run=args.dry_run)
     except CompactorError as error:
         outcomes.record_failure("unfinished uploads", error)
         return ()

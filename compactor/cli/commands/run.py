@@ -25,38 +25,38 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
 from compactor.service.journal import ServiceEventLogger
-from compactor.views.forecast import forecast_summary
+from compactor.views.forecast import forecast_from_summary
 from compactor.views.overview import read_summaries
 
 
 def run_rounds(args: argparse.Namespace, out: Output) -> int:
-    with tiers.open_configured_tier(args, local_state=True, writing_command="run") as opened:
-        names = tiers.select_partitions(opened, args.partitions)
+    with tiers.open_configured_tier(args, local_state=True, writing_command="run") as tier:
+        names = tiers.select_partitions(tier, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         now = frame.cleaner_clock_ms(args)
         rows = {}
         held, expected = [], {}
-        for summary in _read_present_summaries(opened, names, out):
+        for summary in _read_present_summaries(tier, names, out):
             if summary.leader is not None and not summary.leader.released:
-                held.append(summary.name)
-            why = pause_reason(opened.catalog.state, summary.name)
+                held.append(summary.topic_partition)
+            why = pause_reason(tier.catalog.state, summary.topic_partition)
             idle = (
                 paused_round_report(summary, why)
                 if why and not summary.open_run
-                else report_if_nothing_to_do(opened.cleaner_for(summary.topic), summary, now, force=args.force)
+                else report_if_nothing_to_do(tier.cleaner_settings_for_topic(summary.topic), summary, now, force=args.force)
             )
             if idle is not None:
-                rows[summary.name] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
+                rows[summary.topic_partition] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
                 outcomes.record_success()
             else:
-                forecast = forecast_summary(opened, summary, None, now, force=args.force)
-                expected[summary.name] = forecast.bytes_to_read + forecast.bytes_to_write
+                forecast = forecast_from_summary(tier, summary, None, now, force=args.force)
+                expected[summary.topic_partition] = forecast.bytes_to_read + forecast.bytes_to_write
         work = [name for name in names if name not in rows]
         profile = CommandProfile(args)
         if work:
-            rows |= _run_due_rounds(opened, work, expected, held, args, now, profile, out, outcomes)
+            rows |= _run_due_rounds(tier, work, expected, held, args, now, profile, out, outcomes)
     found = [rows[name] for name in names]
-    usage = opened.counters.usage()
+    usage = tier.counters.usage()
     store = {"requests": dict(usage.requests), "bytes_read": usage.bytes_read, "bytes_written": usage.bytes_written}
     out.print_result(
         {"partitions": found, "store": store, "profile": profile.costs_document()},
@@ -67,29 +67,29 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def _read_present_summaries(opened: Tier, names: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
+def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
     """Read and return a summary of each partition's control log, without those that cannot be read.
 
     Summaries are read quickly and show which partitions have nothing to do.
     """
-    with out.progress("looking", len(names), "partitions") as progress:
-        looks = read_summaries(opened, names, max_age_ms=0, on_partition=progress.advance)
+    with out.show_progress("looking", len(partitions), "partitions") as progress:
+        looks = read_summaries(tier, partitions, max_age_ms=0, on_partition=progress.advance)
     return [inspection.summary for inspection in looks if inspection.summary is not None]
 
 
-def _tell_who_holds_lease(opened: Tier, name: TopicPartition, out: Output) -> None:
+def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
     """Tell the user who holds the lease for which the command waits. A process that was killed did not release it."""
-    log = opened.open(name)
+    log = tier.open_partition_log(partition)
     log.refresh()
-    lease = current_lease(opened.ports, log)
-    left_ms = lease.expires_ms - opened.ports.control.clock_ms() if lease else 0
+    lease = current_lease(tier.ports, log)
+    left_ms = lease.expires_ms - tier.ports.control.clock_ms() if lease else 0
     if lease and left_ms > 0:
-        out.note(f"{name}: {lease.holder} holds the lease; waiting for its end, up to {-(-left_ms // 1000)} s")
+        out.print_note(f"{partition}: {lease.holder} holds the lease; waiting for its end, up to {-(-left_ms // 1000)} s")
 
 
 def _run_due_rounds(
-    opened: Tier,
-    names: Sequence[TopicPartition],
+    tier: Tier,
+    partitions: Sequence[TopicPartition],
     expected_bytes: Mapping[TopicPartition, int],
     led_elsewhere: Sequence[TopicPartition],
     args: argparse.Namespace,
@@ -103,44 +103,44 @@ def _run_due_rounds(
     :param expected_bytes: largest number of bytes that each round will read and write, for the progress display.
     :param led_elsewhere: partitions that another process leads, or led when it was killed.
     """
-    process_spool_folder(opened.state_dir)  # before anything is announced that could not be worked on
-    if opened.engines is not None:
-        for name in names:
-            opened.engines(opened, name)  # a machine without Java lacks it for every partition
+    process_spool_folder(tier.state_dir)  # before anything is announced that could not be worked on
+    if tier.engines is not None:
+        for name in partitions:
+            tier.engines(tier, name)  # a machine without Java lacks it for every partition
     rows = {}
     compile_kernels(out, load_into_process=args.profile)
     total, done = sum(expected_bytes.values()), 0
     with (
-        out.progress("cleaning", total or None, "bytes") as progress,
-        opened.counters.report_transfers(progress.advance),
+        out.show_progress("cleaning", total or None, "bytes") as progress,
+        tier.counters.report_transfers(progress.advance),
         profile.record_costs(),
     ):
-        for number, name in enumerate(names, start=1):
-            begin, before = time.monotonic(), opened.counters.usage()
+        for number, name in enumerate(partitions, start=1):
+            begin, before = time.monotonic(), tier.counters.usage()
             reported = JobProgress(Job(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__)))
-            progress.begin_part(f"{name} ({number} of {len(names)})", done)
+            progress.begin_part(f"{name} ({number} of {len(partitions)})", done)
             done += expected_bytes.get(name, 0)
             stages = _StageDisplay(progress, reported)
             try:
                 if name in led_elsewhere:
-                    _tell_who_holds_lease(opened, name, out)
-                report = compact(opened, name, now_ms, force=args.force, on_stage=stages)
+                    _print_lease_holder(tier, name, out)
+                report = compact(tier, name, now_ms, force=args.force, on_stage=stages)
                 if report.status == RoundStatus.QUARANTINED:
                     outcomes.record_quarantine(str(name), report.reason)
                 else:
                     if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
-                        out.note(f"{name}: {report.reason}")
+                        out.print_note(f"{name}: {report.reason}")
                     outcomes.record_success()
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 report = failed_round_report(name, outcomes.record_failure(str(name), error))
-            requests = opened.counters.usage().since(before).total_requests
+            requests = tier.counters.usage().usage_since(before).total_requests
             rows[name] = tiers.report_document(report) | {"requests": requests, "seconds": round(time.monotonic() - begin, 3)}
     return rows
 
 
-def _pause_reasons(found: list[dict[str, object]]) -> str:
+def _pause_reasons(paused: list[dict[str, object]]) -> str:
     """Return a text that names the due partitions which were not cleaned because they are paused; empty if there are none."""
-    return "\n".join(f"{tiers.row_name(row)} is {row['reason']}" for row in found if row["status"] == RoundStatus.PAUSED)
+    return "\n".join(f"{tiers.partition_text_of_row(row)} is {row['reason']}" for row in paused if row["status"] == RoundStatus.PAUSED)
 
 
 class _StageDisplay:

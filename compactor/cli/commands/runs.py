@@ -16,14 +16,14 @@ SHORT = 8
 
 
 def list_runs(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_read_only(args)
-    names = tiers.select_partitions(opened, args.partitions)
+    tier = tiers.open_read_only(args)
+    names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-    found = [(log.state, run) for log in tiers.read_partition_logs(opened, names, out, outcomes) for run in log.state.runs]
+    found = [(log.state, run) for log in tiers.read_partition_logs(tier, names, out, outcomes) for run in log.state.runs]
     found.sort(key=lambda one: one[1].started_ms)
     rows = [
         (
-            str(state.name),
+            str(state.topic_partition),
             run.run_id[:SHORT],
             run.status,
             format_iso_time(run.started_ms),
@@ -45,10 +45,10 @@ def list_runs(args: argparse.Namespace, out: Output) -> int:
 
 
 def show_run(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_read_only(args)
-    names = opened.partitions()
-    with out.progress("looking for it", len(names), "partitions") as progress:
-        found = find_run(opened, args.run_id, names, progress.advance)
+    tier = tiers.open_read_only(args)
+    names = tier.list_partitions()
+    with out.show_progress("looking for it", len(names), "partitions") as progress:
+        found = find_run(tier, args.run_id, names, progress.advance)
     if found is None:
         raise UsageError(f"no partition remembers a run {args.run_id}", hint="`runs list` shows those that are remembered")
     state, run_id = found
@@ -56,7 +56,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
     undoing = undo_problem(state, run.run_id)
     offsets = [tiers.format_cleaner_offsets(vector) for vector in (run.vector_before, run.vector)]
     rows: list[tuple[str, object]] = [
-        ("partition", str(state.name)),
+        ("partition", str(state.topic_partition)),
         ("status", run.status),
         ("reason", f"{run.reason} {run.segment}".strip()),
         ("began", f"{format_iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),

@@ -11,17 +11,17 @@ from compactor.views.dump import dump_segment, list_segments, unread_broker_segm
 
 
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_configured_tier(args)
-    names, found, live = tiers.select_partitions(opened, [args.partition]), [], set()
+    tier = tiers.open_configured_tier(args)
+    names, found, live = tiers.select_partitions(tier, [args.partition]), [], set()
     for name in names:
-        state = opened.open(name).refresh()
-        listed = list_segments(state, opened.sidecars(name).stored_sidecar_sizes(), unread_broker_segments(opened, state))
+        state = tier.open_partition_log(name).refresh()
+        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), unread_broker_segments(tier, state))
         found += [{**tiers.partition_document(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [
         (
             s["id"],
-            tiers.row_name(s) if len(names) > 1 else "",
+            tiers.partition_text_of_row(s) if len(names) > 1 else "",
             _segment_state_word(s, live),
             f"{s['start_offset']} - {s['end_offset']}",
             format_size(s["bytes"]),
@@ -44,10 +44,10 @@ def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
 
 
 def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
-    limit = opened.cleaner_for(name.topic).max_decompressed_batch_bytes
-    with out.progress("reading", unit="bytes") as progress, opened.counters.report_transfers(progress.advance):
-        document = dump_segment(opened, name, args.id, limit, show_everything=args.whole)
+    tier, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
+    limit = tier.cleaner_settings_for_topic(name.topic).max_decompressed_batch_bytes
+    with out.show_progress("reading", unit="bytes") as progress, tier.counters.report_transfers(progress.advance):
+        document = dump_segment(tier, name, args.id, limit, show_everything=args.whole)
     fields = ("offset", "timestamp", "key", "value")
     rows = [
         (

@@ -21,18 +21,18 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def show_status(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_read_only(args)
+    tier = tiers.open_read_only(args)
     while True:
         try:
-            with out.progress("reading the tier") as progress:
-                found = read_tier_status(opened, progress.advance)
+            with out.show_progress("reading the tier") as progress:
+                found = read_tier_status(tier, progress.advance)
         except StoreError as error:
             if not args.watch:
                 raise
-            out.note(f"error: {error}. It is tried again")
+            out.print_note(f"error: {error}. It is tried again")
             time.sleep(WATCH_SECONDS)
             continue
-        runbook = opened.settings.daemon.runbook_url
+        runbook = tier.settings.daemon.runbook_url
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
         document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.mode == "table":

@@ -22,16 +22,19 @@ from compactor.views.words import count_noun, format_duration
 
 def list_topics(args: argparse.Namespace, out: Output) -> int:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
-    with tiers.open_configured_tier(args, local_state=True) as opened:
-        found = [summary for summary in tiers.read_partition_summaries(opened, opened.partitions(), out, outcomes) if summary.segments]
+    with tiers.open_configured_tier(args, local_state=True) as tier:
+        found = [summary for summary in tiers.read_partition_summaries(tier, tier.list_partitions(), out, outcomes) if summary.segments]
     fields = ("topic", "partition", "segments", "bytes", "start_offset", "end_offset", "incarnation", "topic_id")
     partitions = []
     for summary in found:
-        later = superseding_topic_id(opened.catalog.state, summary.topic, summary.topic_id)
+        later = superseding_topic_id(tier.catalog.state, summary.topic, summary.topic_id)
         row = {field: getattr(summary, field) for field in fields}
         partitions.append(row | {"start_offset": summary.log_start, "superseded_by": later})
     shown = ("segments", "bytes", "start_offset", "end_offset", "topic_id", "superseded_by")
-    rows = [(tiers.row_name(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown)) for row in partitions]
+    rows = [
+        (tiers.partition_text_of_row(row), *(format_size(row[name]) if name == "bytes" else row[name] for name in shown))
+        for row in partitions
+    ]
     titles = ("partition", "segments", "size", "start offset", "end offset", "topic id", "superseded by")
     out.print_result({"partitions": partitions}, Table("", titles, rows, minor=("superseded by", "topic id", "start offset")))
     return outcomes.exit_code()
@@ -46,19 +49,19 @@ def _refuse_broker_managed(args: argparse.Namespace, refused_action: str, hint: 
 
 def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
     _refuse_broker_managed(args, "partitions", "Delete the topic there")
-    with tiers.open_configured_tier(args) as opened:
-        (name,) = opened.partitions([args.partition])
-        log = opened.open(name)
-        with audit.recorded_action(args, opened.settings, out, "topics delete", [str(name)]):
+    with tiers.open_configured_tier(args) as tier:
+        (name,) = tier.list_partitions([args.partition])
+        log = tier.open_partition_log(name)
+        with audit.record_audited_action(args, tier.settings, out, "topics delete", [str(name)]):
             try:
-                before, _ = delete_partition(opened.ports, log, opened.lease)
+                before, _ = delete_partition(tier.ports, log, tier.lease)
             except BadControlRecord as error:
-                out.note(f"{error.message}. What can still be read of this control log is given up")
-                opened.ports.require_ownership(is_recheck=True)
+                out.print_note(f"{error.message}. What can still be read of this control log is given up")
+                tier.ports.require_ownership(is_recheck=True)
                 before = restart_lost_log(log)
-        later = superseding_topic_id(opened.catalog.state, name.topic, before.topic_id)
-        opened.changes.publish([log])
-    grace = opened.retention.grace_ms
+        later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
+        tier.change_notifier.publish_changes([log])
+    grace = tier.retention.grace_ms
     document = {
         **tiers.partition_document(name),
         "status": "deleted",
@@ -66,7 +69,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
         "bytes": before.bytes,
         "start_offset": before.start_offset,
         "end_offset": before.end_offset,
-        "objects_until_ms": opened.ports.clock_ms() + grace,
+        "objects_until_ms": tier.ports.clock_ms() + grace,
     }
     rows = [(len(before.live), format_size(before.bytes), before.start_offset, before.end_offset)]
     again = "The name can be imported again; an agent does not do so by itself"
@@ -83,17 +86,17 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
     from compactor.upkeep.operator_changes import delete_records
 
     kind, bound = args.before
-    with tiers.open_configured_tier(args) as opened:
-        (name,) = opened.partitions([args.partition])
-        offset = bound if kind == "offset" else offset_for_time_or_end(opened, name, bound)
+    with tiers.open_configured_tier(args) as tier:
+        (name,) = tier.list_partitions([args.partition])
+        offset = bound if kind == "offset" else offset_for_time_or_end(tier, name, bound)
         segments = removed = 0
-        if not opened.kind.compacts:
-            raise UsageError(f"a tier of layout {opened.settings.tier.layout} is only read", hint="Delete the records at their source")
-        with audit.recorded_action(args, opened.settings, out, "topics delete-records", [str(name)], before=offset):
-            if opened.kind.is_broker_managed:
-                start = KafkaAdmin(kafka_connection(opened.settings)).delete_records(name.topic, name.partition, offset)
+        if not tier.kind.compacts:
+            raise UsageError(f"a tier of layout {tier.settings.tier.layout} is only read", hint="Delete the records at their source")
+        with audit.record_audited_action(args, tier.settings, out, "topics delete-records", [str(name)], before=offset):
+            if tier.kind.is_broker_managed:
+                start = KafkaAdmin(kafka_connection(tier.settings)).delete_records(name.topic, name.partition, offset)
             else:
-                before, after = delete_records(opened, name, offset)
+                before, after = delete_records(tier, name, offset)
                 start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
     document = tiers.partition_document(name) | {"log_start_offset": start, "segments": segments, "bytes": removed}
     table = Table(
@@ -108,19 +111,19 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
     _refuse_broker_managed(args, "topics", "There is nothing to adopt")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
-    with tiers.open_configured_tier(args) as opened:
-        opened.identity.check_data_root_owner()
-        names = [name for name in opened.current_partitions() if pattern_matches(args.pattern, name)]
+    with tiers.open_configured_tier(args) as tier:
+        tier.identity.check_data_root_owner()
+        names = [name for name in tier.list_latest_incarnations() if pattern_matches(args.pattern, name)]
         if not names:
             raise UsageError(f"{args.pattern!r} matches no partition of the tier", hint="`topics` lists what it holds")
         if args.topic_id and len({name.topic for name in names}) > 1:
             raise UsageError(f"{args.pattern!r} matches several topics, and a topic id is of one", hint="Name one topic")
-        if args.topic_id in opened.catalog.state.superseded.get(names[0].topic, {}):
+        if args.topic_id in tier.catalog.state.superseded.get(names[0].topic, {}):
             raise UsageError(f"topic id {args.topic_id} was superseded", hint="A deleted topic does not come back. `topics` lists the ids")
         given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
-        with audit.recorded_action(args, opened.settings, out, "topics adopt", [*map(str, names)], **given):
+        with audit.record_audited_action(args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
             for name in names:
-                log = opened.open(name)
+                log = tier.open_partition_log(name)
                 before = log.refresh_and_check_gaps()
                 seam = -1 if args.seam is None else args.seam
                 body = TopicAdopted(
@@ -134,7 +137,7 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
                 try:
                     after = record_topic_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
-                    opened.changes.publish([log])
+                    tier.change_notifier.publish_changes([log])
                     outcomes.record_success()
                 except CompactorError as error:
                     status, reason = "refused", outcomes.record_failure(str(name), error).message
@@ -158,14 +161,14 @@ def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(
             "no control store is configured for a snapshot", hint="Set control_url under [tier], outside of the location that brokers write"
         )
-    opened = open_tier(settings)
-    with out.progress("reading the metadata topic"):
+    tier = open_tier(settings)
+    with out.show_progress("reading the metadata topic"):
         snapshot = take_metadata_snapshot(
-            opened.brokers, url=settings.tier_url, layout=settings.tier.layout, now_ms=opened.ports.clock_ms()
+            tier.broker_metadata, url=settings.tier_url, layout=settings.tier.layout, now_ms=tier.ports.clock_ms()
         )
-    key = save_metadata_snapshot(opened.ports.control, snapshot)
+    key = save_metadata_snapshot(tier.ports.control, snapshot)
     document = {
-        "snapshot": f"{opened.ports.control.url}/{key}",
+        "snapshot": f"{tier.ports.control.url}/{key}",
         "taken_ms": snapshot.taken_ms,
         "cluster_id": snapshot.cluster_id,
         "topics": len(snapshot.topics),

@@ -15,48 +15,45 @@ from compactor.views.history import find_run, undo_problem
 from compactor.views.words import format_iso_time
 
 
-def _latest_round_error(opened: Tier, text: str) -> UsageError:
+def _latest_round_error(tier: Tier, text: str) -> UsageError:
     """Return the error for a user who gave ``text``, the name of a partition or a topic or a pattern, where the id of a run is needed.
 
     Its hint is the command that undoes the latest round. If ``text`` names no partition of the tier, the hint is the nearest name.
     """
     try:
-        names = tiers.select_partitions(opened, [text])
+        names = tiers.select_partitions(tier, [text])
     except UsageError as error:
         is_near_miss = error.hint.startswith("Did you mean")
         return UsageError(f"no partition remembers a run {text}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
-    states = [opened.open(name).refresh() for name in names]
+    states = [tier.open_partition_log(name).refresh() for name in names]
     runs = [(state, run) for state in states for run in state.runs if not undo_problem(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {text} can be undone", hint=f"`runs list {text}` shows its rounds")
     state, run = max(runs, key=lambda found: found[1].started_ms)
     return UsageError(
-        f"{text} is not a run; the latest round that can be undone is that of {state.name} at {format_iso_time(run.started_ms)}",
+        f"{text} is not a run; the latest round that can be undone is that of {state.topic_partition} at {format_iso_time(run.started_ms)}",
         hint=f"tiered-compactor undo {run.run_id}",
     )
 
 
 def run_undo(args: argparse.Namespace, out: Output) -> None:
-    opened = tiers.open_configured_tier(args, writing_command="undo")
-    names = opened.partitions([args.partition] if args.partition else None)
+    tier = tiers.open_configured_tier(args, writing_command="undo")
+    names = tier.list_partitions([args.partition] if args.partition else None)
     is_name = args.run_id in {*map(str, names), *(name.topic for name in names)}
-    with out.progress("looking for the run", len(names), "partitions") as progress:
-        found = None if is_name else find_run(opened, args.run_id, names, progress.advance)
+    with out.show_progress("looking for the run", len(names), "partitions") as progress:
+        found = None if is_name else find_run(tier, args.run_id, names, progress.advance)
     if found is None:
-        raise _latest_round_error(opened, args.run_id)
+        raise _latest_round_error(tier, args.run_id)
     before, run_id = found
-    name = before.name
+    name = before.topic_partition
     if was_round_undone(before, run_id):
-        out.note(f"{name}: run {run_id} was undone before; nothing to do")
+        out.print_note(f"{name}: run {run_id} was undone before; nothing to do")
         state = before
     else:
-        log = opened.open(name, leads=True)
-        with audit.recorded_action(args, opened.settings, out, "undo", [str(name)], run=run_id):
-            if opened.kind.undo_copies:
-                state = undo_round_by_copies(opened, log, run_id)
-            else:
-                state = undo_round(opened.ports, log, opened.lease, run_id)
-        opened.changes.publish([log])
+        log = tier.open_partition_log(name, leads=True)
+        with audit.record_audited_action(args, tier.settings, out, "undo", [str(name)], run=run_id):
+            state = undo_round_by_copies(tier, log, run_id) if tier.kind.undo_copies else undo_round(tier.ports, log, tier.lease, run_id)
+        tier.change_notifier.publish_changes([log])
     document = {
         **tiers.partition_document(name),
         "run_id": run_id,

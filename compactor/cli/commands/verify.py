@@ -22,47 +22,47 @@ REPAIRABLE = ("missing", "size", "digest")
 
 
 def run_verify(args: argparse.Namespace, out: Output) -> int:
-    opened = tiers.open_read_only(args)
-    if args.fast and not opened.kind.is_broker_managed:
+    tier = tiers.open_read_only(args)
+    if args.fast and not tier.kind.is_broker_managed:
         raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
     checks = {
         MetadataSource.CONTROL_LOG: _verify_control_logs,
-        MetadataSource.METADATA_TOPIC: _verify_brokers,
-        MetadataSource.LISTING: _verify_listing,
+        MetadataSource.METADATA_TOPIC: _verify_broker_managed_tier,
+        MetadataSource.LISTING: _verify_listed_tier,
     }
-    return checks[opened.kind.metadata](opened, args, out)
+    return checks[tier.kind.metadata](tier, args, out)
 
 
-def _verify_control_logs(opened: Tier, args: argparse.Namespace, out: Output) -> int:
-    found = verify_catalog(opened)
+def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> int:
+    found = verify_catalog(tier)
     if not found:
-        found = _verify_each(opened, args, out, partial(verify_partition, deep=args.deep))
-    code = tiers.print_findings([*found, *verify_uploads(opened)], out)
+        found = _verify_each_partition(tier, args, out, partial(verify_partition, deep=args.deep))
+    code = tiers.print_findings([*found, *verify_uploads(tier)], out)
     for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
-        out.note(
+        out.print_note(
             f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"
         )
     return code
 
 
-def _verify_listing(opened: Tier, args: argparse.Namespace, out: Output) -> int:
-    return tiers.print_findings(_verify_each(opened, args, out, verify_listed_partition), out)
+def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> int:
+    return tiers.print_findings(_verify_each_partition(tier, args, out, verify_listed_partition), out)
 
 
-def _verify_each(opened: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
+def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
     """Verify one partition after the other.
 
     :param verify: function (tier, partition, function that receives the number of bytes read) -> the partition's findings.
     """
     found: list[Finding] = []
-    names = tiers.select_partitions(opened, args.partitions)
-    with out.progress("verifying", tiers.sum_stored_bytes(opened, names, out), "bytes") as progress:
+    names = tiers.select_partitions(tier, args.partitions)
+    with out.show_progress("verifying", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
         for name in names:
             progress.begin_part(f"verifying {name}")
-            found += verify(opened, name, progress.advance)
+            found += verify(tier, name, progress.advance)
     return found
 
 
-def _verify_brokers(opened: Tier, args: argparse.Namespace, out: Output) -> int:
+def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> int:
     """Verify a broker-managed tier and print the findings."""
-    return tiers.print_findings(_verify_each(opened, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast)), out)
+    return tiers.print_findings(_verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast)), out)

@@ -196,14 +196,14 @@ class ComposedSegment:
 
 
 def describe_composed_segment(
-    part: SegmentPart, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
+    segment_part: SegmentPart, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
     """Return the description of a composed segment (most of whose bytes the store copies). Raises NeedsWholeSegmentError if its parts do
     not match.
 
     :param output: the cleaner's output for the batches that were read.
     """
-    splice = part.splice
+    splice = segment_part.splice
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_directory=True)
     with WorkerThreads(1) as workers:
         add_segment_to_builder(builder, output, inflate_limit, workers)
@@ -214,14 +214,14 @@ def describe_composed_segment(
     return ComposedSegment(directory, table, combine_removable_counts(splice, builder.due))
 
 
-def balance_with_copied_batches(part: SegmentPart, read: Balance, recorded: DigestSum | None, key: BalanceKey) -> Balance:
+def balance_with_copied_batches(segment_part: SegmentPart, read: Balance, recorded: DigestSum | None, key: BalanceKey) -> Balance:
     """Return the group's balance, with the copied batches accounted as unchanged.
 
     :param read: balance of the batches that were read.
     :param recorded: the source's recorded sum; NeedsWholeSegmentError is raised if its batches do not add up to it.
     """
-    rest = digest_sum_of_headers(part.splice.directory().headers[part.splice.is_copied], key)
+    rest = digest_sum_of_headers(segment_part.splice.directory().headers[segment_part.splice.is_copied], key)
     sources = read.sources.plus(rest)
     if sources != recorded:
-        raise NeedsWholeSegmentError(f"{part.source.name}: its batches do not come to the sum that was recorded of them")
+        raise NeedsWholeSegmentError(f"{segment_part.source.name}: its batches do not come to the sum that was recorded of them")
     return read.model_copy(update={"sources": sources, "left": read.left.plus(rest), "result": read.result.plus(rest)})

@@ -161,7 +161,7 @@ def create_local_worker(
     :param sent_files: segment files, by segment id and kind, whose content was sent along and need not be fetched.
     """
     filters = shared.filters
-    cleaner = shared.settings.cleaner_for(shared.plan.topic)
+    cleaner = shared.settings.cleaner_settings_for_topic(shared.plan.topic)
     ports = open_task_tier(shared).ports
     return LocalWorker(
         layout=ports.layout,

@@ -55,7 +55,7 @@ class RoundJobs:
         error of a task.
         """
         what = f"{self.shared.partition}: {step}"
-        waits = partial(self.check, waiting=True)
+        waits = partial(self.check, is_waiting=True)
         for outcome in self.cluster.run_job(what, rdd, work, count, plan=self.shared.plan, check=waits, job_listener=self.job_listener):
             self.check()
             self.cost.add_cost(outcome.cost)

@@ -48,7 +48,7 @@ class _RoundRequest(NamedTuple):
     """
 
     settings: Settings
-    name: TopicPartition
+    partition: TopicPartition
     now_ms: int
     force: bool
 
@@ -82,20 +82,20 @@ class SparkChild:
     def run_round(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | str:
-        cleaner = tier.cleaner_for(state.topic)
+        cleaner = tier.cleaner_settings_for_topic(state.topic)
         why = reason_for_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
         if not why:
             return ""
         if self._failed_at is not None and time.monotonic() - self._failed_at < RETRY_START_S:
             return self._problem
         if not self._lock.acquire(blocking=False):
-            raise Leased(f"{state.name} waits for Spark, which works on another partition")
+            raise Leased(f"{state.topic_partition} waits for Spark, which works on another partition")
         try:
             child = self._start_child_if_needed(tier.settings, check_stop)
             if child is None:
                 return self._problem
-            _log.info("%s goes to Spark on %s: %s", state.name, tier.settings.spark.master, why)
-            return self._request_round(child, _RoundRequest(tier.settings, state.name, now_ms, force), check_stop)
+            _log.info("%s goes to Spark on %s: %s", state.topic_partition, tier.settings.spark.master, why)
+            return self._request_round(child, _RoundRequest(tier.settings, state.topic_partition, now_ms, force), check_stop)
         finally:
             self._lock.release()
 
@@ -186,10 +186,10 @@ def _round_outcome(order: _RoundRequest, cluster: Cluster) -> RoundReport | Comp
         tier = open_tier(order.settings)
         if tier.kind.is_broker_managed:
             tier.identity.ensure_catalog()
-        cleaner = tier.cleaner_for(order.name.topic)
+        cleaner = tier.cleaner_settings_for_topic(order.partition.topic)
         engine = Engine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
-        return create_round(tier, order.name, order.now_ms, force=order.force, engine=engine).execute_round(
-            tier.open(order.name, leads=True)
+        return create_round(tier, order.partition, order.now_ms, force=order.force, engine=engine).execute_round(
+            tier.open_partition_log(order.partition, leads=True)
         )
     except CompactorError as error:
         return error

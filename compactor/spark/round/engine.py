@@ -29,7 +29,7 @@ class SparkEngines:
         """Return the Spark engine if the partition's settings ask for it, else None. Raises UsageError if Java or PySpark is missing or
         not supported.
         """
-        cleaner = tier.cleaner_for(partition.topic)
+        cleaner = tier.cleaner_settings_for_topic(partition.topic)
         if cleaner.map_engine != "spark":
             return None
         with self._lock:

@@ -137,18 +137,20 @@ def pack_key_rows(
     rows: RecordRows,
     first_row: Int64s,
     begin: Int64s,
-    halves: tuple[np.uint64, np.uint64],
+    key_halves: tuple[np.uint64, np.uint64],
     first_offset: int,
     end_offset: int,
 ) -> ExchangeRows:
     """Return the key rows of a chunk's records whose offsets are in [low, end), from the last record to the first.
 
     :param begin: row number of each batch's last record.
-    :param halves: the two halves of the hash key.
+    :param key_halves: the two halves of the hash key.
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
-        : _pack_key_rows(chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *halves, first_offset, end_offset, out)
+        : _pack_key_rows(
+            chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *key_halves, first_offset, end_offset, out
+        )
     ]
 
 

@@ -31,16 +31,16 @@ from compactor.storage.port import ObjectInfo, ObjectStore
 _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
-def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live: Sequence[RemoteLogSegmentMetadata]) -> str:
+def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return the key prefix of scratch objects that are written before a plan is announced. Attempts at the same plan share the prefix."""
-    below = " ".join(segment.id for segment in live if segment.start_offset < plan.end_offset)
+    below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
     kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
     return f"{scratch_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
 
 
 def plan_time_of_resumable_attempt_ms(
-    store: ObjectStore, log: PartitionLog, live: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt
+    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt
 ) -> int:
     """Return the time for the new plan: that of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms``
     if there is none.
@@ -58,7 +58,7 @@ def plan_time_of_resumable_attempt_ms(
     places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
     for at_ms, place in places:
         plan = draft_at(at_ms)
-        if plan is not None and unannounced_scratch_prefix(log, plan, live) == place:
+        if plan is not None and unannounced_scratch_prefix(log, plan, live_segments) == place:
             return at_ms
     return now_ms
 

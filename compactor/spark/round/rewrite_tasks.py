@@ -130,9 +130,9 @@ class _ExecutorSession:
 
     stored_survivors: tuple[ScratchObject, ...] = ()
 
-    def __init__(self, shared: RoundTaskSettings, live: tuple[RemoteLogSegmentMetadata, ...]) -> None:
+    def __init__(self, shared: RoundTaskSettings, live_segments: tuple[RemoteLogSegmentMetadata, ...]) -> None:
         plan = shared.plan
-        self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live)
+        self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live_segments)
         self._scratch = shared.scratch
 
     def scratch_key(self, name: str) -> str:
@@ -142,5 +142,5 @@ class _ExecutorSession:
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
 
-    def check_leadership(self, *, waiting: bool = False) -> None:
+    def check_leadership(self, *, is_waiting: bool = False) -> None:
         """Do nothing: the driver checks its leadership while it waits for this task."""

@@ -182,12 +182,12 @@ class SharedJobWorker(RemoteWorker):
     _snapshot: bytes = field(default=b"", init=False)
 
     @override
-    def check_clean_segments(self, facts: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def check_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return that no clean segment is skipped, because the executor reads the whole partition.
 
         A small producer snapshot that was read for the plan is remembered and sent along with the work.
         """
-        self._snapshot = facts.snapshot if len(facts.snapshot) <= MAX_SNAPSHOT_BYTES else b""
+        self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         return CleanSegmentVerdicts()
 
     @override
@@ -221,4 +221,4 @@ class SharedJobWorker(RemoteWorker):
                 return ticket.answer.get(timeout=FENCING_CHECK_SECONDS)
             except Empty:
                 self.jobs.cluster.check_not_cancelled()
-                session.check_leadership(waiting=True)
+                session.check_leadership(is_waiting=True)

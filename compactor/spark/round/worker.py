@@ -110,23 +110,25 @@ class SparkWorker:
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
-        return plan_time_of_resumable_attempt_ms(self.tier.ports.control, self.tier.open(state.name), state.live, now_ms, draft_at)
+        return plan_time_of_resumable_attempt_ms(
+            self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
+        )
 
-    def check_clean_segments(self, facts: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def check_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
         OutOfBudget.
         """
         self.delete_unused_results()
-        state, plan = facts.state, draft_plan(facts)
+        state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.unannounced_scratch_prefix(plan, state)
         jobs = self.create_round_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = claim_leftover_bundles(jobs, self.tier.open(state.name), place)
+        left = claim_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.sidecars(state)
-        if sidecars is None or not facts.assessment.clean:
+        if sidecars is None or not plan_inputs.assessment.clean:
             jobs.delete_scratch([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
-            self._prepared = prepare_pass_one(jobs, state, facts.assessment, sidecars, sum_filter_statistics(state.runs), left)
+            self._prepared = prepare_pass_one(jobs, state, plan_inputs.assessment, sidecars, sum_filter_statistics(state.runs), left)
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
@@ -166,11 +168,11 @@ class SparkWorker:
 
     def unannounced_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
         """Return the key prefix of scratch objects that are written before this plan is announced."""
-        return unannounced_scratch_prefix(self.tier.open(state.name), plan, state.live)
+        return unannounced_scratch_prefix(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
     def sidecars(self, state: PartitionState) -> SidecarStore | None:
         """Return access to the partition's sidecars, or None if filters are switched off."""
-        return self.tier.sidecars(state.name) if self.cleaner.bloom else None
+        return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
 
 
 def copy_cost_to_stats(stats: WorkStats, cost: TaskCost) -> None:
@@ -205,15 +207,19 @@ def create_round_task_settings(
     filters = None
     if cleaner.bloom:
         filters = FilterSettings(
-            tier.open(state.name).prefix, sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
+            tier.open_partition_log(state.topic_partition).prefix,
+            sum_filter_statistics(state.runs),
+            expected_round_keys(cleaner, state.runs, 0),
         )
-    hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.name)
+    hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
     return RoundTaskSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
 
 
-def _dirty_segments(live: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
+def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
     """Return the live segments that overlap the plan's dirty range."""
-    return [segment for segment in live if segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset]
+    return [
+        segment for segment in live_segments if segment.end_offset >= plan.first_dirty_offset and segment.start_offset < plan.end_offset
+    ]
 
 
 class _AnnouncedPlan:
@@ -298,7 +304,8 @@ class _AnnouncedPlan:
         if need > share:
             each = self._worker.cluster.task_slots_per_executor
             raise OutOfBudget(
-                f"a group of {self._session.state.name} needs {format_size(need)} of local disk; of the disk budget each of {each} tasks "
+                f"a group of {self._session.state.topic_partition} needs {format_size(need)} of local disk;"
+                f" of the disk budget each of {each} tasks "
                 f"at a time has {format_size(share)}",
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )

@@ -56,14 +56,14 @@ def check_cluster(admin: AdminQueries, servers: str, *, needs_append_right: bool
 
 
 def check_topics(
-    admin: AdminQueries, names: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
+    admin: AdminQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
 ) -> list[CheckFinding]:
     """Check the settings, permissions and leaders of these topics.
 
     :param cleanup_policy_of: topic -> cleanup_policy in this program's settings.
     """
     found: list[CheckFinding] = []
-    for name in names:
+    for name in topics:
         try:
             topic = admin.describe_topics([name])[name]
         except StoreError as error:
@@ -108,7 +108,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
     url = tier.settings.tier_url
     for name in partitions:
         try:
-            live = tier.open(name).refresh().live
+            live = tier.open_partition_log(name).refresh().live
             if not live:
                 continue
             if not any(one.segment_id for one in layout.list_objects(name)):
@@ -124,14 +124,14 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
 def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]:
     """Read the metadata topic, and return the tiered partitions and the problems found."""
     try:
-        tier.brokers.refresh(max_age_s=0.0)
-        names = tier.brokers.list_topic_partitions()
+        tier.broker_metadata.refresh(max_age_s=0.0)
+        names = tier.broker_metadata.list_topic_partitions()
     except CompactorError as error:
-        return [], [CheckFinding("error", "metadata", tier.brokers.source_name, error.message, error.hint)]
-    if tier.brokers.is_incomplete():
+        return [], [CheckFinding("error", "metadata", tier.broker_metadata.source_name, error.message, error.hint)]
+    if tier.broker_metadata.is_incomplete():
         explanation = "records are missing: segments that they named cannot be seen"
         return names, [
-            CheckFinding("warning", "metadata", tier.brokers.source_name, explanation, "`orphans purge` refuses to work with it")
+            CheckFinding("warning", "metadata", tier.broker_metadata.source_name, explanation, "`orphans purge` refuses to work with it")
         ]
     return names, []
 
@@ -144,7 +144,7 @@ def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition
     sizes = []
     for name in partitions:
         try:
-            sizes.append((len(tier.brokers.folded_partition(name).cache.segments), name))
+            sizes.append((len(tier.broker_metadata.folded_partition(name).cache.segments), name))
         except CompactorError:
             continue  # `check_object_access` reports it
     tight = sorted(((count, name) for count, name in sizes if 2 * (count + 1) > per_hour), reverse=True)

@@ -47,7 +47,7 @@ class ExaminedPartition:
     orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     segments: Sequence[RemoteLogSegmentMetadataRecord]
     settings: Mapping[str, str]
     pending: FirstUntieredRecord | None = None
@@ -64,39 +64,41 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
     return max(finished, key=lambda one: one.end_offset, default=None)
 
 
-def partition_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
+def partition_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
     """Return the problems of the tiered part of a partition."""
     return [
-        *_unfinished_copy_findings(facts, now_ms, prices),
-        *_late_upload_findings(facts, now_ms),
-        *_failed_lookup_findings(facts),
-        *_overdue_deletion_findings(facts, now_ms, prices),
-        *_lost_object_findings(facts),
-        *_leaked_object_findings(facts, prices),
+        *_unfinished_copy_findings(examined, now_ms, prices),
+        *_late_upload_findings(examined, now_ms),
+        *_failed_lookup_findings(examined),
+        *_overdue_deletion_findings(examined, now_ms, prices),
+        *_lost_object_findings(examined),
+        *_leaked_object_findings(examined, prices),
     ]
 
 
 def _finding_about_partition(
-    facts: ExaminedPartition, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
+    examined: ExaminedPartition, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
 ) -> HealthFinding:
     """Return a finding about a partition. words: evidence, consequence for consumers, recommended action. size:
     bytes concerned. usd: their price per month."""
     detail, means, todo = words
-    return HealthFinding(severity, kind, facts.name.topic, facts.name.partition, str(facts.name), detail, means, todo, size, usd)
+    return HealthFinding(
+        severity, kind, examined.partition.topic, examined.partition.partition, str(examined.partition), detail, means, todo, size, usd
+    )
 
 
-def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _unfinished_copy_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield a finding for copies that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
-        for one in facts.segments
+        for one in examined.segments
         if one.state is SegmentState.COPY_SEGMENT_STARTED
         and one.broker_id != COMPACTOR_BROKER_ID
         and now_ms - one.event_timestamp_ms > SLACK_MS
     ]
     if not begun:
         return
-    newest, latest = newest_tiered_segment(facts.segments), max(begun, key=lambda one: one.end_offset)
+    newest, latest = newest_tiered_segment(examined.segments), max(begun, key=lambda one: one.end_offset)
     size = sum(one.size_bytes for one in begun)
     age = format_duration(now_ms - min(one.event_timestamp_ms for one in begun))
     ids = _join_first_few([one.id for one in begun])
@@ -105,47 +107,51 @@ def _unfinished_copy_findings(facts: ExaminedPartition, now_ms: int, prices: Pri
     if newest is None or newest.end_offset < latest.end_offset:
         means = "nothing after it is tiered, and the leader's disk fills; if that disk is lost, so are these records"
         todo = "Find the upload in the leader's thread dump and log; restart that broker, or move the leader: the segment is copied again"
-        yield _finding_about_partition(facts, "error", "copy-hangs", (detail, means, todo), size)
+        yield _finding_about_partition(examined, "error", "copy-hangs", (detail, means, todo), size)
     else:
         means = "no effect on consumers: later segments are tiered. Objects of these copies may stay and cost money"
         todo = "`orphans find` lists such objects once the topic or the segments are deleted; brokers do not resume the copies"
-        yield _finding_about_partition(facts, "warning", "copy-abandoned", (detail, means, todo), size, prices.storage_usd_per_month(size))
+        yield _finding_about_partition(
+            examined, "warning", "copy-abandoned", (detail, means, todo), size, prices.storage_usd_per_month(size)
+        )
 
 
-def _late_upload_findings(facts: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
+def _late_upload_findings(examined: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
     """Yield a finding if records should have been tiered long ago (Aiven#699)."""
-    if facts.pending is None:
+    if examined.pending is None:
         return
-    if facts.settings.get("remote.log.copy.disable") == "true":
+    if examined.settings.get("remote.log.copy.disable") == "true":
         words = (
-            f"remote.log.copy.disable is true; the earliest pending record has offset {facts.pending.offset}",
+            f"remote.log.copy.disable is true; the earliest pending record has offset {examined.pending.offset}",
             "nothing more is tiered, and all of it stays on the brokers' disks",
             "Nothing if that is meant; otherwise set remote.log.copy.disable=false",
         )
-        yield _finding_about_partition(facts, "note", "copy-disabled", words)
+        yield _finding_about_partition(examined, "note", "copy-disabled", words)
         return
-    lag_ms, closed_ms = _copy_lag_ms(facts.settings), facts.pending.closed_ms
+    lag_ms, closed_ms = _copy_lag_ms(examined.settings), examined.pending.closed_ms
     if lag_ms is None or closed_ms is None or now_ms - closed_ms <= lag_ms + SLACK_MS:
         return
-    age, closed = format_duration(now_ms - facts.pending.timestamp_ms), format_duration(now_ms - closed_ms)
-    detail = f"the earliest pending record, offset {facts.pending.offset}, is {age} old, and its segment was closed {closed} ago or earlier"
+    age, closed = format_duration(now_ms - examined.pending.timestamp_ms), format_duration(now_ms - closed_ms)
+    detail = (
+        f"the earliest pending record, offset {examined.pending.offset}, is {age} old, and its segment was closed {closed} ago or earlier"
+    )
     words = (
         f"{detail}; remote.copy.lag.ms allows {format_duration(lag_ms)}",
         "untiered records are only on the brokers' disks, which fill up; local retention does not delete them",
         "Check the leader's log for errors of RemoteLogManager's copy task, and remote.log.manager.copy.max.bytes.per.second",
     )
-    yield _finding_about_partition(facts, "error", "not-tiered", words)
+    yield _finding_about_partition(examined, "error", "not-tiered", words)
 
 
-def _failed_lookup_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
+def _failed_lookup_findings(examined: ExaminedPartition) -> Iterator[HealthFinding]:
     """Yield a finding if the leader fails to find records by their time, for which it reads time indexes in the tier."""
-    if facts.lookup_problem:
+    if examined.lookup_problem:
         words = (
-            facts.lookup_problem,
+            examined.lookup_problem,
             "consumers that seek by time get errors; whether records wait for their upload is not known",
             "Look for errors of RemoteLogManager's reads in the leader's log; `verify` names objects that are missing or damaged",
         )
-        yield _finding_about_partition(facts, "error", "time-lookup", words)
+        yield _finding_about_partition(examined, "error", "time-lookup", words)
 
 
 def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
@@ -157,11 +163,11 @@ def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
     return None if lag_ms < 0 else lag_ms
 
 
-def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _overdue_deletion_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield findings for deletions that were begun and not finished, and for segments that retention.ms should have removed."""
     begun = [
         one
-        for one in facts.segments
+        for one in examined.segments
         if one.state is SegmentState.DELETE_SEGMENT_STARTED
         and one.broker_id != COMPACTOR_BROKER_ID
         and now_ms - one.event_timestamp_ms > SLACK_MS
@@ -174,12 +180,12 @@ def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: Pr
             "no effect on consumers: readers do not find these segments; their objects cost money",
             "Check the leader's log for errors of the plug-in's deletions, such as missing permissions",
         )
-        yield _finding_about_partition(facts, "warning", "delete-hangs", words, size, prices.storage_usd_per_month(size))
-    limit_ms = int(facts.settings.get("retention.ms", "-1"))
+        yield _finding_about_partition(examined, "warning", "delete-hangs", words, size, prices.storage_usd_per_month(size))
+    limit_ms = int(examined.settings.get("retention.ms", "-1"))
     if limit_ms < 0:
         return
     finished = sorted(
-        (one for one in facts.segments if one.state is SegmentState.COPY_SEGMENT_FINISHED),
+        (one for one in examined.segments if one.state is SegmentState.COPY_SEGMENT_FINISHED),
         key=lambda one: (one.start_offset, one.end_offset),
     )
     # Brokers stop at the first segment that has not expired, so that older ones after it stay rightly.
@@ -192,7 +198,7 @@ def _overdue_deletion_findings(facts: ExaminedPartition, now_ms: int, prices: Pr
             "consumers still read records that should be deleted, and the objects cost money",
             "Check RLMExpirationTask in the leader's log: a segment that cannot be deleted delays all later ones",
         )
-        yield _finding_about_partition(facts, "warning", "delete-overdue", words, size, prices.storage_usd_per_month(size))
+        yield _finding_about_partition(examined, "warning", "delete-overdue", words, size, prices.storage_usd_per_month(size))
 
 
 def _join_first_few(texts: Sequence[str]) -> str:
@@ -200,32 +206,35 @@ def _join_first_few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
-def _lost_object_findings(facts: ExaminedPartition) -> Iterator[HealthFinding]:
+def _lost_object_findings(examined: ExaminedPartition) -> Iterator[HealthFinding]:
     """Yield findings for missing objects of readable segments and for offsets that no readable segment holds."""
-    if facts.missing:
+    if examined.missing:
         words = (
-            f"{count_noun(len(facts.missing), 'object')} of readable segments are not in the store: {_join_first_few(facts.missing)}",
+            f"{count_noun(len(examined.missing), 'object')} of readable segments are not in the store: {_join_first_few(examined.missing)}",
             "consumers that reach these offsets get errors again and again",
             "Restore them from the store's versions; remove lifecycle rules and scripts that delete below the tier's prefix",
         )
-        yield _finding_about_partition(facts, "error", "deleted-too-early", words)
-    if facts.gaps:
-        ranges = [f"{first} to {last}" for first, last in facts.gaps]
+        yield _finding_about_partition(examined, "error", "deleted-too-early", words)
+    if examined.gaps:
+        ranges = [f"{first} to {last}" for first, last in examined.gaps]
         words = (
             f"no readable segment holds offsets {_join_first_few(ranges)}",
             "consumers that ask for them are reset (OFFSET_OUT_OF_RANGE)",
             "Compare with what the brokers still have locally before their local retention passes",
         )
-        yield _finding_about_partition(facts, "error", "gap", words)
+        yield _finding_about_partition(examined, "error", "gap", words)
 
 
-def _leaked_object_findings(facts: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
+def _leaked_object_findings(examined: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield a finding if the store has objects that no metadata names (orphans)."""
-    if facts.orphans:
-        usd = prices.storage_usd_per_month(facts.orphan_bytes)
+    if examined.orphans:
+        usd = prices.storage_usd_per_month(examined.orphan_bytes)
         words = (
-            f"{count_noun(facts.orphans, 'object')} of {format_size(facts.orphan_bytes)} that no metadata names, {usd:.2f} USD a month",
+            (
+                f"{count_noun(examined.orphans, 'object')} of {format_size(examined.orphan_bytes)} that no metadata names,"
+                f" {usd:.2f} USD a month"
+            ),
             "no effect on consumers; the objects cost money for ever",
             "`orphans find --to FILE` lists them, `orphans purge FILE` deletes them after you have read the list",
         )
-        yield _finding_about_partition(facts, "warning", "leaked", words, facts.orphan_bytes, usd)
+        yield _finding_about_partition(examined, "warning", "leaked", words, examined.orphan_bytes, usd)

@@ -48,10 +48,10 @@ class HealthFinding:
     usd_month: float = 0.0
 
 
-def describe_topics(admin: AdminQueries, names: Sequence[str]) -> dict[str, TopicDescription]:
+def describe_topics(admin: AdminQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
     """Describe topics one by one; those that the cluster does not have, or does not describe to this user, are left out."""
     found: dict[str, TopicDescription] = {}
-    for name in names:
+    for name in topics:
         try:
             found |= admin.describe_topics([name])
         except (Refused, NotFound):

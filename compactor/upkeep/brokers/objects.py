@@ -59,7 +59,7 @@ def inspect_partition_objects(tier: Tier, partition: TopicPartition) -> Partitio
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
     """
-    brokers = tier.brokers
+    brokers = tier.broker_metadata
     brokers.refresh(max_age_s=0.0)
     before = brokers.folded_partition(partition)
     states = {segment.segment_id: segment.state for segment in before.cache.list_segments()}

@@ -166,8 +166,8 @@ def verify_broker_partition(
 
 def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record: RemoteLogSegmentMetadataRecord) -> bool:
     """Return whether brokers have deleted the segment since the metadata was read."""
-    tier.brokers.refresh(max_age_s=0.0)
-    now = tier.brokers.folded_partition(partition).cache.segments.get(record.segment_id)
+    tier.broker_metadata.refresh(max_age_s=0.0)
+    now = tier.broker_metadata.folded_partition(partition).cache.segments.get(record.segment_id)
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
@@ -178,7 +178,7 @@ def _metadata_findings(tier: Tier, partition: TopicPartition, objects: Partition
     for first, last in offset_gaps(view.links):
         yield broker_finding("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
     read = {link.segment.segment_id for link in view.links}
-    now = tier.brokers.taken_ms if tier.brokers.taken_ms >= 0 else tier.ports.clock_ms()
+    now = tier.broker_metadata.taken_ms if tier.broker_metadata.taken_ms >= 0 else tier.ports.clock_ms()
     for segment in cache.list_segments():
         span = f"offsets {segment.start_offset} to {segment.end_offset}"
         old = now - segment.event_timestamp_ms > tier.retention.orphan_age_ms
@@ -242,8 +242,8 @@ def _part_findings(
 class _SegmentChecker:
     """Checker of segment contents, in ascending order, because a transaction may begin in one segment and be aborted in a later one."""
 
-    opened: Tier
-    name: TopicPartition
+    tier: Tier
+    partition: TopicPartition
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
@@ -252,20 +252,22 @@ class _SegmentChecker:
 
         :param scratch: directory for its files.
         """
-        layout = self.opened.ports.layout
+        layout = self.tier.ports.layout
         segment = segment_from_broker_record(record)
         try:
-            segment = segment.model_copy(update={"files": dict(layout.segment_files(self.name, segment))})
-            check_disk_budget(self.opened, self.name, segment, ", or use --fast")
+            segment = segment.model_copy(update={"files": dict(layout.segment_files(self.partition, segment))})
+            check_disk_budget(self.tier, self.partition, segment, ", or use --fast")
             paths = self._download_files(segment, scratch)
         except NotFound as error:
             return [self._segment_finding("missing", segment, "log", error.message)]
         except BadData as error:
-            return [broker_finding("object", self.name, error.segment or layout.object_name(self.name, segment, "log"), error.cause)]
-        limit = self.opened.settings.cleaner_for(self.name.topic).max_decompressed_batch_bytes
+            return [
+                broker_finding("object", self.partition, error.segment or layout.object_name(self.partition, segment, "log"), error.cause)
+            ]
+        limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         try:
             source = open_source_segment(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
-            source.name = layout.object_name(self.name, segment, "log")
+            source.name = layout.object_name(self.partition, segment, "log")
             source.verify_crcs_once(0, len(source.table))
         except BadData as error:
             self.open.clear()  # its transactions are not known
@@ -274,7 +276,7 @@ class _SegmentChecker:
             ]
         found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _log_problems(record, source)]
         beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
-        log_start = self.opened.brokers.topic_status(self.name.topic).log_starts.get(self.name.partition, 0)
+        log_start = self.tier.broker_metadata.topic_status(self.partition.topic).log_starts.get(self.partition.partition, 0)
         txn_index = beside.pop("txnindex", b"")
         found += [
             self._segment_finding(kind, segment, kind, detail)
@@ -290,9 +292,9 @@ class _SegmentChecker:
         for kind, file in segment.files.items():
             path = scratch / kind
             path.unlink(missing_ok=True)
-            arrived = download_segment_file(self.opened.ports.layout, self.name, segment, kind, path)
+            arrived = download_segment_file(self.tier.ports.layout, self.partition, segment, kind, path)
             if arrived.size != file.size:
-                where = self.opened.ports.layout.object_name(self.name, segment, kind)
+                where = self.tier.ports.layout.object_name(self.partition, segment, kind)
                 raise BadData(f"it has {arrived.size} bytes, {file.size} are expected", segment=where)
             paths[kind] = path
         return paths
@@ -325,7 +327,7 @@ class _SegmentChecker:
 
     def _segment_finding(self, kind: str, segment: RemoteLogSegmentMetadata, part: str, detail: str) -> BrokerFinding:
         """Return a finding about a part of a segment."""
-        return broker_finding(kind, self.name, self.opened.ports.layout.object_name(self.name, segment, part), detail)
+        return broker_finding(kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, part), detail)
 
 
 def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[tuple[str, str]]:

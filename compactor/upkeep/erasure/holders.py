@@ -102,7 +102,7 @@ class PartitionKeySurvey:
     filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
-    name: TopicPartition
+    partition: TopicPartition
     slot: int
     holders: tuple[KeyHolder, ...]
     removals: Mapping[int, tuple[KeyRemoval, ...]]
@@ -146,13 +146,13 @@ def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) ->
     return list(found.values())
 
 
-def latest_records(found: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
+def latest_records(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
     """Return the newest committed record of each key, by key number.
 
-    :param found: records by segment, newest segment first.
+    :param key_records: records by segment, newest segment first.
     """
     latest: dict[int, FoundRecord] = {}
-    for one in found:
+    for one in key_records:
         if one.latest is not None:
             latest.setdefault(one.key, one.latest)
     return latest

@@ -72,7 +72,7 @@ def find_key_holders(tier: Tier, partition: TopicPartition, question: KeySearchR
     """
 
     def search_once() -> PartitionKeySurvey:
-        log = tier.open(partition)
+        log = tier.open_partition_log(partition)
         return _KeySearch(tier, log, log.refresh_and_check_gaps(), question).search_partition()
 
     return retry_if_object_missing(partition, search_once)
@@ -82,7 +82,7 @@ def find_key_holders(tier: Tier, partition: TopicPartition, question: KeySearchR
 class _KeySearch:
     """Searches one partition for records and hashes of the keys to erase, as of one state of its control log."""
 
-    opened: Tier
+    tier: Tier
     log: PartitionLog
     state: PartitionState
     question: KeySearchRequest
@@ -94,18 +94,18 @@ class _KeySearch:
     bytes: int = 0
 
     @property
-    def name(self) -> TopicPartition:
-        return self.state.name
+    def partition(self) -> TopicPartition:
+        return self.state.topic_partition
 
     def search_partition(self) -> PartitionKeySurvey:
         filtered = self._search_live_segments()
-        self._search_replaced_segments(read_slot_times(self.opened.ports, self.log) if self.state.waiting else {})
-        self._search_unknown_objects(list(self.opened.ports.layout.list_objects(self.name)))
+        self._search_replaced_segments(read_slot_times(self.tier.ports, self.log) if self.state.waiting else {})
+        self._search_unknown_objects(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
         self._find_stored_key_hashes()
         self._add_uncovered_broker_data()
         return PartitionKeySurvey(
-            name=self.name,
+            partition=self.partition,
             slot=self.state.slot,
             holders=tuple(self.holders),
             removals={key: tuple(found.values()) for key, found in self.removals.items()},
@@ -124,7 +124,7 @@ class _KeySearch:
 
         The newest segment comes first because later markers decide transactions.
         """
-        searcher = self._create_searcher(self.opened)
+        searcher = self._create_searcher(self.tier)
         ruled_out = self._segments_ruled_out_by_filters()
         found: list[KeyRecordsInSegment] = []
         for segment in reversed(self.state.live):
@@ -133,10 +133,10 @@ class _KeySearch:
             try:
                 found += records_by_segment(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
             except BadData as error:
-                self._search_segment(self.opened, segment, HolderState.LIVE, f"the next round ({error.cause})")
+                self._search_segment(self.tier, segment, HolderState.LIVE, f"the next round ({error.cause})")
         latest = latest_records(found)
-        cleaner = self.opened.cleaner_for(self.name.topic)
-        rules = ErasureRules.rules_for_partition(self.state, cleaner, self.question.now_ms, compacts=self.opened.kind.compacts)
+        cleaner = self.tier.cleaner_settings_for_topic(self.partition.topic)
+        rules = ErasureRules.rules_for_partition(self.state, cleaner, self.question.now_ms, compacts=self.tier.kind.compacts)
         for one in found:
             status = rules.key_status(one, latest.get(one.key))
             if status.movable:
@@ -153,37 +153,37 @@ class _KeySearch:
         for segment in self.state.live:
             if segment.has_offsets_after_end:
                 before, movable = len(self.holders), rules.compacts and segment.start_offset < rules.end
-                self._search_segment(self.opened, segment, HolderState.LIVE, CUT_OFF)
+                self._search_segment(self.tier, segment, HolderState.LIVE, CUT_OFF)
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
     def _segments_ruled_out_by_filters(self) -> set[str]:
         """Return the live segments whose filter has none of the keys; filters have no false negatives."""
-        if not self.question.by_filters or not self.opened.kind.compacts:
+        if not self.question.by_filters or not self.tier.kind.compacts:
             return set()
-        sidecars = self.opened.sidecars(self.name)
+        sidecars = self.tier.open_sidecar_store(self.partition)
         hashes = hash_keys_for_filters(self.question.keys, sidecars.hash_key)
         met, _ = sidecars.find_segments_that_may_hold_keys([segment.id for segment in self.state.live], lambda: [hashes])
         return {segment.id for segment in self.state.live if segment.id not in met}
 
     def _search_replaced_segments(self, slot_times_ms: Mapping[int, int]) -> None:
         """Search the segments that readers no longer use and that are not deleted yet."""
-        now, retention = self.question.now_ms, self.opened.retention
+        now, retention = self.question.now_ms, self.tier.retention
         for group in self.state.waiting:
             state = HolderState.UNDONE if group.undone else HolderState.REPLACED
             until = grace.earliest_retire_ms(group, retention, slot_times_ms, now)
             waits_for = NEXT_RETIRE if until <= now else f"its grace, then {NEXT_RETIRE[4:]}"
             for segment in group.segments:
-                for one in self._search_segment(self.opened, segment, state, waits_for, until, group.run_id):
+                for one in self._search_segment(self.tier, segment, state, waits_for, until, group.run_id):
                     if not group.undone:
-                        removal = KeyRemoval(str(self.name), group.run_id, slot_times_ms.get(group.slot, now))
+                        removal = KeyRemoval(str(self.partition), group.run_id, slot_times_ms.get(group.slot, now))
                         self.removals.setdefault(one.key, {})[group.run_id] = removal
         for segment in self.state.retiring:
-            self._search_segment(self.opened, segment, HolderState.RETIRING, NEXT_RETIRE)
+            self._search_segment(self.tier, segment, HolderState.RETIRING, NEXT_RETIRE)
         if self.state.intent is not None:
             run_id = self.state.intent.plan.run_id
             for receipt in self.state.intent.receipts:
-                self._search_segment(self.opened, receipt.segment, HolderState.OPEN_ROUND, f"the end of run {run_id}", None, run_id)
+                self._search_segment(self.tier, receipt.segment, HolderState.OPEN_ROUND, f"the end of run {run_id}", None, run_id)
 
     # --- segments that the fold does not know ---
 
@@ -192,15 +192,15 @@ class _KeySearch:
         known = {segment.id for segment in (*state.live, *state.retiring)}
         known |= {receipt.segment.id for receipt in state.intent.receipts} if state.intent else set()
         known |= {segment.id for group in state.waiting for segment in group.segments}
-        theirs = {record.id: segment_from_broker_record(record) for record in self.opened.metadata.broker_records(self.name)}
+        theirs = {record.id: segment_from_broker_record(record) for record in self.tier.metadata.broker_records(self.partition)}
         for item in listed:
             if item.kind == "log" and item.segment_id not in known:
                 why, waits_for, until = self._state_of_unknown_object(item, theirs)
                 segment = theirs.get(item.segment_id) or _segment_metadata_of_object(item)
-                self._search_segment(self.opened, segment, why, waits_for, until, object_name=item.key)
+                self._search_segment(self.tier, segment, why, waits_for, until, object_name=item.key)
         strangers = [item.key for item in listed if not item.segment_id]
-        if strangers and self.opened.kind.compacts:
-            what = f"{len(strangers)} objects among those of {self.name}, {strangers[0]} for one"
+        if strangers and self.tier.kind.compacts:
+            what = f"{len(strangers)} objects among those of {self.partition}, {strangers[0]} for one"
             self.not_covered.append(UnsearchedPlace(what, "they do not have the name of a segment, so that their content is unknown"))
 
     def _state_of_unknown_object(
@@ -214,25 +214,25 @@ class _KeySearch:
             return HolderState.OPEN_ROUND, "the end of the open round, then `retire`", None
         if identity in broker_segments:
             return HolderState.BROKERS, "the brokers, which copy or delete it", None
-        if self.opened.kind.is_broker_managed:
+        if self.tier.kind.is_broker_managed:
             return HolderState.ORPHAN, "`orphans find` and `orphans purge`: no metadata names it", None
         if identity in state.voided:
             return HolderState.ORPHAN, NEXT_RETIRE, None
-        until = item.modified_ms + self.opened.retention.orphan_age_ms
+        until = item.modified_ms + self.tier.retention.orphan_age_ms
         return HolderState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
 
     def _search_old_object_versions(self) -> None:
         """Search the versions that a bucket keeps of deleted objects."""
-        folder = self.opened.ports.layout.partition_folder(self.name)
+        folder = self.tier.ports.layout.partition_folder(self.partition)
         try:
-            found = stores_of_old_versions(open_tier(self.opened.settings).ports.data, folder)
+            found = stores_of_old_versions(open_tier(self.tier.settings).ports.data, folder)
         except Refused as error:
             why = f"these credentials may not ask (s3:ListBucketVersions): {error.message}"
-            self.not_covered.append(UnsearchedPlace(f"old versions of the objects of {self.name}", why))
+            self.not_covered.append(UnsearchedPlace(f"old versions of the objects of {self.partition}", why))
             return
         for layer in found:
-            shadow = self.opened.with_stores(data=layer)
-            for item in shadow.ports.layout.list_objects(self.name):
+            shadow = self.tier.with_stores(data=layer)
+            for item in shadow.ports.layout.list_objects(self.partition):
                 if item.kind == "log":
                     version = layer.versions[item.key].version
                     waits_for = f"the bucket: a lifecycle rule NoncurrentVersionExpiration, or who deletes version {version}"
@@ -243,10 +243,10 @@ class _KeySearch:
 
     def _find_stored_key_hashes(self) -> None:
         """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
-        control, state = self.opened.ports.control, self.state
+        control, state = self.tier.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
         known = ordering.segment_ids_with_possible_objects(state)
-        sidecars = self.opened.sidecars(self.name)
+        sidecars = self.tier.open_sidecar_store(self.partition)
         listed = list(control.list(sidecar_prefix(self.log.prefix)))
         inherited = self._segments_with_inherited_filter({segment_id_in_sidecar_key(info.key) for info in listed} & known - holding.keys())
         for info in listed:
@@ -264,11 +264,11 @@ class _KeySearch:
 
     def _segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
         """Return those of the segments whose filter was taken over from their sources. Such a filter may contain keys that are gone."""
-        heads = self.opened.sidecars(self.name).load_sidecar_heads(sorted(segment_ids))
+        heads = self.tier.open_sidecar_store(self.partition).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
     def _filter_matches(self, segment_id: str) -> bool:
-        sidecars = self.opened.sidecars(self.name)
+        sidecars = self.tier.open_sidecar_store(self.partition)
         whole = sidecars.load_sidecar(segment_id)
         if whole is None:
             return True
@@ -278,10 +278,10 @@ class _KeySearch:
 
     def _add_uncovered_broker_data(self) -> None:
         held = f"hold from offset {self.state.end_offset + 1} on, and"
-        if self.opened.kind.is_broker_managed:
-            what = f"{self.name}: what its brokers {held} have not uploaded"
+        if self.tier.kind.is_broker_managed:
+            what = f"{self.partition}: what its brokers {held} have not uploaded"
         else:
-            what = f"what the brokers of {self.name} {held} no import has copied yet"
+            what = f"what the brokers of {self.partition} {held} no import has copied yet"
         self.not_covered.append(UnsearchedPlace(what, "only the brokers' own logs have it"))
 
     # --- searching one segment ---
@@ -327,19 +327,21 @@ class _KeySearch:
         log = segment.files.get("log")
         found = (records.key, records.records, records.first_offset, records.newest.offset) if records else (ANY_KEY, 0, -1, -1)
         key, count, first, last = found
-        object_name = object_name or self.opened.ports.layout.object_name(self.name, segment, "log")
+        object_name = object_name or self.tier.ports.layout.object_name(self.partition, segment, "log")
         self.holders.append(
             KeyHolder(
-                str(self.name), object_name, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,
+                str(self.partition), object_name, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,
                 log.sha256 if log else "", run_id,
             )
         )  # fmt: skip
 
     def _add_hash_holder(self, key: str, size: int, state: HolderState, waits_for: str, until_ms: int | None = None) -> None:
-        self.holders.append(KeyHolder(str(self.name), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size))
+        self.holders.append(
+            KeyHolder(str(self.partition), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size)
+        )
 
     def _create_searcher(self, tier: Tier) -> RecordSearch:
-        return RecordSearch(tier, self.name, self._report_bytes_read, "erasure")
+        return RecordSearch(tier, self.partition, self._report_bytes_read, "erasure")
 
     def _report_bytes_read(self, size: int) -> None:
         self.segments += 1

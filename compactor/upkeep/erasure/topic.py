@@ -77,7 +77,7 @@ class TopicKeySurvey:
 
 def partitions_of_topic(tier: Tier, topic: str) -> list[TopicPartition]:
     """Return all partitions of a topic, or the single partition of that name. Raises UsageError if the tier does not hold it."""
-    names = tier.partitions()
+    names = tier.list_partitions()
     found = [name for name in names if name.topic == topic] or [name for name in names if str(name) == topic]
     if not found:
         raise UsageError(f"the tier holds no partition of a topic {topic}", hint="`topics` lists what it holds")
@@ -138,7 +138,7 @@ def _former_topic_holders(tier: Tier, partitions: Sequence[TopicPartition]) -> I
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_topic_partitions():
         if one.topic in topics:
-            name, waits_for = str(one.name), "the brokers, which delete the tier of a deleted topic"
+            name, waits_for = str(one.topic_partition), "the brokers, which delete the tier of a deleted topic"
             place = f"{name} under topic id {uuid_text(one.topic_id)}"
             yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
@@ -159,16 +159,16 @@ def _holders_in_table(tier: Tier, topic: str, question: KeySearchRequest) -> Ite
         yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, question.keys.index(one.key), RECORD, waits_for, records=1)
 
 
-def _holders_in_generations(opened: Tier, partition: TopicPartition, question: KeySearchRequest) -> Iterator[KeyHolder]:
+def _holders_in_generations(tier: Tier, partition: TopicPartition, question: KeySearchRequest) -> Iterator[KeyHolder]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
-    settings, target = opened.settings, opened.settings.tier.pinterest.target
-    store = open_store(target, settings=settings, limits=settings.limits, counters=opened.counters)
+    settings, target = tier.settings, tier.settings.tier.pinterest.target
+    store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
     known = GenerationLog(store, pinterest_keys(settings), partition).read_generations()
     for generation in sorted(known.recorded_generation_names | {one.generation for one in known.begun}):
         url = f"{target.rstrip('/')}/{generation}"
-        tier = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})
-        copy = open_tier(settings.model_copy(update={"tier": tier}))
-        if partition not in copy.partitions():
+        copy_settings = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})
+        copy = open_tier(settings.model_copy(update={"tier": copy_settings}))
+        if partition not in copy.list_partitions():
             continue
         try:
             holders = find_key_holders(copy, partition, question).holders
@@ -200,13 +200,13 @@ def expedite_erasure(
     for _ in range(MAX_EXPEDITED_ROUNDS):
         if not survey.movable or not _run_round_to_erase_keys(tier, survey, question.now_ms, report_step):
             break
-        before, survey = survey.movable, find_key_holders(tier, survey.name, question)
+        before, survey = survey.movable, find_key_holders(tier, survey.partition, question)
         if survey.movable == before:
             break
     if not survey.holders:
         return survey
     _retire_replaced_segments(tier, survey, question.now_ms, shorten_grace=shorten_grace, report_step=report_step)
-    return replace(find_key_holders(tier, survey.name, question), removals=survey.removals)
+    return replace(find_key_holders(tier, survey.partition, question), removals=survey.removals)
 
 
 def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
@@ -227,12 +227,12 @@ def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
 
 def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
-    name = survey.name
-    log, hint = tier.open(name, leads=True), tier.changes.latest_change_hint(name)
+    name = survey.partition
+    log, hint = tier.open_partition_log(name, leads=True), tier.change_notifier.latest_change_hint(name)
     report = create_round(tier, name, now_ms, assess_with=create_assessment_with_segments(survey.movable)).execute_round(log)
-    tier.changes.cache_log_state(log, hint)
+    tier.change_notifier.cache_log_state(log, hint)
     if report.status in PUBLISHING:
-        tier.changes.publish([log])
+        tier.change_notifier.publish_changes([log])
         report_step(
             f"{name}: {report.status}, {count_noun(report.records_read, 'record')} -> {report.records_kept:,}, "
             f"clean up to {report.next_dirty_offset}"
@@ -245,19 +245,18 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int
 def _retire_replaced_segments(
     tier: Tier, survey: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> None:
-    log = tier.open(survey.name, leads=True)
+    log = tier.open_partition_log(survey.partition, leads=True)
     clock = STORES_OWN
     if shorten_grace:
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + tier.retention.grace_ms + 1
         clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, work=create_round(tier, survey.name, now_ms))
-    tier.changes.record_reached_slots([log])
+    report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, work=create_round(tier, survey.partition, now_ms))
+    tier.change_notifier.record_reached_slots([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
-        report_step(
-            f"{survey.name}: {count_noun(len(report.deleted) + len(report.swept), 'object')} deleted, {format_size(report.bytes)}{early}"
-        )
+        objects = count_noun(len(report.deleted) + len(report.swept), "object")
+        report_step(f"{survey.partition}: {objects} deleted, {format_size(report.bytes)}{early}")
 
 
 # --- the report ---
@@ -313,7 +312,7 @@ def erasure_report_json(
         "waits_for": list(dict.fromkeys(one.waits_for for one in survey.holders)),
         "done": list(done_steps),
         "partitions": [
-            {"partition": str(one.name), "slot": one.slot, "segments_read": one.segments, "ruled_out_by_filters": one.filtered,
+            {"partition": str(one.partition), "slot": one.slot, "segments_read": one.segments, "ruled_out_by_filters": one.filtered,
              "bytes_read": one.bytes}
             for one in survey.surveys
         ],
@@ -322,21 +321,21 @@ def erasure_report_json(
     }  # fmt: skip
 
 
-def _holders_of_key(key_number: int, found: TopicKeySurvey) -> list[KeyHolder]:
-    return [holder for holder in found.holders if holder.key in (key_number, ANY_KEY)]
+def _holders_of_key(key_number: int, survey: TopicKeySurvey) -> list[KeyHolder]:
+    return [holder for holder in survey.holders if holder.key in (key_number, ANY_KEY)]
 
 
-def _last_removal_of_key(key_number: int, found: TopicKeySurvey, removals: Sequence[tuple[int, KeyRemoval]]) -> KeyRemoval | None:
+def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[tuple[int, KeyRemoval]]) -> KeyRemoval | None:
     """Return the round that took the key's last record from readers; None if readers still get one or no round is known."""
-    if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, found)):
+    if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)
 
 
-def _key_answer_json(key_number: int, found: TopicKeySurvey) -> dict[str, Any]:
-    mine = _holders_of_key(key_number, found)
+def _key_answer_json(key_number: int, survey: TopicKeySurvey) -> dict[str, Any]:
+    mine = _holders_of_key(key_number, survey)
     until = max((holder.until_ms for holder in mine if holder.until_ms is not None), default=None)
-    return {"erased": not mine and not found.failed, "until_ms": until}
+    return {"erased": not mine and not survey.failed, "until_ms": until}
 
 
 def _removal_json(removal: KeyRemoval | None) -> dict[str, Any] | None:

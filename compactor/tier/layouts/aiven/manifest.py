@@ -62,7 +62,7 @@ class Manifest:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def overhead(self) -> int:
+    def overhead_bytes(self) -> int:
         """Return the number of bytes that encryption adds to a chunk; 0 without encryption."""
         return ENCRYPTION_OVERHEAD if self.key else 0
 
@@ -73,7 +73,7 @@ class Manifest:
 
     def plain_file_sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file before compression and encryption, by kind of file."""
-        plain = {kind: span.size and span.size - self.overhead for kind, span in self.indexes.items()}
+        plain = {kind: span.size and span.size - self.overhead_bytes for kind, span in self.indexes.items()}
         return {"log": self.chunks.file_size, **plain}
 
     def encode(self) -> bytes:
