@@ -99,7 +99,7 @@ def test_a_summary_decides_as_the_state_does(seed: int) -> None:
     summary = decode_summary(encode_summary(summarize_state(full)))
     for field in SegmentSummary._fields:
         assert [getattr(s, field) for s in summary.live] == [getattr(s, field) for s in full.live]
-    for field in ("name", "slot", "bytes", "start_offset", "end_offset", "first_dirty_offset", "vector"):
+    for field in ("topic_partition", "slot", "bytes", "start_offset", "end_offset", "first_dirty_offset", "vector"):
         assert getattr(summary, field) == getattr(full, field)
     assert [group.size_bytes for group in summary.waiting] == [sum(s.size_bytes for s in group.segments) for group in full.waiting]
     cleaner = CleanerSettings(min_compaction_lag_ms=dice.choice((0, 500)), max_compaction_lag_ms=dice.choice((600, 2**62)))
