@@ -131,10 +131,11 @@ def _quarantine_advice(state: PartitionState) -> str:
 def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[Fact]:
     """Yield facts about offsets, leadership, an open round and quarantine."""
     clean = " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in state.vector) or "none"
+    dirty = f"dirty from {state.first_dirty_offset}" if state.first_dirty_offset <= state.end_offset else "nothing is dirty"
     yield Fact(
         "offsets",
         f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}; "
-        f"dirty from {state.first_dirty_offset} (cleaner offsets {clean})",
+        f"{dirty} (cleaner offsets {clean})",
         {"start_offset": state.start_offset, "end_offset": state.end_offset, "first_dirty_offset": state.first_dirty_offset},
     )
     if lease is not None:

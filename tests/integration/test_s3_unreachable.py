@@ -11,6 +11,8 @@ from typing import NoReturn
 
 import pytest
 
+from compactor.brokers.metadata_topic.connection import KafkaConnection
+from compactor.cli.commands import config_check
 from compactor.cli.commands.config_check import CHECK_FIRST_ANSWER_MS
 from compactor.storage import cloud
 from compactor.storage.schemes import store_kind
@@ -124,6 +126,22 @@ def test_config_check_of_a_closed_port_ends_within_fifteen_seconds_by_its_own_de
     answer = cli.ask("config", "check")
     assert (answer.code, answer.document["ok"]) == (5, False)
     assert time.monotonic() - began < 2 * CHECK_FIRST_ANSWER_MS / 1000 + 7
+
+
+def test_config_check_does_not_wait_as_long_as_other_commands_for_brokers(
+    cli: TierCli, nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_check, "CHECK_BROKERS_S", 1.0)
+    (tmp_path / "segments").mkdir()
+    urls = {"url": (tmp_path / "segments").as_uri(), "control_url": (tmp_path / "control").as_uri()}
+    servers = nobody.removeprefix("http://")
+    cli.set(tier={"kind": "kafka", "layout": "kafka-local", **urls}, kafka={"bootstrap_servers": servers, "topics": [".*"]})
+    began = time.monotonic()
+    answer = cli.ask("config", "check")
+    assert time.monotonic() - began < KafkaConnection("none").timeout_s
+    assert [problem["kind"] for problem in answer.document["problems"]] == ["brokers"]
+    assert answer.code == 5
+    assert "no broker answers" in answer.document["problems"][0]["detail"]
 
 
 def test_status_exits_with_5_when_the_store_cannot_be_reached(cli: TierCli, nobody: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from compactor.brokers.metadata_topic import connection
 from compactor.brokers.metadata_topic.admin import KafkaAdmin, LeaderOffsets, Setting, TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import ClientErrors, KafkaConnection, kafka_error
@@ -18,11 +19,11 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
 ASKS: dict[str, Callable[[KafkaConnection], object]] = {
-    "identity": lambda connection: ConfluentMetadataTopic(connection).identity(),
-    "append": lambda connection: ConfluentMetadataTopic(connection).append(0, b"x"),
-    "cluster": lambda connection: KafkaAdmin(connection).describe_cluster(),
-    "topics": lambda connection: KafkaAdmin(connection).describe_metadata_topic(),
-    "leaders": lambda connection: KafkaLeaders(connection).leaders(),
+    "identity": lambda brokers: ConfluentMetadataTopic(brokers).identity(),
+    "append": lambda brokers: ConfluentMetadataTopic(brokers).append(0, b"x"),
+    "cluster": lambda brokers: KafkaAdmin(brokers).describe_cluster(),
+    "topics": lambda brokers: KafkaAdmin(brokers).describe_metadata_topic(),
+    "leaders": lambda brokers: KafkaLeaders(brokers).leaders(),
 }
 
 
@@ -33,10 +34,14 @@ def nobody_there() -> str:
 
 
 @pytest.mark.parametrize("what", ASKS)
-def test_no_broker(what: str) -> None:
+def test_no_broker(what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     servers = nobody_there()
+    monkeypatch.setattr(connection, "_LOG_INTERVAL_S", 0.4)
     with pytest.raises(Unavailable, match=f"no broker answers at {servers}.*Connection refused"):
         ASKS[what](KafkaConnection(servers, timeout_s=2))
+    told = [record for record in caplog.records if f"no broker answers at {servers}; waited" in record.getMessage()]
+    assert told
+    assert all(vars(record)["transient"] for record in told)
 
 
 @pytest.mark.parametrize("what", ASKS)

@@ -35,7 +35,7 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
         runbook = tier.settings.daemon.runbook_url
         pages = DaemonPages(lambda: found, lambda name: None, getattr(args, "config", ""), runbook_url=runbook)  # noqa: B023, called at once
         document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
-        if args.watch and out.mode == "table":
+        if args.watch and out.terminal_width() is not None and out.mode == "table":
             out.write_chunks([CLEAR_SCREEN.encode()])
         watched = f"\n{format_moment(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
         out.print_result(
