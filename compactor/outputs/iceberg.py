@@ -22,15 +22,15 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_files import FileOrder, FileWriter, LocalFileWriter, SliceTask
+from compactor.outputs.iceberg_files import FilesToWrite, FileWriter, LocalFileWriter, SliceTask
 from compactor.outputs.iceberg_plan import (
     DataFileName,
     PartitionEntry,
     Slice,
     TablePlan,
     end_of_unfinished_round,
-    plan_table,
-    view_entry,
+    partition_entry_of_view,
+    plan_table_update,
     view_slices,
 )
 from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table
@@ -53,32 +53,34 @@ class IcebergOutput:
     writer: FileWriter = field(default_factory=LocalFileWriter)
     swept: set[tuple[str, int]] = field(default_factory=set)
 
-    def update_output(self, opened: Tier, name: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises as ``OutputWriter.update_output``."""
-        settings = opened.settings.outputs.iceberg
-        wanted = settings.table_for(name.topic)
-        if wanted is None or name != opened.latest_incarnation(name):  # by now, the name means another topic
+        settings = tier.settings.outputs.iceberg
+        wanted = settings.table_for(partition.topic)
+        if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
         written: dict[Slice, DataFile | None] = {}
-        with open_table(wanted, opened.identity.read_catalog().tier_id, name.topic, create=True) as read_table:
+        with open_table(wanted, tier.identity.read_catalog().tier_id, partition.topic, create=True) as read_table:
             for _ in range(COMMIT_ATTEMPTS):
                 table = read_table()
                 if table is None:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
                 try:
-                    report = _TableUpdate(opened, name, table, self.writer, written).run()
+                    report = _TableUpdate(tier, partition, table, self.writer, written).run()
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
-                    return self._with_expiry(opened, name.partition, read_table() or table, report)
-        raise Unavailable(f"{name}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later")
+                    return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_table() or table, report)
+        raise Unavailable(
+            f"{partition}: control log or table changed {COMMIT_ATTEMPTS} times meanwhile", hint="The daemon tries again later"
+        )
 
-    def _with_expiry(self, opened: Tier, partition: int, table: TopicTable, report: OutputReport) -> OutputReport:
+    def _expire_snapshots_and_add_to_report(self, tier: Tier, partition: int, table: TopicTable, report: OutputReport) -> OutputReport:
         """Expire old snapshots, sweep orphans, and return the report with what was deleted and with the time of the next expiry."""
-        now = opened.ports.clock_ms()
-        deleted, next_ms = table.expire_snapshots(opened.settings.outputs.iceberg.keep_ms, now)
+        now = tier.ports.clock_ms()
+        deleted, next_ms = table.expire_snapshots(tier.settings.outputs.iceberg.keep_ms, now)
         if report.status not in {"behind", "empty"} and (deleted or (table.name, partition) not in self.swept):
-            deleted += table.delete_orphan_files(partition, now - opened.retention.orphan_age_ms)
+            deleted += table.delete_orphan_files(partition, now - tier.retention.orphan_age_ms)
             self.swept.add((table.name, partition))
         summary = "; ".join(part for part in (report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "") if part)
         content = replace(report.content, snapshots=len(table.snapshot_ages())) if report.content else None
@@ -114,27 +116,27 @@ class TableStatus:
     undecoded: int
 
 
-def read_table_status(opened: Tier, name: TopicPartition) -> TableStatus | None:
+def read_table_status(tier: Tier, partition: TopicPartition) -> TableStatus | None:
     """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, BadData, UsageError."""
-    settings = opened.settings.outputs.iceberg.table_for(name.topic)
+    settings = tier.settings.outputs.iceberg.table_for(partition.topic)
     if settings is None:
         return None
-    with open_table(settings, opened.identity.read_catalog().tier_id, name.topic, create=False) as read_table:
+    with open_table(settings, tier.identity.read_catalog().tier_id, partition.topic, create=False) as read_table:
         table = read_table()
-        known = table.partition_entry(name.partition) if table else None
-        files = list(table.data_files(name.partition).values()) if table else []
-    state, view, _ = _read_view(opened, name)
+        known = table.partition_entry(partition.partition) if table else None
+        files = list(table.data_files(partition.partition).values()) if table else []
+    state, view, _ = _read_published_view(tier, partition)
     is_waiting = end_of_unfinished_round(state) >= 0
     shown = not is_waiting and known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty}))
     since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
     current = table.snapshot if table else None
     cleaner_offset = known.cleaner_offset if known else view.log_start
     return TableStatus(
-        name.topic, name.partition, settings.table,
+        partition.topic, partition.partition, settings.table,
         "current" if shown else "waiting" if is_waiting else "behind" if known else "missing",
         current.snapshot_id if current else None, current.timestamp_ms if current else None,
         cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
-        0 if shown or not since else max(0, opened.ports.clock_ms() - min(since)),
+        0 if shown or not since else max(0, tier.ports.clock_ms() - min(since)),
         sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
         len(table.snapshot_ages()) if table else 0, table.count_undecoded(files) if table else 0,
     )  # fmt: skip
@@ -155,12 +157,12 @@ class FileWithKey:
     is_current: bool
 
 
-def find_files_with_keys(opened: Tier, topic: str, keys: Collection[bytes]) -> list[FileWithKey]:
+def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[FileWithKey]:
     """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
-    settings = opened.settings.outputs.iceberg.table_for(topic)
+    settings = tier.settings.outputs.iceberg.table_for(topic)
     if settings is None:
         return []
-    with open_table(settings, opened.identity.read_catalog().tier_id, topic, create=False) as read_table:
+    with open_table(settings, tier.identity.read_catalog().tier_id, topic, create=False) as read_table:
         table = read_table()
         current = table.snapshot.snapshot_id if table and table.snapshot else 0
         return [
@@ -169,13 +171,13 @@ def find_files_with_keys(opened: Tier, topic: str, keys: Collection[bytes]) -> l
         ]
 
 
-def _read_view(opened: Tier, name: TopicPartition) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
+def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
     """Return a partition's state as its control log has it now, what the table's snapshot is to record about the partition, and the slices
     of segments that make up the compacted view, ascending by offset.
     """
-    state = opened.open_partition_log(name).refresh()
-    log_start = opened.first_readable_offset(state)
-    return state, view_entry(state, log_start), view_slices(state, log_start)
+    state = tier.open_partition_log(partition).refresh()
+    log_start = tier.first_readable_offset(state)
+    return state, partition_entry_of_view(state, log_start), view_slices(state, log_start)
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,8 @@ class _TableUpdate:
     written: files that earlier attempts have written and that no snapshot names; None for slices without rows.
     """
 
-    opened: Tier
-    name: TopicPartition
+    tier: Tier
+    partition: TopicPartition
     table: TopicTable
     writer: FileWriter
     written: dict[Slice, DataFile | None]
@@ -196,10 +198,10 @@ class _TableUpdate:
 
         Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
         """
-        partition = self.name.partition
+        partition = self.partition.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
         known = self.table.partition_entry(partition)
-        state, view, slices = _read_view(self.opened, self.name)
+        state, view, slices = _read_published_view(self.tier, self.partition)
         if known is not None and known.order > view.order:
             raise BadData(
                 f"it shows slot {known.slot} of incarnation {known.incarnation}, the control log has {view.slot} of {view.incarnation}",
@@ -215,14 +217,14 @@ class _TableUpdate:
         # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
         if known is not None and (known.order == view.order or known.is_same_view(view.model_copy(update={"empty": known.empty}))):
             return OutputReport("up_to_date", state.slot, content=content)
-        plan = plan_table(partition, view, slices, files, known)
+        plan = plan_table_update(partition, view, slices, files, known)
         checked = self._write_files(state, plan, files)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
         empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
         view = view.model_copy(update={"empty": empty, "checked": checked})
         if known is None and not state.vector:
             return OutputReport("empty", state.slot)
-        _, again, slices_again = _read_view(self.opened, self.name)
+        _, again, slices_again = _read_published_view(self.tier, self.partition)
         if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
             return None
         self.table.commit_snapshot({partition: view}, added, [files[path] for path in plan.remove])
@@ -236,16 +238,16 @@ class _TableUpdate:
     def _write_files(self, state: PartitionState, plan: TablePlan, files: Mapping[str, DataFile]) -> float:
         """Write the files that are missing, and check that no key occurs twice. Return the share of keys that was checked."""
         todo = [each for each in plan.write if each not in self.written]
-        live, log = state.live_segments_by_id(), log_identity(self.opened, state)
-        limit = self.opened.cleaner_settings_for_topic(self.name.topic).max_decompressed_batch_bytes
+        live, log = state.live_segments_by_id(), log_identity(self.tier, state)
+        limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         tasks = [
             SliceTask(
-                DataFileName(self.name.partition, state.incarnation, each),
-                ReadRange(self.name, each.first, each.last, (live[each.segment_id],), log),
+                DataFileName(self.partition.partition, state.incarnation, each),
+                ReadRange(self.partition, each.first, each.last, (live[each.segment_id],), log),
                 limit,
             )
             for each in todo
         ]
         others = [files[path] for path in plan.keep]
         others += [file for each in plan.write if each not in todo and (file := self.written[each]) is not None]
-        return self.writer.write_files(FileOrder(self.opened, self.name, self.table, tasks, others, state.slot), self.written)
+        return self.writer.write_files(FilesToWrite(self.tier, self.partition, self.table, tasks, others, state.slot), self.written)

@@ -61,15 +61,15 @@ class SliceTask:
 
 
 @dataclass(frozen=True)
-class FileOrder:
+class FilesToWrite:
     """Order to write the data files that one update of a partition needs.
 
     others: files that stay; their keys are compared with those that are written.
     turn: number that chooses which keys are compared, if they are too many for the memory budget.
     """
 
-    opened: Tier
-    name: TopicPartition
+    tier: Tier
+    partition: TopicPartition
     table: TopicTable
     tasks: Sequence[SliceTask]
     others: Sequence[DataFile]
@@ -79,7 +79,7 @@ class FileOrder:
 class FileWriter(Protocol):
     """Writer of data files: this process, or a cluster."""
 
-    def write_files(self, order: FileOrder, written: dict[Slice, DataFile | None]) -> float:
+    def write_files(self, order: FilesToWrite, written: dict[Slice, DataFile | None]) -> float:
         """Write data files, and return the share of their keys of which it was checked that they occur once.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
@@ -90,17 +90,17 @@ class FileWriter(Protocol):
 class LocalFileWriter:
     """Writer of data files in this process, one after the other."""
 
-    def write_files(self, order: FileOrder, written: dict[Slice, DataFile | None]) -> float:
+    def write_files(self, order: FilesToWrite, written: dict[Slice, DataFile | None]) -> float:
         """Write data files as ``FileWriter.write_files``."""
-        budget = order.opened.cleaner_settings_for_topic(order.name.topic).map_budget_bytes
+        budget = order.tier.cleaner_settings_for_topic(order.partition.topic).map_budget_bytes
         check = _UniqueKeys(order, budget, sum(task.max_records for task in order.tasks))
         for task in order.tasks:
             each = task.file.slice
             try:
-                written[each] = write_slice(order.opened, order.table, task, partial(check.add_records, each))
+                written[each] = write_slice_file(order.tier, order.table, task, partial(check.add_records, each))
             except ColumnsMissing as error:
                 order.table.add_columns(error.columns)
-                written[each] = write_slice(order.opened, order.table, task)  # whose keys are added
+                written[each] = write_slice_file(order.tier, order.table, task)  # whose keys are added
         for file in order.others if order.tasks else ():
             for keys in order.table.read_keys(file.file_path):
                 check.compare_keys(keys, file.file_path)
@@ -111,8 +111,8 @@ def _ignore_records(selection: SelectedRecords) -> None:
     """Do nothing; the default callback."""
 
 
-def write_slice(
-    opened: Tier, table: TopicTable, task: SliceTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
+def write_slice_file(
+    tier: Tier, table: TopicTable, task: SliceTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
 ) -> DataFile | None:
     """Write the data file of a slice: its records with a key and a value. Return None, and write nothing, if it has none.
 
@@ -121,12 +121,12 @@ def write_slice(
     :raises LogChanged: if the log was truncated meanwhile. :raises BadData: :raises StoreError:
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
-    settings = opened.settings.outputs.iceberg.table_for(task.extent.partition.topic)
+    settings = tier.settings.outputs.iceberg.table_for(task.extent.partition.topic)
     formats = settings.formats if settings is not None else {}
-    typed = TypedColumns(table, FieldDecoder(opened.settings), formats) if formats else None
+    typed = TypedColumns(table, FieldDecoder(tier.settings), formats) if formats else None
 
     def read_batches() -> Iterator[pa.RecordBatch]:
-        for selection in RangeReader(opened, task.extent, options).selected_records():
+        for selection in RangeReader(tier, task.extent, options).selected_records():
             on_records(selection)
             rows, picked = selection.rows, selection.picked
             found = picked[(rows.key_length[picked] >= 0) & (rows.value_length[picked] >= 0)]
@@ -151,9 +151,9 @@ def hash_key_column(keys: pa.Array, halves: tuple[np.uint64, np.uint64]) -> Hash
     return hashes
 
 
-def duplicate_key_error(name: TopicPartition, place: str, offset: int = -1) -> BadData:
+def duplicate_key_error(partition: TopicPartition, place: str, offset: int = -1) -> BadData:
     """Return the error for a key that occurs twice in a partition. ``place``: segment or file of the second one."""
-    cause = f"{name}: a key occurs twice below the cleaner offset, so that its last value is not known"
+    cause = f"{partition}: a key occurs twice below the cleaner offset, so that its last value is not known"
     return BadData(cause, segment=place, offset=offset, hint="`verify` and `explain` with the key say more; the table stays as it is")
 
 
@@ -164,11 +164,11 @@ class _UniqueKeys:
     than the memory budget, one range of hashes is checked, another one each time.
     """
 
-    def __init__(self, order: FileOrder, budget_bytes: int, records: int) -> None:
-        self._name = order.name
+    def __init__(self, order: FilesToWrite, budget_bytes: int, records: int) -> None:
+        self._name = order.partition
         self.ranges = max(1, -(-records * BYTES_PER_KEY // budget_bytes))
         self._options = LastRecordsRequest(order.turn % self.ranges, self.ranges, budget_bytes)
-        self._halves = siphash_key_halves(order.opened.identity.hash_key_for_reading())
+        self._halves = siphash_key_halves(order.tier.identity.hash_key_for_reading())
         self._keys = KeySet(max(budget_bytes, 1 << 16)) if records else None
         self._added = self._skipped = 0
 

@@ -91,12 +91,12 @@ class PartitionEntry(Value):
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
 
-def entry_key(partition: int) -> str:
+def partition_entry_key(partition: int) -> str:
     """Return the key of a partition's entry in a snapshot's summary."""
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_entry(text: str | None, table: str) -> PartitionEntry | None:
+def parse_partition_entry(text: str | None, table: str) -> PartitionEntry | None:
     """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
     try:
         return PartitionEntry.model_validate_json(text) if text else None
@@ -128,7 +128,7 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[Slice, ..
     return tuple(each for each in slices if each.first <= each.last)
 
 
-def view_entry(state: PartitionState, log_start_offset: int) -> PartitionEntry:
+def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> PartitionEntry:
     """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
     end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
@@ -158,7 +158,7 @@ class TablePlan:
     empty: tuple[Slice, ...]
 
 
-def plan_table(
+def plan_table_update(
     partition: int, view: PartitionEntry, slices: Sequence[Slice], present: Iterable[str], known: PartitionEntry | None
 ) -> TablePlan:
     """Return the changes to a partition's files.

@@ -36,7 +36,15 @@ from typing_extensions import override
 
 from compactor.config.output_sections import IcebergTableSettings
 from compactor.errors import BadData, Refused, Unavailable, UsageError
-from compactor.outputs.iceberg_plan import ENTRY_PREFIX, DataFileName, PartitionEntry, SnapshotAge, entry_key, parse_entry, plan_expiry
+from compactor.outputs.iceberg_plan import (
+    ENTRY_PREFIX,
+    DataFileName,
+    PartitionEntry,
+    SnapshotAge,
+    parse_partition_entry,
+    partition_entry_key,
+    plan_expiry,
+)
 
 ROW_GROUP_BYTES: Final = 64 << 20
 """Size of a row group before compression. It is the memory that a writer of a file takes, and what engines read at once."""
@@ -158,7 +166,7 @@ class TopicTable:
 
     def partition_entry(self, partition: int) -> PartitionEntry | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
-        return parse_entry(self._entries().get(entry_key(partition)), self.name)
+        return parse_partition_entry(self._entry_properties().get(partition_entry_key(partition)), self.name)
 
     def data_files(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
@@ -218,7 +226,7 @@ class TopicTable:
         :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
-        own = {entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
+        own = {partition_entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
         with (
             _iceberg_errors(self.name),
             self.table.transaction() as transaction,
@@ -227,7 +235,7 @@ class TopicTable:
                 transaction=transaction,
                 io=self.table.io,
                 commit_uuid=_make_commit_id(),
-                snapshot_properties=self._entries() | own,
+                snapshot_properties=self._entry_properties() | own,
             ) as producer,
         ):
             for file in added:
@@ -250,7 +258,7 @@ class TopicTable:
             return 0, next_ms
         with _iceberg_errors(self.name):
             gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
-            unused = self._files_of(one for one in gone if _is_commit_of_this_program(one)) - self._files_of(left)
+            unused = self._files_of_snapshots(one for one in gone if _is_commit_of_this_program(one)) - self._files_of_snapshots(left)
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
             deleted = [path for path in unused if path.endswith(".avro") or DataFileName.parse(path)]
             for path in deleted:
@@ -270,7 +278,7 @@ class TopicTable:
         with _iceberg_errors(self.name):
             listed = [*_list_folder(io, provider.data_path), *_list_folder(io, provider.metadata_path)]
             self.table.refresh()  # after the files were listed, so that each of them was committed before or is an orphan
-            used = {path.rpartition("/")[2] for path in self._files_of(self.table.snapshots())}
+            used = {path.rpartition("/")[2] for path in self._files_of_snapshots(self.table.snapshots())}
             current = [self.table.metadata_location, *(entry.metadata_file for entry in self.table.metadata.metadata_log)]
             used |= {path.rpartition("/")[2] for path in current}
             orphans = [
@@ -279,13 +287,13 @@ class TopicTable:
                 if one.base_name not in used
                 and one.mtime_ns is not None
                 and one.mtime_ns < older_than_ms * 1_000_000
-                and self._is_leftover(one.base_name, partition)
+                and self._is_leftover_of_partition(one.base_name, partition)
             ]
             for store, path in orphans:
                 store.delete_file(path)
         return len(orphans)
 
-    def _is_leftover(self, name: str, partition: int) -> bool:
+    def _is_leftover_of_partition(self, name: str, partition: int) -> bool:
         """Return whether a file that the table does not use is a data file of a partition, a manifest or the metadata of a commit, and was
         written by this program.
         """
@@ -304,14 +312,14 @@ class TopicTable:
     def files_with_keys(self, keys: Collection[bytes]) -> Iterator[tuple[str, bytes, tuple[int, ...]]]:
         """Yield each data file that has a row with one of the keys: its path, the key, and the snapshots that name the file."""
         with _iceberg_errors(self.name):
-            files = {one.snapshot_id: self._files_of([one]) for one in self.table.snapshots()}
+            files = {one.snapshot_id: self._files_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
         for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
             found = [array.filter(pc.is_in(array, wanted)) for array in self.read_keys(path)]
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
-    def _entries(self) -> dict[str, str]:
+    def _entry_properties(self) -> dict[str, str]:
         """Return the entries of all partitions, by their keys in a summary, from the newest ancestor that has any: another program's
         commit, such as one that rewrites manifests, does not carry them over.
         """
@@ -323,7 +331,7 @@ class TopicTable:
             snapshot = self.table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id is not None else None
         return {}
 
-    def _files_of(self, snapshots: Iterable[Snapshot]) -> set[str]:
+    def _files_of_snapshots(self, snapshots: Iterable[Snapshot]) -> set[str]:
         """Return the paths of all files that these snapshots use: manifest lists, manifests and data files."""
         paths: set[str] = set()
         for snapshot in snapshots:

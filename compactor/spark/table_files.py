@@ -24,7 +24,7 @@ from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
 from compactor.outputs.iceberg_columns import ColumnsMissing
-from compactor.outputs.iceberg_files import BYTES_PER_KEY, FileOrder, SliceTask, duplicate_key_error, hash_key_column, write_slice
+from compactor.outputs.iceberg_files import BYTES_PER_KEY, FilesToWrite, SliceTask, duplicate_key_error, hash_key_column, write_slice_file
 from compactor.outputs.iceberg_plan import Slice
 from compactor.outputs.iceberg_table import TopicTable
 from compactor.spark.cluster.executor import TaskCost, open_tier_on_executor
@@ -49,22 +49,20 @@ class ClusterFileWriter:
     cost: TaskCost
     job_listener: JobListener
 
-    def write_files(self, order: FileOrder, written: dict[Slice, DataFile | None]) -> float:
+    def write_files(self, order: FilesToWrite, written: dict[Slice, DataFile | None]) -> float:
         """Write data files as ``FileWriter.write_files``. Raises Unavailable if Spark aborts the job."""
         if not order.tasks:
             return 1.0
-        opened, name = order.opened, order.name
-        budget = max(
-            opened.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES
-        )
+        tier, name = order.tier, order.partition
+        budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
         keys = sum(task.max_records for task in order.tasks) + sum(file.record_count for file in order.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
         items = [*order.tasks, *(file.file_path for file in order.others)]
         task = _WriteFiles(
-            opened.settings,
+            tier.settings,
             name,
-            opened.metadata.topic_id(name),
-            opened.identity.hash_key_for_reading(),
+            tier.metadata.topic_id(name),
+            tier.identity.hash_key_for_reading(),
             order.table.without_catalog(),
             ranges,
         )
@@ -94,7 +92,7 @@ class _WriteFiles:
     """Picklable function of a task that writes one slice's file, or reads the keys of a file, and returns the hashes of the keys."""
 
     settings: Settings
-    name: TopicPartition
+    partition: TopicPartition
     topic_id: TopicId
     hash_key: bytes
     table: TopicTable
@@ -117,20 +115,20 @@ class _WriteFiles:
         if isinstance(item, str):
             hashes += [hash_key_column(keys, halves) for keys in self.table.read_keys(item)]
             return None
-        opened = open_tier_on_executor(self.settings.model_dump_json(), self.name.topic * bool(self.topic_id), self.topic_id)
+        tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
         each, every_key = item.file.slice, LastRecordsRequest(0, 1, 0)
 
         def add_hashes(selection: SelectedRecords) -> None:
             hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
 
-        return each, write_slice(opened, self.table, item, add_hashes)
+        return each, write_slice_file(tier, self.table, item, add_hashes)
 
 
 @dataclass(frozen=True)
 class _CompareKeys:
     """Picklable function of a task that compares the keys of one range, or returns the outcomes of the tasks that wrote files."""
 
-    name: TopicPartition
+    partition: TopicPartition
     budget_bytes: int
 
     def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
@@ -143,7 +141,7 @@ class _CompareKeys:
                 hashes = np.frombuffer(bytearray(answer.data), np.uint64).reshape(-1, 2)
                 new = np.empty(len(hashes), np.bool_)
                 if keys.insert_if_absent(hashes, new) < len(hashes):
-                    raise OutOfBudget(f"{self.name}: the keys of a table need more memory", hint="Raise map_budget_bytes")
+                    raise OutOfBudget(f"{self.partition}: the keys of a table need more memory", hint="Raise map_budget_bytes")
                 if not new.all():
-                    raise duplicate_key_error(self.name, answer.place)
+                    raise duplicate_key_error(self.partition, answer.place)
         return outcomes

@@ -28,7 +28,7 @@ from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_plan import DataFileName, PartitionEntry, entry_key
+from compactor.outputs.iceberg_plan import DataFileName, PartitionEntry, partition_entry_key
 from compactor.outputs.iceberg_table import TopicTable, open_table
 from compactor.outputs.port import OutputReport
 from tests.builders import LogBuilder
@@ -87,7 +87,7 @@ class House(GrowingTier):
         snapshot = self.table().current_snapshot()
         assert snapshot is not None
         assert snapshot.summary is not None
-        return PartitionEntry.model_validate_json(snapshot.summary.additional_properties[entry_key(partition)])
+        return PartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(partition)])
 
     def files(self) -> set[str]:
         return {task.file.file_path for task in self.table().scan().plan_files()}
@@ -122,7 +122,7 @@ def show_view_below(monkeypatch: pytest.MonkeyPatch, end_offset: int) -> None:
     def with_later_vector(state: PartitionState) -> PartitionState:
         return state.model_copy(update={"vector": tuple(v.__class__(v.leader_epoch, Offset(end_offset)) for v in state.vector)})
 
-    for name in ("view_entry", "view_slices"):
+    for name in ("partition_entry_of_view", "view_slices"):
         real = getattr(iceberg, name)
         monkeypatch.setattr(iceberg, name, lambda state, start, real=real: real(with_later_vector(state), start))
 
@@ -489,7 +489,7 @@ class TestLives:
                 views[snapshot.snapshot_id] = house.expected()
         assert {snapshot: house.rows(snapshot) for snapshot in views} == views
         entries = [
-            PartitionEntry.model_validate_json(snapshot.summary.additional_properties[entry_key(0)])
+            PartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(0)])
             for snapshot in house.table().snapshots()
             if snapshot.summary
         ]

@@ -16,10 +16,10 @@ from compactor.outputs.iceberg_plan import (
     Slice,
     SnapshotAge,
     end_of_unfinished_round,
-    parse_entry,
+    parse_partition_entry,
+    partition_entry_of_view,
     plan_expiry,
-    plan_table,
-    view_entry,
+    plan_table_update,
     view_slices,
 )
 
@@ -72,32 +72,32 @@ def test_a_view_is_cut_by_log_start_and_cleaner_offset() -> None:
 
 def test_only_files_of_replaced_segments_change() -> None:
     present = [path(A, 0, 9), path(B, 10, 19)]
-    plan = plan_table(3, entry(), (Slice(A, 0, 9), Slice(C, 10, 29)), present, entry())
+    plan = plan_table_update(3, entry(), (Slice(A, 0, 9), Slice(C, 10, 29)), present, entry())
     assert (plan.keep, plan.remove, plan.write) == ((path(A, 0, 9),), (path(B, 10, 19),), (Slice(C, 10, 29),))
 
 
 def test_a_slice_that_is_cut_elsewhere_is_written_anew() -> None:
-    plan = plan_table(3, entry(), (Slice(A, 4, 9),), [path(A, 0, 9)], entry())
+    plan = plan_table_update(3, entry(), (Slice(A, 4, 9),), [path(A, 0, 9)], entry())
     assert (plan.keep, plan.remove, plan.write) == ((), (path(A, 0, 9),), (Slice(A, 4, 9),))
 
 
 def test_another_incarnation_replaces_all_files() -> None:
     wanted = (Slice(A, 0, 9),)
     known = entry(empty=(str(Slice(A, 0, 9)),))
-    plan = plan_table(3, entry(incarnation=2), wanted, [path(A, 0, 9)], known)
+    plan = plan_table_update(3, entry(incarnation=2), wanted, [path(A, 0, 9)], known)
     assert (plan.keep, plan.remove, plan.write, plan.empty) == ((), (path(A, 0, 9),), wanted, ())
 
 
 def test_slices_without_rows_are_not_read_again() -> None:
     wanted = (Slice(A, 0, 9), Slice(B, 10, 19))
-    plan = plan_table(3, entry(), wanted, [], entry(empty=(str(wanted[0]),)))
+    plan = plan_table_update(3, entry(), wanted, [], entry(empty=(str(wanted[0]),)))
     assert (plan.write, plan.empty) == (wanted[1:], wanted[:1])
 
 
 @pytest.mark.parametrize("extra", ["s3://bucket/t/data/of-somebody.parquet", path(A, 0, 9) + "", path(A, 0, 9).replace(NONCE, "1" * 32)])
 def test_files_of_others_and_rows_twice_are_refused(extra: str) -> None:
     with pytest.raises(BadData, match="not written by this program, or its rows are there twice"):
-        plan_table(3, entry(), (Slice(A, 0, 9),), [path(A, 0, 9), extra], entry())
+        plan_table_update(3, entry(), (Slice(A, 0, 9),), [path(A, 0, 9), extra], entry())
 
 
 def test_a_view_is_incomplete_until_a_round_cleans_as_far_as_the_one_that_was_cut_off() -> None:
@@ -117,16 +117,16 @@ def test_a_round_undone_in_part_leaves_an_incomplete_view_and_one_undone_wholly_
 
 def test_an_entry_names_the_round_that_is_shown() -> None:
     runs = (run(1, RunStatus.CLEANED, 20), run(2, RunStatus.REVERTED, 40), run(3, RunStatus.UNDONE, 40))
-    shown = view_entry(state(20, runs=runs), 5)
+    shown = partition_entry_of_view(state(20, runs=runs), 5)
     assert (shown.run, shown.log_start, shown.cleaner_offset, shown.order) == ("r1", 5, 20, (1, 9, 5))
-    assert view_entry(state(3), 5).cleaner_offset == 5
-    assert parse_entry(shown.model_dump_json(), "t") == shown
+    assert partition_entry_of_view(state(3), 5).cleaner_offset == 5
+    assert parse_partition_entry(shown.model_dump_json(), "t") == shown
 
 
 def test_an_entry_of_a_newer_version_is_refused() -> None:
-    assert parse_entry(None, "t") is None
+    assert parse_partition_entry(None, "t") is None
     with pytest.raises(BadData, match="its summary is not valid"):
-        parse_entry('{"other": 1}', "t")
+        parse_partition_entry('{"other": 1}', "t")
 
 
 def test_records_that_change_no_row_leave_the_view_as_it_is() -> None:

@@ -13,8 +13,8 @@ from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
 
 
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_tier_and_partition(args)
-    document = sidecars_json(opened, name, frame.cleaner_clock_ms(args))
+    tier, name = tiers.open_tier_and_partition(args)
+    document = sidecars_json(tier, name, frame.cleaner_clock_ms(args))
     rows = []
     for segment in document["segments"]:
         about = segment["sidecar"]
@@ -37,10 +37,10 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    opened, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
-    budget = Budget(disk_budget_bytes(opened.cleaner_settings_for_topic(name.topic), opened.state_dir))
-    with out.show_progress("reading", tiers.sum_stored_bytes(opened, [name], out), "bytes") as progress:
-        made = rebuild_sidecars(opened, name, budget, unusable_only=args.missing, on_segment=progress.advance)
+    tier, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
+    budget = Budget(disk_budget_bytes(tier.cleaner_settings_for_topic(name.topic), tier.state_dir))
+    with out.show_progress("reading", tiers.sum_stored_bytes(tier, [name], out), "bytes") as progress:
+        made = rebuild_sidecars(tier, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {
         **tiers.partition_document(name),
         "written": list(made.written),

@@ -27,16 +27,16 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
     if args.skip_damaged and args.view == "latest":
         hint = "An older value of a key would take the place of one that cannot be read"
         raise UsageError("--skip-damaged and --view latest exclude each other", hint=hint)
-    opened, name = tiers.open_tier_and_partition(args)
+    tier, name = tiers.open_tier_and_partition(args)
     skipped: list[DamagedRange] = []
 
     def note_damage(damage: DamagedRange) -> None:
         skipped.append(damage)
         out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
-    decoder = FieldDecoder(opened.settings)
+    decoder = FieldDecoder(tier.settings)
     blocks = read_record_blocks(
-        opened,
+        tier,
         name,
         first_offset=args.first,
         last_offset=args.last,
@@ -63,8 +63,8 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
         case _:
             out.write_chunks(_raw_lines(counted_blocks()))
     if not count:
-        state = opened.open_partition_log(name).state
-        first = max(state.start_offset, opened.first_readable_offset(state))
+        state = tier.open_partition_log(name).state
+        first = max(state.start_offset, tier.first_readable_offset(state))
         held = f"it holds offsets {first} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
         if first > state.end_offset >= 0:
             held = f"all records below its log start, {first}, are deleted"

@@ -20,10 +20,10 @@ def run_export(args: argparse.Namespace, out: Output) -> int:
             hint="`kafka-topics --describe` shows the id of the topic",
         )
 
-    opened, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
+    tier, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     with out.show_progress(f"exporting {name}", unit="bytes") as progress:
         report = export_partition(
-            opened,
+            tier,
             name,
             args.folder,
             progress.advance,
