@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.records import LogStartRaised, Record, SegmentsTiered
 from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batch_digests
-from compactor.control.summary import SegmentFacts
+from compactor.control.summary import SegmentMetadataOrSummary
 
-S = TypeVar("S", bound=SegmentFacts)
+S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 
 def segments_removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:

@@ -41,9 +41,9 @@ class SegmentSummary(NamedTuple):
     file_count: int
 
 
-SegmentFacts = RemoteLogSegmentMetadata | SegmentSummary
+SegmentMetadataOrSummary = RemoteLogSegmentMetadata | SegmentSummary
 """A segment with the figures that decisions need."""
-S_co = TypeVar("S_co", bound=SegmentFacts, covariant=True)
+S_co = TypeVar("S_co", bound=SegmentMetadataOrSummary, covariant=True)
 
 
 class PartitionStateOrSummary(Protocol[S_co]):

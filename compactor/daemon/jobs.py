@@ -102,7 +102,9 @@ def perform_job(
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
             work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
-            result = JobResult(job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, work=work))
+            result = JobResult(
+                job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, round_work=work)
+            )
             tier.change_notifier.record_reached_slots([log])
         log.refresh()
     except CompactorError as error:

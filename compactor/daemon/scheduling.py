@@ -19,7 +19,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_retire_ms, import_abandoned_at_ms
 from compactor.control.ports import Retention
-from compactor.control.summary import LastRound, PartitionSummary, SegmentFacts
+from compactor.control.summary import LastRound, PartitionSummary, SegmentMetadataOrSummary
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import OutputContent
@@ -143,7 +143,7 @@ def partition_status(
     )
 
 
-def next_time_round_may_be_due_ms(live: Iterable[SegmentFacts], cleaner: CleanerSettings, now_ms: int) -> int:
+def next_time_round_may_be_due_ms(live: Iterable[SegmentMetadataOrSummary], cleaner: CleanerSettings, now_ms: int) -> int:
     """Return the next time at which a round may become due although nothing is written; NEVER_MS if there is none."""
     moments = []
     for segment in live:

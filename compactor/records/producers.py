@@ -66,15 +66,15 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
-    def states_at_earlier_offset(self, end_offset: int, known: ProducerStates | None = None) -> ProducerStates:
-        """Return the states at the earlier offset ``end_offset`` (inclusive), as far as they are known: ``known``, and the states of
+    def states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
+        """Return the states at the earlier offset ``end_offset`` (inclusive), as far as they are known: ``known_states``, and the states of
         producers that have written nothing since.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
-        if known is None:
+        if known_states is None:
             return ProducerStates(mine)
-        mine = mine[~np.isin(mine["producer_id"], known.entries["producer_id"])]
-        both = np.concatenate([known.entries, mine])
+        mine = mine[~np.isin(mine["producer_id"], known_states.entries["producer_id"])]
+        both = np.concatenate([known_states.entries, mine])
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def states_after_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:

@@ -32,7 +32,7 @@ from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
 from compactor.round.engines import Engine
 from compactor.round.expiry import find_expired_segments
-from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, remaining_size_bounds, run_pass_one
+from compactor.round.pass_one import CleanSegmentQuery, PassOneSettings, SurvivorScanResult, remaining_size_bounds, run_pass_one
 from compactor.round.pass_two import LocalWorker, executor_fingerprint, round_rules_of_plan
 from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
 from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
@@ -139,7 +139,7 @@ class RoundContext:
 class LocalKeyScan:
     """Result of pass 1 that this process computed, with the open staging folder and worker threads that pass 2 reuses."""
 
-    found: PassOneResult
+    found: SurvivorScanResult
     workers: WorkerThreads
     reading: StagedSegmentReader
 
@@ -274,10 +274,10 @@ class Round:
             return None
         return draft_plan(PlanInputs(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
 
-    def make_plan(self, facts: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        plan = plan_round(facts.facts, leader_epoch, new_id)
-        if facts.disk_bytes is not None:
-            check_plan_fits_disk(plan, facts.facts.state, facts.disk_bytes)
+    def make_plan(self, inputs: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+        plan = plan_round(inputs.facts, leader_epoch, new_id)
+        if inputs.disk_bytes is not None:
+            check_plan_fits_disk(plan, inputs.facts.state, inputs.disk_bytes)
         return plan
 
     def admit_plan(self, plan: CompactionPlan) -> None:
@@ -295,14 +295,14 @@ class Round:
             raise PostponedError(detail, wait.until_ms)
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         sources = set(plan.source_segment_ids)
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
         self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
         self._stats.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
-        for outcome in self._execute_tasks(plan, tasks, session, facts):
+        for outcome in self._execute_tasks(plan, tasks, session, inputs):
             yield outcome
             intent = session.state.intent
             if intent is not None and intent.pending_tasks and (problem := self._overdue_problem(intent)):
@@ -310,7 +310,7 @@ class Round:
                 return
 
     def _execute_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
             try:
@@ -321,9 +321,9 @@ class Round:
                     yield outcome
             finally:
                 self._remote.delete_unused_results()
-        elif facts is not None and facts.indexed is not None:
+        elif inputs is not None and inputs.indexed is not None:
             yield from self._run_tasks_in_this_process(
-                plan, tasks, session, facts.indexed.workers, facts.indexed.reading, facts.indexed.found
+                plan, tasks, session, inputs.indexed.workers, inputs.indexed.reading, inputs.indexed.found
             )
         else:
             with self._open_workers_and_reader(session.state, self._open_disk_budget()) as (workers, reading):
@@ -359,8 +359,8 @@ class Round:
             reading.staging.close()
 
     def _run_pass_one(
-        self, plan_inputs: PlanInputs, workers: WorkerThreads, reading: StagedSegmentReader, check: LeadershipCheck
-    ) -> PassOneResult:
+        self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, check: LeadershipCheck
+    ) -> SurvivorScanResult:
         """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
@@ -370,7 +370,7 @@ class Round:
         extent = RoundRange(assessment.first_dirty, end, round_rules_of_plan(draft_plan(plan_inputs), BalanceKey(context.hash_key)))
         parts = None if cleaner.splice else frozenset[str]()
         return run_pass_one(
-            reading, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_statistics(plan_inputs.state.runs), in_part=parts)
+            reader, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_statistics(plan_inputs.state.runs), in_part=parts)
         )
 
     def _run_tasks_in_this_process(
@@ -379,8 +379,8 @@ class Round:
         tasks: Sequence[CompactionTask],
         session: WorkSession,
         workers: WorkerThreads,
-        reading: StagedSegmentReader,
-        pass_one: PassOneResult | None,
+        reader: StagedSegmentReader,
+        pass_one: SurvivorScanResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run tasks in worker threads and yield their outcomes. ``pass_one``: result of pass 1 for this plan; None if it is still to be
         done.
@@ -390,7 +390,7 @@ class Round:
         yield from LocalWorker(
             layout=context.ports.layout,
             publisher=context.ports.publisher,
-            staging=reading.staging,
+            staging=reader.staging,
             hash_key=context.hash_key,
             map_budget_bytes=cleaner.map_budget_bytes,
             threads=context.threads,
@@ -516,16 +516,16 @@ def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary,
     return _report_without_round(summary, RoundStatus.NOTHING_TO_DO)
 
 
-def paused_round_report(facts: PartitionStateOrSummary[Any], reason: str) -> RoundReport:
+def paused_round_report(state: PartitionStateOrSummary[Any], reason: str) -> RoundReport:
     """Return the report of a partition whose rounds are paused. ``reason``: why they are paused."""
-    return replace(_report_without_round(facts, RoundStatus.PAUSED), reason=reason)
+    return replace(_report_without_round(state, RoundStatus.PAUSED), reason=reason)
 
 
-def _report_without_round(facts: PartitionStateOrSummary[Any], status: RoundStatus) -> RoundReport:
+def _report_without_round(state: PartitionStateOrSummary[Any], status: RoundStatus) -> RoundReport:
     """Return the report of a partition that was left as it is, with this status."""
-    name, first_dirty = facts.topic_partition, facts.first_dirty_offset
+    name, first_dirty = state.topic_partition, state.first_dirty_offset
     return RoundReport(
-        name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=facts.log_start, incarnation=name.incarnation
+        name.topic, name.partition, status, first_dirty, first_dirty, log_start_offset=state.log_start, incarnation=name.incarnation
     )
 
 

@@ -14,7 +14,7 @@ from math import ceil
 from typing_extensions import override
 
 from compactor.config.settings import CleanerSettings
-from compactor.control.summary import SegmentFacts
+from compactor.control.summary import SegmentMetadataOrSummary
 from compactor.storage.schemes import GIB
 
 KAFKA_RATIO = 0.5
@@ -42,7 +42,10 @@ class DirtyRatioThreshold:
 
 
 def dirty_ratio_threshold(
-    cleaner: CleanerSettings, clean: Sequence[SegmentFacts], dirty: Sequence[SegmentFacts], saved_per_dirty_byte: float | None
+    cleaner: CleanerSettings,
+    clean: Sequence[SegmentMetadataOrSummary],
+    dirty: Sequence[SegmentMetadataOrSummary],
+    saved_per_dirty_byte: float | None,
 ) -> DirtyRatioThreshold:
     """Return the dirty ratio above which a round over the partition is due.
 

@@ -26,7 +26,7 @@ from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, Comp
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus, RunStatus
 from compactor.round import mirroring
-from compactor.round.ports import OVERDUE, FactsT, PostponedError, RoundWork
+from compactor.round.ports import OVERDUE, PostponedError, RoundInputsT, RoundWork
 
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
@@ -84,7 +84,7 @@ class _DriverSession:
         self.leadership.check_still_leading(is_waiting=is_waiting)
 
 
-def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[FactsT]) -> RoundResult:
+def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_work: RoundWork[RoundInputsT]) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.
@@ -94,23 +94,23 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, work: RoundWork[Fac
     :raises StoreError: if a retry may help. The intent stays open for the next run; OutOfBudget likewise.
     """
     # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
-    if not _is_round_needed(ports, log.state, work) and not _is_round_needed(ports, log.refresh(), work):
+    if not _is_round_needed(ports, log.state, round_work) and not _is_round_needed(ports, log.refresh(), round_work):
         return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
-        result = run_round_as_leader(leadership, work)
+        result = run_round_as_leader(leadership, round_work)
         write_snapshot_if_due(log)
         return result
 
 
-def _is_round_needed(ports: Ports, state: PartitionState, work: RoundWork[FactsT]) -> bool:
+def _is_round_needed(ports: Ports, state: PartitionState, round_work: RoundWork[RoundInputsT]) -> bool:
     """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
     try:
-        return state.intent is not None or work.is_round_due(mirroring.state_with_broker_segments(ports, state))
+        return state.intent is not None or round_work.is_round_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
         return True  # the leader meets the error again and records it
 
 
-def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> RoundResult:
+def run_round_as_leader(leadership: Leadership, round_work: RoundWork[RoundInputsT]) -> RoundResult:
     """Run one round under a leadership that the caller holds already: finish or undo an open round, raise the log start, plan, rewrite,
     verify, publish. Return what was done, also if nothing was due.
 
@@ -118,17 +118,17 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     :raises BadData: if a source is damaged or the output is refused.
     :raises StoreError: if the store or the brokers fail for longer than the retries last.
     """
-    settled = finish_or_undo_open_intent(leadership, work)
+    settled = finish_or_undo_open_intent(leadership, round_work)
     if settled is not None and not settled.undone:
         return settled
     leadership.ports.publisher.check_publishing_allowed(leadership.state.topic_partition)
     undone = settled.undone if settled else ""
     before = leadership.state
-    if work.log_start_to_record(before) is None:
-        return _plan_and_run_round(leadership, work, undone)
+    if round_work.log_start_to_record(before) is None:
+        return _plan_and_run_round(leadership, round_work, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
-    after = raise_log_start(leadership, work.log_start_to_record)
-    result = _plan_and_run_round(leadership, work, undone)
+    after = raise_log_start(leadership, round_work.log_start_to_record)
+    result = _plan_and_run_round(leadership, round_work, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
     live = after.live_segments_by_id()
@@ -136,7 +136,7 @@ def run_round_as_leader(leadership: Leadership, work: RoundWork[FactsT]) -> Roun
     return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
 
-def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_reason: str) -> RoundResult:
+def _plan_and_run_round(leadership: Leadership, round_work: RoundWork[RoundInputsT], undone_reason: str) -> RoundResult:
     """Plan and execute a round if one is due, and return its result. Called when no intent is open. ``undone_reason``: why an earlier
     intent was undone first; empty if none was.
     """
@@ -147,10 +147,10 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_
                 mirroring.mirror_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
-                facts = gathering.enter_context(work.gather_round_inputs(leadership.state, leadership.check_still_leading))
-                plan = None if facts is None else work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
+                facts = gathering.enter_context(round_work.gather_round_inputs(leadership.state, leadership.check_still_leading))
+                plan = None if facts is None else round_work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
-                    work.admit_plan(plan)
+                    round_work.admit_plan(plan)
             except (BadData, NotFound) as error:
                 if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
                     undone_reason = "brokers have expired segments since the facts were gathered"
@@ -176,15 +176,15 @@ def _plan_and_run_round(leadership: Leadership, work: RoundWork[FactsT], undone_
                 undone_reason = "segments were added before the log's beginning since the facts were gathered"
                 _undo_intent(leadership, steps, _require_intent(leadership), undone_reason)
                 continue
-            work.on_stage(Stage.ANNOUNCED, plan)
-            return _finish_open_intent(leadership, work, facts, steps, undone_reason)
+            round_work.on_stage(Stage.ANNOUNCED, plan)
+            return _finish_open_intent(leadership, round_work, facts, steps, undone_reason)
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
 
-def finish_or_undo_open_intent(leadership: Leadership, work: RoundWork[FactsT] | None) -> RoundResult | None:
+def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundWork[RoundInputsT] | None) -> RoundResult | None:
     """Finish the open intent (an announced plan that is neither published nor undone): resume it, or undo it and delete its objects.
 
-    :param work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
+    :param round_work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
     :return: the result, or None if no intent is open; its field ``undone`` states why the intent was undone.
     """
     publication.remove_stray_segments(leadership)
@@ -193,14 +193,14 @@ def finish_or_undo_open_intent(leadership: Leadership, work: RoundWork[FactsT] |
         return None
     steps = StageTracker(stage_of_intent(intent))
     if intent.begun_slot:
-        return _publish_intent(leadership, work, None, steps, intent, "")
+        return _publish_intent(leadership, round_work, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
     if not reason:
-        reason = work.resume_problem(intent) if work else "no process resumed it"
-    if reason or work is None:
+        reason = round_work.resume_problem(intent) if round_work else "no process resumed it"
+    if reason or round_work is None:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
-        return _finish_open_intent(leadership, work, None, steps, "")
+        return _finish_open_intent(leadership, round_work, None, steps, "")
     except OutOfBudget as error:
         # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
         still = leadership.check_still_leading().intent
@@ -216,11 +216,11 @@ def finish_or_undo_open_intent(leadership: Leadership, work: RoundWork[FactsT] |
 
 
 def _finish_open_intent(
-    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, steps: StageTracker, undone_reason: str
+    leadership: Leadership, round_work: RoundWork[RoundInputsT], inputs: RoundInputsT | None, steps: StageTracker, undone_reason: str
 ) -> RoundResult:
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
-    :param facts: None if an earlier process announced the plan.
+    :param inputs: None if an earlier process announced the plan.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require_in_state(leadership.state)
@@ -229,7 +229,7 @@ def _finish_open_intent(
     expired = ExpiredSources(leadership)
     expired.find_newly_expired_sources(intent)
     try:
-        failed = _run_pending_tasks(leadership, work, facts, expired)
+        failed = _run_pending_tasks(leadership, round_work, inputs, expired)
     except (CompactorError, RecordRefused):
         raise
     except Exception as bug:
@@ -256,32 +256,37 @@ def _finish_open_intent(
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, steps, failure, "")
     steps.advance_to(Stage.VERIFIED)
-    work.on_stage(Stage.VERIFIED, plan)
-    return _publish_intent(leadership, work, facts, steps, intent, undone_reason)
+    round_work.on_stage(Stage.VERIFIED, plan)
+    return _publish_intent(leadership, round_work, inputs, steps, intent, undone_reason)
 
 
 def _publish_intent(
-    leadership: Leadership, work: RoundWork[FactsT] | None, facts: FactsT | None, steps: StageTracker, intent: Intent, undone_reason: str
+    leadership: Leadership,
+    round_work: RoundWork[RoundInputsT] | None,
+    inputs: RoundInputsT | None,
+    steps: StageTracker,
+    intent: Intent,
+    undone_reason: str,
 ) -> RoundResult:
     """Publish the intent, so that readers get the new segments, and return the result.
 
     Once publishing has begun the round can only go forward. Otherwise the intent is undone if readers have lost a source.
 
-    :param work: None if this process only completes a publication that another process began.
+    :param round_work: None if this process only completes a publication that another process began.
     """
     plan = intent.plan
 
     def on_publication_begun() -> None:
         if steps.stage is not Stage.PUBLISH_BEGUN:
             steps.advance_to(Stage.PUBLISH_BEGUN)
-        if work is not None:
-            work.on_stage(Stage.PUBLISH_BEGUN, plan)
+        if round_work is not None:
+            round_work.on_stage(Stage.PUBLISH_BEGUN, plan)
 
     gone = mirroring.open_round_problem(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
     if gone:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
-    status = RoundStatus.RESUMED if facts is None else RoundStatus.CLEANED
-    stats = work.stats_for_history(plan, intent.receipts) if work is not None else {}
+    status = RoundStatus.RESUMED if inputs is None else RoundStatus.CLEANED
+    stats = round_work.stats_for_history(plan, intent.receipts) if round_work is not None else {}
     try:
         publication.publish_round(
             leadership, intent, publication.RunOutcome(_status_for_run_history(plan, status), stats), on_publication_begun
@@ -293,8 +298,8 @@ def _publish_intent(
             ) from refused
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
     steps.advance_to(Stage.PUBLISHED)
-    if work is not None:
-        work.on_stage(Stage.PUBLISHED, plan)
+    if round_work is not None:
+        round_work.on_stage(Stage.PUBLISHED, plan)
     publication.delete_scratch_objects(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
@@ -305,7 +310,7 @@ def _status_for_run_history(plan: CompactionPlan, status: RoundStatus) -> RunSta
 
 
 def _run_pending_tasks(
-    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, expired: ExpiredSources
+    leadership: Leadership, round_work: RoundWork[RoundInputsT], inputs: RoundInputsT | None, expired: ExpiredSources
 ) -> tuple[CompactionFailure, str] | None:
     """Run the pending tasks by the worker. Return the first failure with the segment concerned, or None if there was none.
 
@@ -319,7 +324,7 @@ def _run_pending_tasks(
         known = frozenset(expired.ids)
         run_id, failure, segment = intent.plan.run_id, None, ""
         try:
-            failure = _try_pending_tasks(leadership, work, facts, intent, expired)
+            failure = _try_pending_tasks(leadership, round_work, inputs, intent, expired)
         except BadData as error:
             failure, segment = CompactionFailure(run_id=run_id, group=-1, kind="bad data", message=error.message), error.segment
         except NotFound as error:
@@ -331,23 +336,23 @@ def _run_pending_tasks(
         if failure is None:
             return None
         if failure.kind == OVERDUE or not expired.find_newly_expired_sources(intent):
-            if failure.kind == OVERDUE or facts is None or not known:
+            if failure.kind == OVERDUE or inputs is None or not known:
                 return failure, segment
-            facts = None  # pass 1 had to be repeated, and met a segment that has expired
+            inputs = None  # pass 1 had to be repeated, and met a segment that has expired
 
 
 def _try_pending_tasks(
-    leadership: Leadership, work: RoundWork[FactsT], facts: FactsT | None, intent: Intent, expired: ExpiredSources
+    leadership: Leadership, round_work: RoundWork[RoundInputsT], inputs: RoundInputsT | None, intent: Intent, expired: ExpiredSources
 ) -> CompactionFailure | None:
     """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending_tasks if not expired.has_expired(task)]
-    session = _DriverSession(leadership, run_id, expired if facts is None else None)
-    for outcome in work.run_tasks(intent.plan, tasks, session, facts) if tasks else ():
+    session = _DriverSession(leadership, run_id, expired if inputs is None else None)
+    for outcome in round_work.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
-        work.on_stage(Stage.UPLOADED, intent.plan)
+        round_work.on_stage(Stage.UPLOADED, intent.plan)
     missing = [task for task in _require_intent(leadership).pending_tasks if not expired.has_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")

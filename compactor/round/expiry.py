@@ -15,9 +15,9 @@ from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun
 from compactor.constants import NEVER_MS
 from compactor.control.log_start import segments_removable_below
-from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
+from compactor.control.summary import PartitionStateOrSummary, SegmentMetadataOrSummary
 
-S = TypeVar("S", bound=SegmentFacts)
+S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def next_expiry_ms(state: PartitionStateOrSummary[S], cleaner: CleanerSettings) 
     return NEVER_MS if first is None else min(NEVER_MS, largest_timestamp_ms(first) + cleaner.retention_ms + 1)
 
 
-def largest_timestamp_ms(segment: SegmentFacts) -> int:
+def largest_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
     """Return the segment's largest timestamp, or its modification time if none of its records has one (Kafka's LogSegment)."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 

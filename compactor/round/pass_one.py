@@ -106,15 +106,15 @@ class CleanSegmentQuery:
 
 
 @dataclass(frozen=True)
-class PassOneResult:
+class SurvivorScanResult:
     """Result of pass 1.
 
-    opened: sources and verdicts. A segment that was not opened is represented by the headers in its sidecar, or is empty.
+    opened_sources: sources and verdicts. A segment that was not opened is represented by the headers in its sidecar, or is empty.
     passes: number of scans of the dirty range.
     clean: which clean segments must be read, and why.
     """
 
-    opened: RoundSources
+    opened_sources: RoundSources
     survivors: SpillingKeyScan
     finished: CleanedChunkCache
     engine: str
@@ -125,7 +125,7 @@ class PassOneResult:
     @property
     def sources(self) -> Sequence[SourceSegment]:
         """Return the source segments by position."""
-        return self.opened.sources
+        return self.opened_sources.sources
 
     @property
     def second_reader(self) -> Gate | None:
@@ -135,13 +135,13 @@ class PassOneResult:
     @contextmanager
     def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
-        known, part = self.opened.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
-        with self.opened.map_segment(ordinal, reservation) as source:
+        known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
+        with self.opened_sources.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
                 self.gate.compute_transaction_outcomes(self.sources)
             if part is not None and self.gate is not None:
                 self.gate.restrict_to_rewritten_batches(source, part.rows)
-            yield source, self.opened.verdicts[ordinal] if part is None else part.verdicts
+            yield source, self.opened_sources.verdicts[ordinal] if part is None else part.verdicts
 
     def free_key_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
@@ -152,11 +152,11 @@ class PassOneResult:
 
     def part_to_read_of_segment(self, ordinal: int) -> SegmentPart | None:
         """Return the part of a segment that is read, or None if all of it is."""
-        return self.opened.parts.get(ordinal)
+        return self.opened_sources.parts.get(ordinal)
 
 
 @dataclass(frozen=True)
-class _PassOneJob:
+class _SurvivorScanJob:
     """Inputs shared by all attempts at one pass 1. Segments that one attempt opened stay open for the next."""
 
     reading: StagedSegmentReader
@@ -186,7 +186,7 @@ class _DiskSpace:
 class _ScanAttempt:
     """One attempt at pass 1: the offset map, the gate, the cache of cleaned chunks and the reserved disk space."""
 
-    job: _PassOneJob
+    job: _SurvivorScanJob
     survivors: SpillingKeyScan
     gate: Gate | None
     finished: CleanedChunkCache
@@ -205,14 +205,14 @@ class FilterAnswers:
 
 def run_pass_one(
     reader: StagedSegmentReader, round_range: RoundRange, settings: PassOneSettings, query: CleanSegmentQuery
-) -> PassOneResult:
+) -> SurvivorScanResult:
     """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
     roles = SegmentRoles.assign_segment_roles(reader.live, round_range, query.sidecars)
     cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
-    job = _PassOneJob(reader, round_range, settings, query, roles, RoundSources(reader, roles), cost)
+    job = _SurvivorScanJob(reader, round_range, settings, query, roles, RoundSources(reader, roles), cost)
     expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
@@ -232,7 +232,7 @@ def run_pass_one(
 # ---- the engines ------------------------------------------------------------------------------------------------------------
 
 
-def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expected_row_count: int) -> PassOneResult:
+def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
     """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises ReservationExceeded if the disk has
     no space then.
     """
@@ -244,7 +244,7 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
     finished = CleanedChunkCache(max(0, spare - gate_share))
     gate = _create_gate(job, gate_share, expected_row_count)
 
-    def open_spill_map(part: int, parts: int) -> DiskOffsetMap:
+    def open_spill_map(range_number: int, range_count: int) -> DiskOffsetMap:
         if settings.engine == "memory":
             raise OutOfBudget(
                 f"the offset map is full: a map budget of {format_size(settings.map_budget_bytes)} holds about "
@@ -276,7 +276,7 @@ def _scan_with_keys_in_memory(job: _PassOneJob, expected_key_count: int, expecte
     return _build_pass_one_result(scan, decisions, answers, 1)
 
 
-def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_count: int) -> PassOneResult:
+def _scan_with_keys_on_disk(job: _SurvivorScanJob, expected_row_count: int, part_count: int) -> SurvivorScanResult:
     """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``part_count`` parts of the keys."""
     settings, staging = job.settings, job.reading.staging
     gate_share = _gate_budget_bytes(settings)
@@ -290,10 +290,15 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
         space = _DiskSpace(reservation)
         gate = _create_gate(job, gate_share, expected_row_count)
 
-        def open_disk_map(part: int, part_count: int) -> DiskOffsetMap:
+        def open_disk_map(range_number: int, part_count: int) -> DiskOffsetMap:
             path = staging.folder / "disk_map"
             return DiskOffsetMap(
-                path, reservation, map_budget_bytes=map_budget, expected_rows=expected_row_count, part_number=part, part_count=part_count
+                path,
+                reservation,
+                map_budget_bytes=map_budget,
+                expected_rows=expected_row_count,
+                part_number=range_number,
+                part_count=part_count,
             )
 
         survivors = SpillingKeyScan(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
@@ -316,14 +321,14 @@ def _scan_with_keys_on_disk(job: _PassOneJob, expected_row_count: int, part_coun
     return _build_pass_one_result(scan, decisions or {}, answers, part_count)
 
 
-def _max_dirty_key_count_on_disk(job: _PassOneJob, rows: int) -> int:
+def _max_dirty_key_count_on_disk(job: _SurvivorScanJob, rows: int) -> int:
     """Return an upper bound on the number of dirty keys, where rows on disk are not deduplicated yet. It is 0 only if nothing was scanned,
     because without a dirty key every clean segment may be skipped. ``rows``: estimated number of rows.
     """
     return max(1, rows) if job.roles.dirty else 0
 
 
-def _count_hash_ranges(job: _PassOneJob, expected_row_count: int) -> int:
+def _count_hash_ranges(job: _SurvivorScanJob, expected_row_count: int) -> int:
     """Return into how many parts the keys must be split so that one part's rows and the segment being read fit the disk budget.
 
     Raises OutOfBudget if more than MOST_PASSES would be needed.
@@ -345,7 +350,7 @@ def _gate_budget_bytes(settings: PassOneSettings) -> int:
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 
-def _create_gate(job: _PassOneJob, budget_bytes: int, expected_row_count: int) -> Gate | None:
+def _create_gate(job: _SurvivorScanJob, budget_bytes: int, expected_row_count: int) -> Gate | None:
     """Return a gate with this much memory for keys, or None if the gate is switched off."""
     if not job.settings.gate:
         return None
@@ -354,7 +359,7 @@ def _create_gate(job: _PassOneJob, budget_bytes: int, expected_row_count: int) -
     return Gate(terms, KeyTable(budget_bytes, expected_row_count))
 
 
-def _create_key_scan(job: _PassOneJob, finished: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
+def _create_key_scan(job: _SurvivorScanJob, finished: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
     extent, opened = job.extent, job.opened
     return KeyScanParameters(
         opened.sources, opened.verdicts, extent.first_dirty, extent.end, job.settings.hash_key, job.reading.inflate_limit,
@@ -406,7 +411,7 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
         scan.gate.compute_transaction_outcomes(job.opened.sources)
 
 
-def _decide_segments_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict[int, SidecarDecision]:
+def _decide_segments_by_sidecars(job: _SurvivorScanJob, dirty_key_count: int) -> dict[int, SidecarDecision]:
     """Return the decision that each clean segment's sidecar allows, by position of the segment.
 
     :param dirty_key_count: number of keys of the dirty range, or a bound on it.
@@ -424,7 +429,7 @@ def _decide_segments_by_sidecars(job: _PassOneJob, dirty_key_count: int) -> dict
     return found
 
 
-def _reason_due_by_fold(job: _PassOneJob, ordinal: int) -> str:
+def _reason_due_by_fold(job: _SurvivorScanJob, ordinal: int) -> str:
     """Return why the outcomes of transactions require that a clean segment is read, or an empty string. The answer is the same for an
     opened segment and for the headers in its sidecar.
     """
@@ -515,11 +520,11 @@ def _segments_whose_filters_match(scan: _ScanAttempt, ordinals: Sequence[int]) -
 
 def _build_pass_one_result(
     scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], answers: FilterAnswers, passes: int
-) -> PassOneResult:
+) -> SurvivorScanResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
         scan.gate.compute_transaction_outcomes(job.opened.sources)  # more sources were opened since the fold
-    return PassOneResult(
+    return SurvivorScanResult(
         job.opened,
         survivors,
         scan.finished,
@@ -538,7 +543,7 @@ def _build_pass_one_result(
     )
 
 
-def remaining_size_bounds(pass_one_result: PassOneResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
+def remaining_size_bounds(pass_one_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
     """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
     read.
 
@@ -547,7 +552,9 @@ def remaining_size_bounds(pass_one_result: PassOneResult, state: PartitionState)
     left = {}
     for ordinal, segment in enumerate(state.live):
         source = pass_one_result.sources[ordinal]
-        counts = pass_one_result.survivors.survivor_counts_by_batch(source) if pass_one_result.opened.is_segment_open(ordinal) else None
+        counts = (
+            pass_one_result.survivors.survivor_counts_by_batch(source) if pass_one_result.opened_sources.is_segment_open(ordinal) else None
+        )
         if counts is None or len(counts.kept) != len(source.table):
             continue
         data = source.table.control == NOT_CONTROL

@@ -52,7 +52,7 @@ from compactor.round.partial.rewrite import (
     balance_with_copied_batches,
     describe_composed_segment,
 )
-from compactor.round.pass_one import CleanSegmentQuery, PassOneResult, PassOneSettings, run_pass_one
+from compactor.round.pass_one import CleanSegmentQuery, PassOneSettings, SurvivorScanResult, run_pass_one
 from compactor.round.ports import WorkSession, WorkStats
 from compactor.round.roles import RoundRange
 from compactor.round.skip import FilterStatistics
@@ -92,7 +92,7 @@ class LocalWorker:
     verify_before_publish: bool = True
     sidecars: SidecarStore | None = None
     filter_for: Callable[[int, int], FilterDesign | None] = lambda records, size: None
-    found: PassOneResult | None = None
+    found: SurvivorScanResult | None = None
     workers: WorkerThreads | None = None
     splices: bool = False
     stats: WorkStats = field(default_factory=WorkStats)
@@ -109,7 +109,7 @@ class LocalWorker:
         try:
             with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
                 try:
-                    for outcome in self._run_tasks_once(plan, tasks, session, workers, self.found, in_part=self.splices):
+                    for outcome in self._run_tasks_once(plan, tasks, session, workers, self.found, is_partial=self.splices):
                         del left[outcome.group]
                         yield outcome
                 except NeedsWholeSegmentError as why:
@@ -117,7 +117,7 @@ class LocalWorker:
                 if left:
                     if self.found is not None:
                         self.found.free_key_memory()
-                    yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, in_part=False)
+                    yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, is_partial=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
@@ -127,21 +127,21 @@ class LocalWorker:
         tasks: Sequence[CompactionTask],
         session: WorkSession,
         workers: WorkerThreads,
-        found: PassOneResult | None,
+        found: SurvivorScanResult | None,
         *,
-        in_part: bool,
+        is_partial: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Yield the outcomes of the tasks. Raises GateFailed, and NeedsWholeSegmentError if a segment must be read whole after all.
 
         :param found: result of pass 1; None if it is still to be done.
-        :param in_part: whether pass 1 may choose parts of segments.
+        :param is_partial: whether pass 1 may choose parts of segments.
         """
         name, limit = plan.topic_partition, plan.policy.max_decompressed_batch_bytes
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
         if found is None:
-            found = self._repeat_pass_one(plan, tasks, session, reading, workers, in_part=in_part)
+            found = self._repeat_pass_one(plan, tasks, session, reading, workers, is_partial=is_partial)
         else:
-            reading.ranges.update(found.opened.reading.ranges)
+            reading.ranges.update(found.opened_sources.reading.ranges)
         self.stats.peak_map_bytes = found.survivors.peak_bytes
         self.stats.map_entries = found.survivors.key_count
         yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, found), tasks, session)
@@ -156,8 +156,8 @@ class LocalWorker:
         reader: StagedSegmentReader,
         workers: WorkerThreads,
         *,
-        in_part: bool,
-    ) -> PassOneResult:
+        is_partial: bool,
+    ) -> SurvivorScanResult:
         """Run pass 1 for a plan that was announced before, and return its result. The plan states which clean segments to read."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
@@ -165,7 +165,7 @@ class LocalWorker:
             self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.check_leadership
         )
         extent = RoundRange(plan.first_dirty_offset, plan.end_offset, round_rules_of_plan(plan, BalanceKey(self.hash_key)))
-        parts = frozenset(task.sources[0] for task in tasks if task.in_part) if in_part else frozenset()
+        parts = frozenset(task.sources[0] for task in tasks if task.in_part) if is_partial else frozenset()
         # If every segment is a source, all are read and no sidecar is needed as a stand-in.
         sidecars = self.sidecars if parts or any(s.id not in wanted for s in reader.live) else None
         return run_pass_one(reader, extent, settings, CleanSegmentQuery(sidecars, FilterStatistics(), clean, parts))

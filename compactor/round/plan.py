@@ -16,14 +16,14 @@ from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
-from compactor.control.summary import PartitionStateOrSummary, SegmentFacts
+from compactor.control.summary import PartitionStateOrSummary, SegmentMetadataOrSummary
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SegmentToRead, SkippedSegment
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.dirty_ratio import KAFKA_RATIO, DirtyRatioThreshold, dirty_ratio_threshold
 from compactor.round.skip import CleanSegmentVerdicts
 
-S = TypeVar("S", bound=SegmentFacts)
+S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 MERGE_AT_LEAST = 8
 """Number of small clean neighbours from which a round merges them although nothing else requires reading them."""

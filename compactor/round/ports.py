@@ -104,10 +104,10 @@ class WorkStats:
 
 
 Stats = dict[str, int | float | str]
-FactsT = TypeVar("FactsT")
+RoundInputsT = TypeVar("RoundInputsT")
 
 
-class RoundWork(Protocol[FactsT]):
+class RoundWork(Protocol[RoundInputsT]):
     """The steps of a round that the driver calls, in this order: gather facts, make the plan, run its tasks.
 
     Each step gets the result of the one before.
@@ -122,7 +122,7 @@ class RoundWork(Protocol[FactsT]):
     def log_start_to_record(self, state: PartitionState) -> int | None:
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
-    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[FactsT | None]:
+    def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:
         """Return a context manager that provides the facts from which the plan is made, including the result of pass 1; None if no round is
         due. It runs under leadership, on a fresh state, and may take long. At its end resources of the facts are released.
 
@@ -130,7 +130,7 @@ class RoundWork(Protocol[FactsT]):
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, PostponedError. No plan was announced yet.
         """
 
-    def make_plan(self, facts: FactsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
+    def make_plan(self, inputs: RoundInputsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
         """Return the plan for the facts, or None if they require none. Pure: the same arguments give the same plan.
 
         Raises OutOfBudget if a group does not fit the disk budget.
@@ -140,11 +140,11 @@ class RoundWork(Protocol[FactsT]):
         """Raise PostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is announced."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: FactsT | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         """Run the tasks of a plan and yield their outcomes, as ``Worker`` does.
 
-        :param facts: None if an earlier process made the plan.
+        :param inputs: None if an earlier process made the plan.
         """
 
     def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:

@@ -107,8 +107,8 @@ class RestoreRound:
             raise UsageError(f"run {self.run_id} of {state.topic_partition} cannot be undone: {problem}", hint="Nothing was changed")
         yield state
 
-    def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        state, groups = facts, groups_to_restore(facts, self.run_id)
+    def make_plan(self, inputs: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+        state, groups = inputs, groups_to_restore(inputs, self.run_id)
         return CompactionPlan(
             run_id=new_id(),
             topic=state.topic,
@@ -142,7 +142,7 @@ class RestoreRound:
         """Admit the plan without a limit, because a person asked for it."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
         name = session.state.topic_partition

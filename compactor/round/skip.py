@@ -11,7 +11,7 @@ from bloom.sizing import TRIAL, FilterDesign, should_continue_filters
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun, format_size
 from compactor.control.state import PartitionState, Run
-from compactor.control.summary import SegmentFacts
+from compactor.control.summary import SegmentMetadataOrSummary
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.plan import CompactionPlan
 from compactor.tier.sidecars import SidecarHead
@@ -124,7 +124,7 @@ def choose_engine(setting: str, keys: int, map_budget_bytes: int) -> str:
     return "memory" if keys * KEY_BYTES <= map_budget_bytes else "partitioned"
 
 
-def estimate_records(segment: SegmentFacts) -> int:
+def estimate_records(segment: SegmentMetadataOrSummary) -> int:
     """Return the estimated number of records of a segment.
 
     Compressed wrappers of v0 and v1 do not record how many messages they hold: a segment with no other batches is estimated by its size.
@@ -157,7 +157,7 @@ class SidecarDecision:
     for_keys: bool = False
 
 
-def horizon_passed_reason(segment: SegmentFacts, now_ms: int) -> str:
+def horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> str:
     """Return the reason why a segment must be read if its delete horizon has passed, else an empty string."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 

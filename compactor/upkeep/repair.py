@@ -475,23 +475,23 @@ class RepairRound:
         """Yield the state, or None if none of the damaged segments is live any more."""
         yield state if self._live_damaged_segments(state) else None
 
-    def make_plan(self, facts: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
-        targets = self._live_damaged_segments(facts)
-        clean = first_dirty_offset_of_vector(facts.vector)
+    def make_plan(self, inputs: PartitionState, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+        targets = self._live_damaged_segments(inputs)
+        clean = first_dirty_offset_of_vector(inputs.vector)
         return CompactionPlan(
             run_id=new_id(),
-            topic=facts.topic,
-            partition=facts.partition,
-            incarnation=facts.incarnation,
+            topic=inputs.topic,
+            partition=inputs.partition,
+            incarnation=inputs.incarnation,
             leader_epoch=leader_epoch,
             now_ms=TimestampMs(self.tier.ports.clock_ms()),
-            first_dirty_offset=Offset(facts.first_dirty_offset),
+            first_dirty_offset=Offset(inputs.first_dirty_offset),
             end_offset=Offset(targets[-1].end_offset + 1),
             next_dirty_offset=Offset(clean),
-            high_watermark=facts.end_offset + 1,
+            high_watermark=inputs.end_offset + 1,
             legacy_horizon_ms=0,
-            vector=facts.vector,
-            policy=self.tier.cleaner_settings_for_topic(facts.topic).cleaner_policy(),
+            vector=inputs.vector,
+            policy=self.tier.cleaner_settings_for_topic(inputs.topic).cleaner_policy(),
             map_engine=REPAIR,
             fingerprint=REPAIR,
             producers=(),
@@ -513,7 +513,7 @@ class RepairRound:
         """Admit the plan without a limit, because a person asked for it."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
             session.check_leadership()

@@ -517,18 +517,19 @@ def _keyed_rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> I
 
 @kernel
 def _count_survivors_by_batch(
-    first_row: Int64s, survives_flags: Flags, value_length: Int32s, complete_flags: Flags, kept: Int32s, tombstones: Flags
+    first_row: Int64s, survives_flags: Flags, value_length: Int32s, complete_flags: Flags, survivor_counts: Int32s, tombstones: Flags
 ) -> None:
-    """Set in ``kept`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in ``tombstones``
+    """Set in ``survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in
+    ``tombstones``
     whether there are tombstones among them.
     """
-    for batch in range(kept.size):
+    for batch in range(survivor_counts.size):
         count = 0
         null = False
         for row in range(first_row[batch], first_row[batch + 1]):
             count += survives_flags[row]
             null = null or (survives_flags[row] and value_length[row] < 0)
-        kept[batch] = count if complete_flags[batch] else -1
+        survivor_counts[batch] = count if complete_flags[batch] else -1
         tombstones[batch] = null
 
 

@@ -107,39 +107,40 @@ def _txn_index_entries_that_stay(source: SourceSegment, markers: Int64s, first_o
     return prefer_given_txn_index_entries(entries, source.txn_entries)
 
 
-def prefer_given_txn_index_entries(entries: TxnEntries, given: TxnEntries) -> TxnEntries:
+def prefer_given_txn_index_entries(entries: TxnEntries, index_entries: TxnEntries) -> TxnEntries:
     """Replace entries of a transaction index, in place, by the segment's given entries where there is one for the same transaction. A given
     entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers would
     take that data for committed.
     """
-    given = given[np.argsort(given["last_offset"], kind="stable")]
-    if len(given):
-        at = np.minimum(np.searchsorted(given["last_offset"], entries["last_offset"]), len(given) - 1)
-        same = given[at]
+    index_entries = index_entries[np.argsort(index_entries["last_offset"], kind="stable")]
+    if len(index_entries):
+        at = np.minimum(np.searchsorted(index_entries["last_offset"], entries["last_offset"]), len(index_entries) - 1)
+        same = index_entries[at]
         known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
         known &= same["first_offset"] <= entries["first_offset"]
         entries[known] = same[known]
     return entries
 
 
-def reason_txn_index_is_invalid(given: TxnEntries, source: SourceSegment) -> str:
-    """Return why ``given`` cannot be the transaction index of a segment, or an empty string. An entry must cover the remaining data of its
+def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment) -> str:
+    """Return why ``index_entries`` cannot be the transaction index of a segment, or an empty string. An entry must cover the remaining
+    data of its
     transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return aborted ones.
     """
-    if not len(given):
+    if not len(index_entries):
         return ""
-    first, last, stable = (given[name].astype(np.int64) for name in ("first_offset", "last_offset", "last_stable_offset"))
+    first, last, stable = (index_entries[name].astype(np.int64) for name in ("first_offset", "last_offset", "last_stable_offset"))
     if np.any((first < 0) | (first > last)) or np.any(np.diff(last) <= 0) or np.any((last < source.base) | (last >= source.end)):
         return "an entry is not a transaction that ended in this segment"
     table = source.table
     aborts = np.flatnonzero(table.control == ABORT)
     place = np.searchsorted(table.base_offset[aborts], last)
     marker = aborts[place[place < len(aborts)]]
-    if len(marker) < len(last) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != given["producer_id"])):
+    if len(marker) < len(last) or np.any((table.base_offset[marker] != last) | (table.producer_id[marker] != index_entries["producer_id"])):
         return "an entry names no abort marker of this segment"
     if np.any(stable > last + 1):
         return "an entry's last stable offset is after its marker"
-    (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=given[:0])])
+    (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=index_entries[:0])])
     begun = table.base_offset.copy()
     begun[reported.indexed] = reported.txn_entries["first_offset"]
     if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset(table)[marker]):

@@ -317,7 +317,7 @@ class _KeySearch:
         self,
         segment: RemoteLogSegmentMetadata,
         state: HolderState,
-        what: str,
+        content: str,
         waits_for: str,
         until_ms: int | None,
         run_id: str = "",
@@ -330,8 +330,8 @@ class _KeySearch:
         object_name = object_name or self.tier.ports.layout.object_name(self.partition, segment, "log")
         self.holders.append(
             KeyHolder(
-                str(self.partition), object_name, state, key, what, waits_for, until_ms, segment.id, count, first, last, segment.size_bytes,
-                log.sha256 if log else "", run_id,
+                str(self.partition), object_name, state, key, content, waits_for, until_ms, segment.id, count, first, last,
+                segment.size_bytes, log.sha256 if log else "", run_id,
             )
         )  # fmt: skip
 

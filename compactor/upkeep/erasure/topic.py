@@ -251,7 +251,9 @@ def _retire_replaced_segments(
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
         ahead = max(kept, default=0) + tier.retention.grace_ms + 1
         clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
-    report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, work=create_round(tier, survey.partition, now_ms))
+    report = retire_partition(
+        tier.ports, log, tier.lease, tier.retention, clock=clock, round_work=create_round(tier, survey.partition, now_ms)
+    )
     tier.change_notifier.record_reached_slots([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
