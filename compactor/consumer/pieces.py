@@ -225,7 +225,9 @@ class PiecePrefetcher:
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the piece at a byte position of a segment, and keep it in memory until ``take_piece`` is called for the same position."""
+        """Return the batches that one read at a byte position of a segment gives (a piece), and keep them in memory until ``take_piece`` is
+        called for the same position.
+        """
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 

@@ -298,7 +298,7 @@ class _DirectoryImport:
 
     def _lock_if_import_is_large(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
         """Return the lock under which large imports run one at a time; a lock that nobody else uses if this part is small."""
-        return self.company.large if listing_part.size_bytes > LARGE_BYTES else nullcontext()
+        return self.company.large if listing_part.total_size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
 

@@ -54,7 +54,7 @@ class SegmentListing:
     staged: Mapping[int, HeldStagedFile] = field(default_factory=dict)
 
     @property
-    def size_bytes(self) -> int:
+    def total_size_bytes(self) -> int:
         """Return the total size of the listed segments in bytes."""
         return sum(self.segment_size(base) for base in self.bases)
 

@@ -75,7 +75,7 @@ class AgentPages:
         return render_metrics(agent_metrics(self.status()))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, UploadRow]:
-        """Return the document of the first page."""
+        """Return the document of the console's start page, with the partitions that the query selects."""
         status = self.status()
         led = [_led_partition(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(

@@ -126,7 +126,7 @@ class DaemonPages:
         return render_metrics(daemon_metrics(self.status(), include_kafka_names=with_kafka_names))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
-        """Return the document of the first page."""
+        """Return the document of the console's start page, with the partitions that the query selects."""
         status = self.status()
         working = {work.job.partition for work in status.running_jobs}
         seen = [

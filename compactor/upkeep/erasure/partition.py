@@ -80,7 +80,7 @@ def find_key_holders(tier: Tier, partition: TopicPartition, question: KeySearchR
 
 @dataclass
 class _KeySearch:
-    """Searches one partition for records and hashes of the keys to erase, as of one state of its control log."""
+    """Searches one partition for records and hashes of the keys to erase. All answers are for one state of its control log."""
 
     tier: Tier
     log: PartitionLog
