@@ -145,6 +145,20 @@ class SegmentReader:
         except BadData as error:
             raise _error_with_shifted_position(error, position) from None
 
+    def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
+        """Return the batches that fill ``piece_bytes`` bytes from ``position`` on. Raises BadData if a batch reaches beyond: its length is
+        damaged, or the offset index that names these bytes.
+        """
+        piece = self.read_piece(position, piece_bytes)
+        if piece.end_position != position + piece_bytes:
+            raise BadData(
+                f"a batch does not end at or before byte {position + piece_bytes}, where another one or the end should be",
+                segment=self._object_key("log"),
+                position=piece.end_position,
+                hint="The log or its offset index was changed. Run `verify`",
+            )
+        return piece
+
     def position_of_offset(self, offset: int) -> int:
         """Return the byte position of a batch at or before the one containing ``offset``, or 0 if the offset index has no entry."""
         if offset <= self.metadata.start_offset or not self.trusts_index:

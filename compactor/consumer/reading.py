@@ -433,9 +433,9 @@ class RangeReader:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
                 for piece in self._read_pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine, unknown = self._flag_wanted_and_undecidable_batches(piece, extent.first, last)
-                    for damage in damaged_ranges(piece, unknown, UNDECIDABLE, extent.first, last):
-                        raise damage.to_bad_data_error(extent.partition)
+                    mine, damage = self._split_readable_and_damaged_batches(piece, extent.first, last)
+                    for one in damage:
+                        raise one.to_bad_data_error(extent.partition)
                     self._outcomes.drop_passed_markers(piece)
                     for selection in self._scratch.parse_flagged_batches(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
@@ -450,7 +450,7 @@ class RangeReader:
     def _read_pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[SegmentPiece]:
         """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
         readers = map(self._open_segment_reader, segments)
-        fetches = (partial(reader.read_piece, *cut) for reader in readers for cut in reader.piece_bounds_backwards())
+        fetches = (partial(reader.read_exact_piece, *cut) for reader in readers for cut in reader.piece_bounds_backwards())
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _flag_wanted_and_undecidable_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:

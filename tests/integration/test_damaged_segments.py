@@ -165,3 +165,22 @@ def test_the_last_values_are_never_read_around_damage(cli: TierCli) -> None:
         ConsumerOptions(view="latest", skip_damaged=True)
     with pytest.raises(UsageError, match="exclude each other"):
         parse_options({"config": str(cli.config), "topic": "orders", "skipDamaged": "true", "view": "latest"})
+
+
+@pytest.mark.parametrize("batch", [0, 4, 16])
+@pytest.mark.parametrize("byte", [8, 9, 10, 20, 65], ids=["length", "length", "length", "CRC", "record"])
+def test_last_values_are_not_taken_from_damaged_transactions(tmp_path: Path, batch: int, byte: int) -> None:
+    """Markers of transactions are looked at first, and the check of their CRCs covers the batches around them."""
+    cli, log = TierCli(tmp_path / "cli"), LogBuilder()
+    for number in range(9):
+        log.put(f"k{number}=some value", pid=7, txn=True)
+        log.end(7, commit=True)
+    cli.bring(log.write(tmp_path / "log" / "orders-0"))
+    (path,) = cli.tier.glob("orders-0/*.log")
+    data = bytearray(path.read_bytes())
+    data[batch_position(bytes(data), batch) + byte] ^= 1
+    path.write_bytes(bytes(data))
+    consumer = open_consumer(str(cli.config))
+    with pytest.raises(BadData, match="CRC|byte|batch"):
+        list(consumer.latest(Place("orders", 0)))
+    consumer.close()

@@ -74,7 +74,7 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 def sources_first() -> AbstractContextManager[Any]:
     def switched(
-        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, cut_off: bool
+        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
     ) -> kafka._GroupSwitchOutcome:
         where, cache = self._read_newest_metadata(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
@@ -121,7 +121,7 @@ def no_look() -> AbstractContextManager[Any]:
     """The sources go whatever became of the segment that should stand for them."""
 
     def switched(
-        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, cut_off: bool
+        self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
     ) -> kafka._GroupSwitchOutcome:
         where, cache = self._read_newest_metadata(name)
         known = cache.segments.get(uuid_bytes(replacement.segment.id))
