@@ -87,6 +87,7 @@ def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
         (KafkaError._UNKNOWN_TOPIC, Refused, "topic or partition does not exist"),
         (KafkaError.OFFSET_OUT_OF_RANGE, NotFound, "no longer exists"),
         (KafkaError._AUTO_OFFSET_RESET, NotFound, "no longer exists"),
+        (KafkaError._BAD_MSG, Refused, "b:1 does not answer as a Kafka broker does"),
         (KafkaError._TRANSPORT, Unavailable, "no broker answers"),
         (KafkaError.NOT_LEADER_FOR_PARTITION, Unavailable, "NOT_LEADER"),
         (KafkaError.NOT_ENOUGH_REPLICAS, Unavailable, "NOT_ENOUGH_REPLICAS"),

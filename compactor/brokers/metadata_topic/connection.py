@@ -60,6 +60,12 @@ _MEANINGS: tuple[tuple[tuple[str, ...], type[StoreError], str, str], ...] = (
         "",
     ),
     (
+        ("_BAD_MSG",),
+        Refused,
+        "{request}: {servers} does not answer as a Kafka broker does ({detail})",
+        "Check the port in bootstrap_servers, and security.protocol",
+    ),
+    (
         _NETWORK_ERRORS,
         Unavailable,
         "{request}: no broker answers at {servers} ({detail})",
