@@ -94,11 +94,16 @@ def damaged_ranges(piece: SegmentPiece, damaged_batches: Flags, reason: str, fir
 
 
 def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
-    """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none."""
+    """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none. Where offsets do
+    not ascend, the batch before is left out, too: no CRC covers base offsets, and either of the two may be the damaged one.
+    """
     if error.position <= position:
         return None
     try:
         piece = reader.read_piece(position, error.position - position)
+        table = piece.source.table
+        if 0 <= error.offset <= table.last_offset[-1]:
+            piece = reader.read_piece(position, int(table.position[-1]))
     except BadData:
         return None
     return piece if piece.end_position <= error.position else None

@@ -55,6 +55,13 @@ def damage_length(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def change_offset(path: Path, mask: int) -> None:
+    """Change the base offset of the batch with offsets 26 and 27, which no CRC covers."""
+    data = bytearray(path.read_bytes())
+    data[batch_position(bytes(data), 3) + 7] ^= mask
+    path.write_bytes(bytes(data))
+
+
 def cut_short(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: batch_position(data, 3)])
@@ -66,6 +73,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], range]] = {
     "the end": (cut_short, range(26, 40)),
     "a missing object": (Path.unlink, range(20, 40)),
 }
+OFFSET_DAMAGES: dict[str, tuple[Callable[[Path], object], range]] = {
+    "a lower offset": (lambda path: change_offset(path, 0x08), range(24, 28)),
+    "a higher offset": (lambda path: change_offset(path, 0x04), range(26, 28)),
+    "a huge offset": (lambda path: change_offset(path, 0x80), range(26, 28)),
+}
+READ_DAMAGES = DAMAGES | OFFSET_DAMAGES
 
 
 def lines(answer: Answer) -> list[int]:
@@ -76,10 +89,10 @@ def cat(cli: TierCli, *words: str) -> Answer:
     return cli.ask("cat", "orders-0", "--format", "json", *words, output="table")
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", READ_DAMAGES)
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 def test_cat_reads_up_to_the_damage_and_names_the_offsets(name: str, isolation: str, cli: TierCli) -> None:
-    harm, lost = DAMAGES[name]
+    harm, lost = READ_DAMAGES[name]
     harm(middle_log(cli))
     answer = cat(cli, "--isolation", isolation)
     assert (answer.code, lines(answer)) == (3, list(range(lost.start)))
@@ -88,9 +101,9 @@ def test_cat_reads_up_to_the_damage_and_names_the_offsets(name: str, isolation: 
     assert "repair orders-0" in answer.stderr
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", READ_DAMAGES)
 def test_cat_gives_the_rest_where_it_is_asked_for(name: str, cli: TierCli) -> None:
-    harm, lost = DAMAGES[name]
+    harm, lost = READ_DAMAGES[name]
     harm(middle_log(cli))
     answer = cat(cli, "--skip-damaged")
     assert (answer.code, lines(answer)) == (3, [offset for offset in range(60) if offset not in lost])
