@@ -49,6 +49,9 @@ from compactor.outputs.iceberg_plan import (
 ROW_GROUP_BYTES: Final = 64 << 20
 """Size of a row group before compression. It is the memory that a writer of a file takes, and what engines read at once."""
 
+KEY_FILTER_ERRORS: Final = 0.01
+"""Share of lookups of absent keys that a row group's Bloom filter lets through. Engines skip all other row groups."""
+
 SCHEMA: Final = Schema(
     NestedField(1, "key", BinaryType(), required=True),
     NestedField(2, "value", BinaryType(), required=True),
@@ -191,12 +194,17 @@ class TopicTable:
         with _iceberg_errors(self.name):
             path = self.table.location_provider().new_data_location(name.format(uuid.uuid4().hex))  # noqa: TID251 - a name of its own
             schema = schema_to_pyarrow(Schema(*(self.table.schema().find_field(column) for column in first.schema.names)))
+            groups = _row_groups(itertools.chain([first], batches))
+            first_group = next(groups)
+            key_filter = {"ndv": sum(map(len, first_group)), "fpp": KEY_FILTER_ERRORS}  # later groups have about as many rows
             try:
                 with (
                     self.table.io.new_output(path).create() as stream,
-                    pq.ParquetWriter(stream, schema, compression="zstd", write_page_index=True) as writer,
+                    pq.ParquetWriter(
+                        stream, schema, compression="zstd", write_page_index=True, bloom_filter_options={"key": key_filter}
+                    ) as writer,
                 ):
-                    for group in _row_groups(itertools.chain([first], batches)):
+                    for group in itertools.chain([first_group], groups):
                         writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=1 << 30)
             except BaseException:
                 self.table.io.delete(path)

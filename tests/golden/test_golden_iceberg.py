@@ -13,6 +13,7 @@ from compactor.config.settings import load_settings
 from compactor.consumer.last_values import last_values_of_partition
 from compactor.model.ids import TopicPartition
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
+from tests.support.iceberg_spark import read_by_spark
 from tests.support.tier_cli import TierCli, visible
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -32,15 +33,30 @@ def test_a_table_holds_what_a_consumer_of_a_brokers_log_is_left_with(name: str, 
     compare_table(cleaner_round(cleaner_cases / name, tmp_path), tmp_path)
 
 
-def compare_table(case: Round, folder: Path) -> None:
-    """Import a log, run a round, and compare the table with two readers of other kinds."""
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_spark_reads_what_a_consumer_is_left_with(cleaner_cases: Path, tmp_path: Path) -> None:
+    expected, queries = [], []
+    for name in (name for name in names("cleaner") if name.startswith("txn")):
+        (tmp_path / name).mkdir()
+        table = name.replace("-", "_")
+        rows = compare_table(cleaner_round(cleaner_cases / name, tmp_path / name), tmp_path, table)
+        expected.append([f"{offset}|{key.hex()}|{value.hex()}".upper() for offset, key, value in rows])
+        queries.append(f"SELECT concat_ws('|', offset, hex(key), hex(value)) FROM compacted.kafka.{table} ORDER BY offset")
+    assert all(expected)
+    assert read_by_spark(tmp_path / "catalog.db", (tmp_path / "warehouse").as_uri(), *queries) == expected
+
+
+def compare_table(case: Round, folder: Path, table: str = "orders") -> list[tuple[int, bytes, bytes]]:
+    """Import a log, run a round, and compare the table with two readers of other kinds. Return its offsets, keys and values."""
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": (folder / "warehouse").as_uri()}
-    cli = TierCli(folder / "own", {"outputs.iceberg.catalog": properties, "outputs.iceberg.topics.orders": {}})
+    topic = {"table": f"kafka.{table}"}
+    cli = TierCli(folder / f"own-{table}", {"outputs.iceberg.catalog": properties, "outputs.iceberg.topics.orders": topic})
     cli.bring(case.log_dir)
     assert cli.run("--now", case.params["now"])["status"] == "cleaned"
     assert cli.do("outputs", "write")["partitions"][0]["status"] == "written"
     catalog = load_catalog("compacted", **properties)
-    found = catalog.load_table("kafka.orders").scan(selected_fields=("key", "value", "offset")).to_arrow().to_pylist()
+    found = catalog.load_table(f"kafka.{table}").scan(selected_fields=("key", "value", "offset")).to_arrow().to_pylist()
     catalog.close()
     rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
 
@@ -55,3 +71,4 @@ def compare_table(case: Round, folder: Path) -> None:
     view = last_values_of_partition(opened, ORDERS, last_offset=end - 1)
     read = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
     assert rows == sorted((row["offset"], row["key"], row["value"]) for row in read)
+    return rows

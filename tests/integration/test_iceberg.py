@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
@@ -166,6 +167,15 @@ def test_all_columns_hold_what_a_consumer_is_given(house: House) -> None:
         assert round(row["timestamp"].timestamp() * 1000) == timestamp
         assert [(header["key"].encode(), header["value"]) for header in row["headers"] or ()] == list(headers)
     assert [rows[key]["timestamp_type"] for key in (b"h", b"i")] == [0, 1]
+
+
+def test_files_have_a_filter_of_their_keys_for_lookups(house: House) -> None:
+    house.cli.run()
+    house.update()
+    for path in house.files():
+        group = pq.ParquetFile(path.removeprefix("file://")).metadata.row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        assert [column.path_in_schema for column in columns if column.bloom_filter_length] == ["key"]
 
 
 def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> None:
@@ -447,74 +457,83 @@ class Crashed(BaseException):
     """The process was killed."""
 
 
-class TestLives:
-    """Random lives with rounds, undo, retention and crashes. After each update the table is compared with every record ever written."""
+@pytest.mark.parametrize("seed", range(int(os.environ.get("ICEBERG_SEEDS", "4"))))
+def test_a_table_shows_the_last_values_throughout_a_random_life(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = house_for_a_life(tmp_path)
+    views = live_through(house, random.Random(seed), monkeypatch)
+    assert {snapshot: house.rows(snapshot) for snapshot in views} == views
+    entries = [
+        PartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(0)])
+        for snapshot in house.table().snapshots()
+        if snapshot.summary
+    ]
+    orders = [entry.order for entry in entries]
+    assert orders == sorted(set(orders))
 
-    @pytest.mark.parametrize("seed", range(int(os.environ.get("ICEBERG_SEEDS", "4"))))
-    def test_a_table_shows_the_last_values_throughout(self, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        dice = random.Random(seed)
-        house = House(tmp_path, undo_window_ms=3_600_000)
-        house.cli.set(cleaner={"segment_bytes": 400, "min_cleanable_dirty_ratio": 0.0})
-        commit, crash = TopicTable.commit_snapshot, [0]
 
-        def commit_or_crash(table: TopicTable, *rest: Any) -> None:
-            if crash[0] == 1:
-                raise Crashed
-            commit(table, *rest)
-            if crash[0] == 2:
-                raise Crashed
+def house_for_a_life(folder: Path) -> House:
+    house = House(folder, undo_window_ms=3_600_000)
+    house.cli.set(cleaner={"segment_bytes": 400, "min_cleanable_dirty_ratio": 0.0})
+    return house
 
-        monkeypatch.setattr(TopicTable, "commit_snapshot", commit_or_crash)
-        views: dict[int, list[Row]] = {}
-        steps: Sequence[Callable[[], object]] = (
-            lambda: self._write(house, dice),
-            lambda: self._write(house, dice),
-            lambda: house.cli.ask("run", "--force"),
-            lambda: house.cli.ask("run", "--force"),
-            lambda: self._undo(house),
-            lambda: self._delete_records(house, dice),
-            lambda: house.cli.ask("retire"),
-        )
-        self._write(house, dice)
-        for step in (steps[2], *dice.choices(steps, k=14)):
-            step()
-            crash[0] = dice.choice((0, 0, 1, 2))
-            try:
-                house.update()
-            except Crashed:
-                crash[0] = 0
-                house.update()
-            if (snapshot := house.table().current_snapshot()) is not None:
-                house.check()
-                views[snapshot.snapshot_id] = house.expected()
-        assert {snapshot: house.rows(snapshot) for snapshot in views} == views
-        entries = [
-            PartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(0)])
-            for snapshot in house.table().snapshots()
-            if snapshot.summary
-        ]
-        orders = [entry.order for entry in entries]
-        assert orders == sorted(set(orders))
 
-    @staticmethod
-    def _write(house: House, dice: random.Random) -> None:
-        for _ in range(dice.randint(1, 3)):
-            pid = dice.choice((-1, -1, 7))
-            values = ("", f"={house.log.next_offset}", f"={'x' * 60}")
-            records = [f"k{dice.randrange(12)}{dice.choice(values)}" for _ in range(dice.randint(1, 6))]
-            house.log.put(*records, pid=pid, txn=pid >= 0)
-            if pid >= 0:
-                house.log.end(pid, commit=dice.random() < 0.6)
-            house.log.roll()
-        house.bring()
+def live_through(house: House, dice: random.Random, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Row]]:
+    """Let a tier live with rounds, undo, retention and crashes. After each update the table is compared with every record ever written.
+    Return what each snapshot must show.
+    """
+    commit, crash = TopicTable.commit_snapshot, [0]
 
-    @staticmethod
-    def _undo(house: House) -> None:
-        published = house.opened().open_partition_log(ORDERS).refresh().published
-        if published:
-            house.cli.ask("undo", published[-1])
+    def commit_or_crash(table: TopicTable, *rest: Any) -> None:
+        if crash[0] == 1:
+            raise Crashed
+        commit(table, *rest)
+        if crash[0] == 2:
+            raise Crashed
 
-    @staticmethod
-    def _delete_records(house: House, dice: random.Random) -> None:
-        state = house.opened().open_partition_log(ORDERS).refresh()
-        house.cli.ask("topics", "delete-records", "orders-0", "--before", dice.randint(state.log_start, state.log_start + 6))
+    monkeypatch.setattr(TopicTable, "commit_snapshot", commit_or_crash)
+    views: dict[int, list[Row]] = {}
+    steps: Sequence[Callable[[], object]] = (
+        lambda: _write(house, dice),
+        lambda: _write(house, dice),
+        lambda: house.cli.ask("run", "--force"),
+        lambda: house.cli.ask("run", "--force"),
+        lambda: _undo(house),
+        lambda: _delete_records(house, dice),
+        lambda: house.cli.ask("retire"),
+    )
+    _write(house, dice)
+    for step in (steps[2], *dice.choices(steps, k=14)):
+        step()
+        crash[0] = dice.choice((0, 0, 1, 2))
+        try:
+            house.update()
+        except Crashed:
+            crash[0] = 0
+            house.update()
+        if (snapshot := house.table().current_snapshot()) is not None:
+            house.check()
+            views[snapshot.snapshot_id] = house.expected()
+    return views
+
+
+def _write(house: House, dice: random.Random) -> None:
+    for _ in range(dice.randint(1, 3)):
+        pid = dice.choice((-1, -1, 7))
+        values = ("", f"={house.log.next_offset}", f"={'x' * 60}")
+        records = [f"k{dice.randrange(12)}{dice.choice(values)}" for _ in range(dice.randint(1, 6))]
+        house.log.put(*records, pid=pid, txn=pid >= 0)
+        if pid >= 0:
+            house.log.end(pid, commit=dice.random() < 0.6)
+        house.log.roll()
+    house.bring()
+
+
+def _undo(house: House) -> None:
+    published = house.opened().open_partition_log(ORDERS).refresh().published
+    if published:
+        house.cli.ask("undo", published[-1])
+
+
+def _delete_records(house: House, dice: random.Random) -> None:
+    state = house.opened().open_partition_log(ORDERS).refresh()
+    house.cli.ask("topics", "delete-records", "orders-0", "--before", dice.randint(state.log_start, state.log_start + 6))

@@ -1,20 +1,16 @@
-"""Spark with Iceberg's own runtime reads from a table what pyiceberg reads and what a plain consumer of the log is left with.
-
-The Spark is the newest that Iceberg supports, 4.1, fetched by Maven; the one that is installed may be newer.
-"""
+"""Spark with Iceberg's own runtime reads from a table what pyiceberg reads and what a plain consumer of the log is left with."""
 
 from __future__ import annotations
 
-import subprocess
+import random
 from pathlib import Path
 
 import pytest
 
-from tests.integration.test_iceberg import House
-from tests.support.kafka_jars import BrokerUnavailable, maven_jars
+from tests.integration.test_iceberg import House, house_for_a_life, live_through
+from tests.support.iceberg_spark import read_by_spark
 
-FOLDER = Path(__file__).parents[1] / "iceberg"
-OPENED = ("lang", "lang.invoke", "lang.reflect", "io", "net", "nio", "util", "util.concurrent", "util.concurrent.atomic")
+TABLE = "compacted.kafka.orders"
 COLUMNS = "concat_ws('|', hex(key), hex(value), partition, offset, unix_millis(timestamp), array_join(transform(headers, h -> h.key), ','))"
 
 
@@ -31,10 +27,6 @@ def rows(house: House, snapshot_id: int | None = None) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_spark_reads_the_rows_that_pyiceberg_reads(tmp_path: Path) -> None:
-    try:
-        jars = maven_jars("iceberg-1.12.0", FOLDER / "pom.xml")
-    except BrokerUnavailable as error:
-        pytest.skip(str(error))
     house = House(tmp_path)
     house.segment("a=1", "b=1", "c=1")
     house.log.put("t=aborted", pid=7, txn=True)
@@ -52,20 +44,26 @@ def test_spark_reads_the_rows_that_pyiceberg_reads(tmp_path: Path) -> None:
     house.cli.run()
     house.update()
     house.check()
-    table = "compacted.kafka.orders"
     queries = (
-        f"SELECT {COLUMNS} FROM {table} ORDER BY 1",
-        f"SELECT {COLUMNS} FROM {table} VERSION AS OF {older.snapshot_id} ORDER BY 1",
-        f"SELECT CAST(value AS STRING) FROM {table} WHERE key = CAST('a' AS BINARY)",
-        f"SELECT CAST(count(*) AS STRING) FROM {table}.all_delete_files",
+        f"SELECT {COLUMNS} FROM {TABLE} ORDER BY 1",
+        f"SELECT {COLUMNS} FROM {TABLE} VERSION AS OF {older.snapshot_id} ORDER BY 1",
+        f"SELECT CAST(value AS STRING) FROM {TABLE} WHERE key = CAST('a' AS BINARY)",
+        f"SELECT CAST(count(*) AS STRING) FROM {TABLE}.all_delete_files",
     )
-    flags = [part for name in OPENED for part in ("--add-opens", f"java.base/java.{name}=ALL-UNNAMED")]
-    flags += ["--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"]
-    command = jars.command(str(FOLDER / "ReadTable.java"), *flags, heap_mb=768)
-    asked = [*command, f"jdbc:sqlite:{tmp_path}/catalog.db", house.warehouse, *queries]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    now, before, one, deletes = (line.split()[1:] for line in done.stdout.splitlines() if line.startswith("rows"))
+    now, before, one, deletes = read_by_spark(tmp_path / "catalog.db", house.warehouse, *queries)
     assert now == rows(house)
     assert before == rows(house, older.snapshot_id)
     assert (one, deletes) == (["3"], ["0"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_spark_reads_every_snapshot_of_a_random_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = house_for_a_life(tmp_path)
+    views = live_through(house, random.Random(4), monkeypatch)
+    assert len(views) > 3
+    text = "concat_ws('|', hex(key), hex(value), offset)"
+    queries = [f"SELECT {text} FROM {TABLE} VERSION AS OF {snapshot} ORDER BY key" for snapshot in views]
+    found = read_by_spark(tmp_path / "catalog.db", house.warehouse, *queries)
+    expected = [[f"{key.hex()}|{value.hex()}|{offset}".upper() for key, value, offset in rows] for rows in views.values()]
+    assert found == expected
