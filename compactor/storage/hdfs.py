@@ -61,7 +61,7 @@ UNDATED_MS: Final = 1 << 43
 _STAGING: Final = f"{RESERVED}/staged/"
 _ATTRIBUTE: Final = "user.tiered_compactor"
 _POOL: Final = 64
-_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 8 << 20
 _HINTS: Final = ErrorHints(
     credentials="Check [hdfs] user; set [hdfs] kerberos = true if the cluster wants Kerberos",
     permission="Grant the user of [hdfs] user the rights rwx on the directory and x on those above it, then run config check",
@@ -300,20 +300,36 @@ class HdfsClient:
         return ObjectInfo(key, staged.size, published_ms, str(staged.inode), metadata)
 
     def _write_staged_file(self, body: _RequestBody, key: str) -> FileStatus:
-        """Write a new file below the reserved folder. Each attempt uses another name, so that a late one cannot write over a later one."""
+        """Write a new file below the reserved folder and compare what arrived. Each attempt uses another name, so that a late one cannot
+        write over a later one.
+        """
         name = f"{_STAGING}{uuid.uuid4().hex}"
         failed_request = self._describe_failed_request("write", key)
         try:
             self._meter.record_bytes_written(len(body))
             self._request_with_redirect("PUT", self._url_path(name), "CREATE", failed_request=failed_request, body=body, overwrite="false")
             staged = self._fetch_file_status(name)
+            self._compare_staged_file(staged, body, failed_request)
         except BaseException:
             self._delete_staged_file(name)
             raise
-        if staged.size != len(body):
-            self._delete_staged_file(name)
-            raise Unavailable(f"{failed_request}: {staged.size} bytes of {len(body)} arrived", hint="Try again")
         return staged
+
+    def _compare_staged_file(self, staged: FileStatus, body: _RequestBody, failed_request: str) -> None:
+        """Raise Unavailable if a staged file holds other bytes than ``body``. They are read back because WebHDFS takes no checksum with an
+        upload, and HDFS keeps checksums of whatever arrives.
+        """
+        if staged.size != len(body):
+            raise Unavailable(f"{failed_request}: {staged.size} bytes of {len(body)} arrived", hint="Try again")
+        start = 0
+        for chunk in filter(None, body):
+            arrived = self._request_with_redirect(
+                "GET", _inode_path(staged.inode), "OPEN", failed_request=failed_request, offset=start, length=len(chunk)
+            ).content
+            self._meter.record_bytes_read(len(arrived))
+            if arrived != chunk:
+                raise Unavailable(f"{failed_request}: other bytes arrived than were sent", hint="Try again")
+            start += len(chunk)
 
     def _delete_staged_file(self, name: str) -> None:
         """Delete a staged file if that is possible now. Otherwise ``retire`` sweeps it later."""

@@ -210,7 +210,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
             create_only="a staged file, and a rename with renameoptions=NONE",
             conditional_delete="by the number of the inode",
             range_copy="",
-            checksum="the datanodes' block checksums; the length after each upload",
+            checksum="the datanodes' block checksums; uploads are read back and compared",
             publication_time=True,
             start_key=False,
             unfinished_uploads=True,

@@ -135,6 +135,22 @@ def test_a_file_that_arrives_cut_off_is_never_published(hdfs_directory: CloudBuc
     assert (list(store.list("")), list(store.unfinished_uploads(""))) == ([], [])
 
 
+def test_bytes_that_arrive_damaged_are_sent_again(hdfs_directory: CloudBucket, tmp_path: Path) -> None:
+    """WebHDFS takes no checksum with them, and HDFS keeps checksums of whatever arrives."""
+    data = random.Random(3).randbytes(17 << 20)
+    (tmp_path / "large").write_bytes(data)
+    with FaultProxy(hdfs_directory.endpoint).running() as proxy:
+        store = hdfs_directory.behind(proxy.url).open(retries=RetrySettings(deadline_s=60, base_s=0.001, cap_s=0.02))
+        proxy.faults = [Fault("flip_sent", ("put",), match="staged/", times=2)]
+        store.create("small", b"a control record")
+        assert proxy.seen.faults == {"flip_sent": 2}
+        proxy.faults = [Fault("flip_sent", ("put",), match="staged/", times=2)]
+        store.create_from_file("large", tmp_path / "large")
+        assert proxy.seen.faults == {"flip_sent": 4}
+        assert (store.get("small"), store.get("large")) == (b"a control record", data)
+        assert list(store.unfinished_uploads("")) == []
+
+
 def test_retire_sweeps_what_a_crash_left_staged(hdfs_directory: CloudBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli = BucketCli(tmp_path / "cli", hdfs_directory, publish={"grace_ms": 0, "orphan_age_ms": 0})
     cli.bring(GrowingLog("orders", 0, tmp_path / "logs", random.Random(1)).write_part(segments=2, batches=5))

@@ -194,6 +194,9 @@ def test_a_tier_on_a_server(request: pytest.FixtureRequest, started: StartedClus
     twins.bring(log_dir)
     create_round(twins.local, NAME, NOW_MS, force=True).execute_round(twins.local.open_partition_log(NAME))
     assert _digests(state_of(open_tier(load_settings(str(cli.config))))) == _digests(state_of(twins.local))
+    cli.set(cleaner={"map_engine": "auto", "segment_bytes": 1 << 20})
+    (row,) = cli.do("recompact", "--force", "--now", NOW_MS)["partitions"]
+    assert (row["status"], latest(cli.export(tmp_path / "again"))) == ("cleaned", latest(log_dir)), "small partitions share Spark jobs"
     assert cli.do("verify")["ok"]
 
 

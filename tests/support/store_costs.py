@@ -13,8 +13,8 @@ from tests.support.fault_proxy import FaultProxy
 PART = 5 << 20
 PARTS = TransferSettings(part_bytes=PART, threads=3, list_page=100)
 COSTS = {
-    "create an object of one part (8 MiB)": {"s3": 1, "gs": 1, "az": 1, "hdfs": 8},
-    "create an object of three parts": {"s3": 6, "gs": 5, "az": 5, "hdfs": 9},
+    "create an object of one part (8 MiB)": {"s3": 1, "gs": 1, "az": 1, "hdfs": 10},
+    "create an object of three parts": {"s3": 6, "gs": 5, "az": 5, "hdfs": 15},
     "read an object of one part, or a range": {"s3": 1, "gs": 1, "az": 1, "hdfs": 3},
     "read an object of three parts": {"s3": 3, "gs": 3, "az": 3, "hdfs": 7},
     "properties of an object": {"s3": 1, "gs": 1, "az": 1, "hdfs": 2},

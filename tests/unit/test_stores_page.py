@@ -103,8 +103,8 @@ each of its cookies. Datanodes get the namenode's delegation tokens. Tried with 
 
 These rules held on a mini cluster of Hadoop 3.5.0, and the adapter rests on them:
 
-- **An object is complete as soon as it is visible.** Each attempt stages a file of its own below `.object-store/staged`, compares its
-  length, and renames it to its key.
+- **An object is complete as soon as it is visible.** Each attempt stages a file of its own below `.object-store/staged`, reads it back,
+  and renames it to its key. WebHDFS takes no checksum with an upload, so that bytes which arrive damaged would stay damaged.
 - **It is created only if its key is free.** `RENAME` with `renameoptions=NONE`: of twelve at once, one succeeded and eleven were
   answered 403 (FileAlreadyExistsException).
 - **Grace and undo window never count from staging.** A rename keeps the modification time. So a staged file is dated 2^43 ms (278
