@@ -55,9 +55,9 @@ from compactor.service.loop import ServiceLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
 from compactor.transfer.log_directory import staged_segment_path
-from compactor.transfer.staged import StagedFile
+from compactor.transfer.staged_file_rules import StagedFile
 from compactor.transfer.staged_files import HeldStagedFiles
-from compactor.views.words import format_iso_time, format_size
+from compactor.views.time_formats import format_iso_time, format_size
 
 UPLOADS_PER_THREAD = 4
 """Simultaneous uploads per thread of ``daemon.threads``. Uploads of small segments mostly wait for the store."""

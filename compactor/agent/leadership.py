@@ -15,8 +15,8 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.transfer.log_directory import staged_segment_path
-from compactor.transfer.staged import StagedFile
-from compactor.views.words import format_iso_time
+from compactor.transfer.staged_file_rules import StagedFile
+from compactor.views.time_formats import format_iso_time
 
 TICK_MS = 2_000
 """Resolution of file system clocks: a file or directory may have changed this long after the time that it shows."""

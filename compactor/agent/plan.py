@@ -19,8 +19,8 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import backoff_ms
-from compactor.transfer.staged import StagedFile
-from compactor.views.words import format_iso_time
+from compactor.transfer.staged_file_rules import StagedFile
+from compactor.views.time_formats import format_iso_time
 
 FRESH_MS = 2_000
 """Largest age of a leader's answer about the end of its log when an upload begins. The answer carries the leader epoch, and what was

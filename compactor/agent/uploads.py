@@ -21,7 +21,7 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import GenerationWriteOptions, configured_generation_target, write_generation
 from compactor.round.compaction import disk_budget_bytes
 from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
-from compactor.transfer.cleaned import CLEANED
+from compactor.transfer.broker_cleaning import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
 from compactor.transfer.incarnations import AskTopicIds, RecreationConfirmation, record_confirmed_topics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compactor.cli.frame import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number_parser
+from compactor.cli.command_parser import Command, argument, exclusive_arguments, parse_byte_count, parse_time_ms, whole_number_parser
 from compactor.cli.shared_arguments import (
     CLOCK_OPTION,
     DRY_RUN_OPTION,

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
-from compactor.cli.frame import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options
+from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options
 from compactor.cli.lines import LineFormat, NoteFunction, RemarkHandler
 from compactor.cli.output import Output
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from compactor.cli.lines import LineFormat
-from compactor.views.words import format_size as format_size
+from compactor.views.time_formats import format_size as format_size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compactor.cli.frame import argument, parse_time_ms, whole_number_parser
+from compactor.cli.command_parser import argument, parse_time_ms, whole_number_parser
 from compactor.constants import TopicId
 
 INT32_MAX = 2**31 - 1

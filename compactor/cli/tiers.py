@@ -15,7 +15,7 @@ from typing import Any
 from checkpoint.offsets import CleanerOffset
 from compactor.access.tier import Tier, no_such_partition_error
 from compactor.bootstrap import open_tier
-from compactor.cli import frame
+from compactor.cli import command_parser
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings
 from compactor.control.incarnations import current_incarnations
@@ -28,7 +28,7 @@ from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.overview import read_summaries
-from compactor.views.words import count_noun, format_duration
+from compactor.views.time_formats import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
 WRITERS = ("run", "retire", "daemon", "recompact", "undo")
@@ -43,7 +43,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
-    settings = frame.load_command_settings(args)
+    settings = command_parser.load_command_settings(args)
     shared = tier_kind(settings).is_broker_managed
     if shared and writing_command:
         _check_command_writes(writing_command, settings)
@@ -77,7 +77,7 @@ def _check_command_writes(command: str, settings: Settings) -> None:
 
 def open_for_control_writes(args: argparse.Namespace) -> Tier:
     """Open the configured tier for a command that writes only to the control store. Raises UsageError if there is none."""
-    settings = frame.load_command_settings(args)
+    settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         return open_configured_tier(args)
     if not control_url(settings):
@@ -253,8 +253,8 @@ class PartitionOutcomes:
 
     def record_failure(self, object_name: str, error: Exception) -> CompactorError:
         """Report and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1 a bug is raised instead."""
-        found = frame.as_compactor_error(error)
-        if found is not error and os.environ.get(frame.DEBUG) == "1":
+        found = command_parser.as_compactor_error(error)
+        if found is not error and os.environ.get(command_parser.DEBUG) == "1":
             raise error
         self._out.print_note(f"error: {found}" if str(found).startswith(f"{object_name}: ") else f"error: {object_name}: {found}")
         if isinstance(found, Leased) and not self._named:

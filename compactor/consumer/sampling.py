@@ -21,7 +21,7 @@ from compactor.access.tier import Tier
 from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.views.words import format_size
+from compactor.views.time_formats import format_size
 
 WINDOWS: Final = 32
 LEAST_WINDOW: Final = 512 << 10

@@ -61,7 +61,7 @@ from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, abort_unfinished_uploads
-from compactor.views.words import count_noun, format_size
+from compactor.views.time_formats import count_noun, format_size
 
 ASK_TOPICS_MS = 1_200_000
 """How often the cluster is asked whether topics were deleted, more often than answers count, so that it can contradict itself."""

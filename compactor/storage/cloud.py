@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.copied import check_copy_sources, verify_composed_copy
+from compactor.storage.copy_checks import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem
 from compactor.storage.options import StoreOptions

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
-from compactor.storage.copied import check_copied_bytes
+from compactor.storage.copy_checks import check_copied_bytes
 from compactor.storage.counting import Meter, RequestCounters
 from compactor.storage.keys import (
     RESERVED,

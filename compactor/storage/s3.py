@@ -29,7 +29,7 @@ from typing import Any, Literal
 from compactor.config.store_sections import S3Settings
 from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unavailable
 from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.copied import check_copy_sources, verify_composed_copy
+from compactor.storage.copy_checks import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, normalize_metadata_names
 from compactor.storage.options import StoreOptions

@@ -18,7 +18,7 @@ import crc32c as castagnoli
 
 from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
 from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.copied import changed_source_error
+from compactor.storage.copy_checks import changed_source_error
 from compactor.storage.os_errors import file_errors
 from compactor.storage.parallel import read_file_range, run_in_parallel, write_at_position
 from compactor.storage.port import CopiedRange

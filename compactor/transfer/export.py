@@ -25,7 +25,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file, scan_batches
 from compactor.tier.contents import download_segment_file
-from compactor.transfer.cleaned import CLEANED, LOG_STARTS
+from compactor.transfer.broker_cleaning import CLEANED, LOG_STARTS
 from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
 from compactor.transfer.salvage import SkippedOffsets, salvage_segment
 

@@ -21,7 +21,7 @@ from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
-from compactor.transfer.cleaned import require_not_cleaned_beyond
+from compactor.transfer.broker_cleaning import require_not_cleaned_beyond
 from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources

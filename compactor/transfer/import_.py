@@ -35,7 +35,7 @@ from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producers_at_end
-from compactor.transfer.cleaned import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
+from compactor.transfer.broker_cleaning import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
 from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
 from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
 from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
@@ -79,7 +79,7 @@ from compactor.transfer.seam import (
     require_segments_precede_tier,
 )
 from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, require_free_space
-from compactor.transfer.staged import TierEnd
+from compactor.transfer.staged_file_rules import TierEnd
 from compactor.transfer.staged_files import HeldStagedFiles
 from compactor.transfer.truncation import segment_head_before_offset, undo_rounds_beyond_offset
 

@@ -10,7 +10,7 @@ from checkpoint.lineage import Lineage
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, RecreationConfirmation
-from compactor.transfer.staged import StagedFile
+from compactor.transfer.staged_file_rules import StagedFile
 from compactor.transfer.staged_files import HeldStagedFiles
 
 

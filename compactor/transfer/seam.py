@@ -35,7 +35,7 @@ from compactor.transfer.log_directory import (
     segment_log_path,
     staged_segment_path,
 )
-from compactor.transfer.staged import BrokerLiveLog, StagedFile, TierEnd, choose_staged_files
+from compactor.transfer.staged_file_rules import BrokerLiveLog, StagedFile, TierEnd, choose_staged_files
 from compactor.transfer.staged_files import HeldStagedFile, HeldStagedFiles, first_epoch_of_live_log, list_staged_files_before_live_log
 
 

@@ -20,7 +20,7 @@ from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
 from compactor.transfer.log_directory import DELETED, read_epoch_checkpoint, segment_log_path, staged_segment_path
-from compactor.transfer.staged import StagedFile, StagedSegment
+from compactor.transfer.staged_file_rules import StagedFile, StagedSegment
 
 STAGED_NAME = re.compile(r"(\d{20})\.log\.deleted")
 _MAGIC, _EPOCH = 16, slice(12, 16)

@@ -17,7 +17,7 @@ from compactor.control.records import Record
 from compactor.control.state import PartitionState, Run
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.views.words import format_iso_time
+from compactor.views.time_formats import format_iso_time
 
 MILLISECONDS_FROM = 10**11
 """Whole numbers from here on are times in milliseconds (March 1973 and later); smaller ones are slots."""

@@ -29,7 +29,7 @@ from compactor.round.plan import RoundAssessment, assess_round
 from compactor.views.difference import RecordedHistory
 from compactor.views.retention import RetentionOutlook, retention_outlook
 from compactor.views.search import FoundRecord, RecordSearch
-from compactor.views.words import count_noun, format_duration, format_iso_time, format_size
+from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
 OnRead = Callable[[int], None]
 

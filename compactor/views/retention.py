@@ -9,7 +9,7 @@ from compactor.constants import NEVER_MS
 from compactor.control.summary import PartitionStateOrSummary
 from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_expiry_ms
 from compactor.round.plan import RoundAssessment, count_segments_expiring_soon, expiry_margin_ms
-from compactor.views.words import count_noun, format_duration, format_iso_time, format_size
+from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
 
 @dataclass(frozen=True)

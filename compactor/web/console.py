@@ -18,7 +18,7 @@ from compactor.errors import UsageError
 from compactor.model.base import Value
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
-from compactor.views import words
+from compactor.views import time_formats
 from compactor.web.axis import axis_ticks, position_percent
 from compactor.web.documents import STATE_WORDS, OffsetAxis
 from compactor.web.listing import ListQuery, parse_list_query
@@ -53,12 +53,12 @@ def _template_environment() -> Environment:
         auto_reload=False,
     )
     found.filters |= {
-        "size": words.format_size,
-        "duration": words.format_duration,
-        "moment": words.format_moment,
-        "ago": words.format_ago,
-        "until": words.format_until,
-        "plural": words.count_noun,
+        "size": time_formats.format_size,
+        "duration": time_formats.format_duration,
+        "moment": time_formats.format_moment,
+        "ago": time_formats.format_ago,
+        "until": time_formats.format_until,
+        "plural": time_formats.count_noun,
         "count": lambda number: f"{number:,}",
         "share": _format_percentage,
         "path": lambda text: quote(str(text), safe=""),

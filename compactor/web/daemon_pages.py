@@ -28,7 +28,7 @@ from compactor.daemon.status import DaemonStatus, PartitionDetails
 from compactor.model.ids import TopicPartition
 from compactor.service.metrics import render_metrics
 from compactor.views.prices import NO_PRICES, PriceTable
-from compactor.views.words import format_clock_time, format_size
+from compactor.views.time_formats import format_clock_time, format_size
 from compactor.web.axis import offset_axis
 from compactor.web.documents import (
     STATE_WORDS,

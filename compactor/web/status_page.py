@@ -11,7 +11,7 @@ from compactor import __version__
 from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
-from compactor.views.words import count_noun
+from compactor.views.time_formats import count_noun
 from compactor.web.documents import Level, NeedsAttention, RowT, ScanInfo, StatusDocument, TotalsT, Verdict, WorkItem
 from compactor.web.listing import ItemT, ListColumn, ListQuery, list_partitions_page
 

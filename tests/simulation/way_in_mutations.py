@@ -17,10 +17,10 @@ from compactor.agent.leadership import LeadershipAtRename
 from compactor.consumer import feed, sources
 from compactor.control import importing, incarnations
 from compactor.errors import CompactorError
-from compactor.transfer import cleaned, from_tier, import_, intake, log_identity, seam, staged
+from compactor.transfer import broker_cleaning, from_tier, import_, intake, log_identity, seam, staged_file_rules
 from compactor.transfer.import_ import _DirectoryImport
 from compactor.transfer.seam import Divergence
-from compactor.transfer.staged import BrokerLiveLog, StagedSegment
+from compactor.transfer.staged_file_rules import BrokerLiveLog, StagedSegment
 from tests.simulation.mutations import Mutation, together
 from tests.simulation.way_in import run_way_in
 
@@ -99,7 +99,7 @@ def cleaned_logs_accepted() -> AbstractContextManager[Any]:
     return together(
         lambda: patch.object(import_, "require_not_cleaned_beyond", lambda *_, **__: None),
         lambda: patch.object(from_tier, "require_not_cleaned_beyond", lambda *_, **__: None),
-        lambda: patch.object(cleaned, "require_not_cleaned_beyond", lambda *_, **__: None),
+        lambda: patch.object(broker_cleaning, "require_not_cleaned_beyond", lambda *_, **__: None),
     )()
 
 
@@ -125,9 +125,12 @@ def in_order(segments: Sequence[StagedSegment], live: BrokerLiveLog) -> tuple[St
 
 
 def without_rules(*rules: str) -> Mutation:
-    """Staged files are chosen without these rules of transfer/staged.py."""
+    """Staged files are chosen without these rules of transfer/staged_file_rules.py."""
     return together(
-        *(partial(patch.object, staged, rule, in_order if rule == "longest_chain_to_live_log" else lambda *_: "") for rule in rules)
+        *(
+            partial(patch.object, staged_file_rules, rule, in_order if rule == "longest_chain_to_live_log" else lambda *_: "")
+            for rule in rules
+        )
     )
 
 

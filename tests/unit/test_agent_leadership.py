@@ -37,7 +37,7 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.transfer.staged import StagedFile
+from compactor.transfer.staged_file_rules import StagedFile
 from compactor.transfer.staged_files import HeldStagedFiles, list_staged_files_before_live_log
 
 NOW = 1_000_000

@@ -23,7 +23,7 @@ from compactor.daemon.scheduling import (
     planned_action,
 )
 from compactor.model.ids import TopicPartition
-from compactor.views import words
+from compactor.views import time_formats
 from compactor.web.axis import MOST_SPANS, axis_ticks, position_percent
 from compactor.web.console import SILENT_MS, RequestRouter
 from compactor.web.daemon_pages import DaemonPages
@@ -132,8 +132,8 @@ def test_states_are_named_with_their_time_and_reasons_linked_to_the_runbook() ->
     ]
     (waiting, *_) = [row for row in documents[0].partitions.rows if row.condition == "waiting"]
     assert waiting.next.at_ms is not None
-    until = words.format_clock_time(waiting.next.at_ms, status.now_ms)
-    assert waiting.state == f"Clean, {words.format_size(waiting.waiting_bytes)} in grace until {until}"
+    until = time_formats.format_clock_time(waiting.next.at_ms, status.now_ms)
+    assert waiting.state == f"Clean, {time_formats.format_size(waiting.waiting_bytes)} in grace until {until}"
     headings = Path("docs/operating.md").read_text(encoding="utf-8").lower()
     for each in documents[0].needs_attention:
         assert f"# {each.runbook.partition('#')[2]}".replace("-", " ") in headings.replace(":", "")
@@ -294,8 +294,14 @@ def test_a_story_is_small_and_comes_back(tmp_path: Path) -> None:
     ],
 )
 def test_durations(milliseconds: float, text: str) -> None:
-    assert words.format_duration(milliseconds) == text
+    assert time_formats.format_duration(milliseconds) == text
 
 
 def test_sizes() -> None:
-    assert [words.format_size(count) for count in (0, 1023, 1024, 1_048_575, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.0 MiB", "5.0 TiB"]
+    assert [time_formats.format_size(count) for count in (0, 1023, 1024, 1_048_575, 5 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.0 MiB",
+        "5.0 TiB",
+    ]

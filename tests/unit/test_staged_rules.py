@@ -11,8 +11,8 @@ import pytest
 
 from checkpoint.lineage import EpochEntry, Lineage
 from compactor.constants import LeaderEpoch, Offset
-from compactor.transfer import staged
-from compactor.transfer.staged import (
+from compactor.transfer import staged_file_rules
+from compactor.transfer.staged_file_rules import (
     BrokerLiveLog,
     StagedFileChoice,
     StagedSegment,
@@ -141,6 +141,6 @@ def test_each_rule_refuses_by_itself(rule: str) -> None:
     choice = choose_staged_files(*REFUSED[rule])
     assert choice.taken == ()
     assert set(choice.refusals) == {segment.base for segment in REFUSED[rule][0]}
-    with patch.object(staged, rule, WITHOUT_REASON[rule]):
+    with patch.object(staged_file_rules, rule, WITHOUT_REASON[rule]):
         dropped = choose_staged_files(*REFUSED[rule])
     assert dropped != choice, "a rule that is dropped must be noticed"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from compactor.cli.arguments import COMMANDS
-from compactor.cli.frame import Command
+from compactor.cli.command_parser import Command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("bloom", "checkpoint", "compactor")

@@ -9,7 +9,7 @@ import pytest
 from compactor.errors import BadData, UsageError
 from compactor.views.checkpoints import CLEANER_OFFSETS, LEADER_EPOCHS, FileChange, KafkaCleanerOffset, compare_kafka_files, read_kafka_file
 from compactor.views.difference import OffsetChange, RecordedHistory, compare_points
-from compactor.views.words import format_iso_time
+from compactor.views.time_formats import format_iso_time
 from tests.support.crafted import Crafted, kip_table, vector
 
 

@@ -10,7 +10,7 @@ from compactor.agent.agent import Agent
 from compactor.agent.file_events import call_on_new_segments
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.metadata_topic.leaders import KafkaLeaders
-from compactor.cli import frame, serving, tiers
+from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.errors import UsageError
@@ -27,7 +27,7 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
     serving.prepare_process()
 
     extras.require_extra("kafka", "agent")
-    in_force = _validate_agent_settings(frame.load_command_settings(args))
+    in_force = _validate_agent_settings(command_parser.load_command_settings(args))
     tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
     brokers = KafkaLeaders(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
@@ -41,7 +41,7 @@ def run_agent(args: argparse.Namespace, out: Output) -> int:
             "agent",
             agent,
             in_force,
-            lambda: _validate_agent_settings(frame.load_command_settings(args)),
+            lambda: _validate_agent_settings(command_parser.load_command_settings(args)),
             lambda: agent.status().running,
             out,
         )

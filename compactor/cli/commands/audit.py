@@ -9,7 +9,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table
 from compactor.control.audit import RecordedAction, list_actions
 from compactor.errors import UsageError
-from compactor.views.words import count_noun, format_iso_time
+from compactor.views.time_formats import count_noun, format_iso_time
 
 
 def list_audit(args: argparse.Namespace, out: Output) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.cli import frame, tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.local.budget import Budget
@@ -14,7 +14,7 @@ from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
 
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args)
-    document = sidecars_json(tier, name, frame.cleaner_clock_ms(args))
+    document = sidecars_json(tier, name, command_parser.cleaner_clock_ms(args))
     rows = []
     for segment in document["segments"]:
         about = segment["sidecar"]

@@ -17,7 +17,7 @@ from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
 from compactor.errors import BadData, UsageError
-from compactor.views.words import format_iso_time
+from compactor.views.time_formats import format_iso_time
 
 WIDEST_KEY = 40
 """Largest number of columns that the key takes in a table."""

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from compactor.cli import frame, tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
 from compactor.errors import UsageError
 from compactor.views.checkpoints import (
@@ -18,7 +18,7 @@ from compactor.views.checkpoints import (
     read_kafka_file,
 )
 from compactor.views.difference import HistoryDifference, HistoryPoint, RecordedHistory, compare_points
-from compactor.views.words import count_noun, format_duration, format_iso_time
+from compactor.views.time_formats import count_noun, format_duration, format_iso_time
 
 
 def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
@@ -113,7 +113,7 @@ def _resolve_relative_time(text: str) -> str:
     """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument (a position in the control log, a time or a
     run id) unchanged.
     """
-    return text if frame.parse_relative_time_ms(text) is None else str(frame.parse_time_ms(text))
+    return text if command_parser.parse_relative_time_ms(text) is None else str(command_parser.parse_time_ms(text))
 
 
 def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:

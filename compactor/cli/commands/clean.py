@@ -7,7 +7,7 @@ import secrets
 import time
 
 from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
-from compactor.cli import frame
+from compactor.cli import command_parser
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.profile import CommandProfile
@@ -15,7 +15,7 @@ from compactor.cli.profile import CommandProfile
 
 def run_clean(args: argparse.Namespace, out: Output) -> None:
     request = CleanRequest(
-        now_ms=frame.cleaner_clock_ms(args),
+        now_ms=command_parser.cleaner_clock_ms(args),
         first_dirty_offset=args.first_dirty_offset,
         first_uncleanable_offset=args.first_uncleanable_offset,
         delete_retention_ms=args.delete_retention_ms,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 
-from compactor.cli import frame
+from compactor.cli import command_parser
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import SECTION_TYPES, Settings, setting_keys, topic_override_key
 from compactor.constants import NEVER_MS
 from compactor.errors import UsageError
-from compactor.views.words import format_duration
+from compactor.views.time_formats import format_duration
 
 _SECRET = re.compile(r"passw|secret|token|jaas|oauth|key\.pem|private|credential|account-key", re.IGNORECASE)
 """Names of properties of librdkafka and of catalogs whose values are not shown."""
@@ -18,7 +18,7 @@ _URL_WITH_PASSWORD = re.compile(r"://[^/]*@")
 
 
 def show_settings(args: argparse.Namespace, out: Output) -> None:
-    settings = frame.load_command_settings(args)
+    settings = command_parser.load_command_settings(args)
     rows = _setting_rows(settings) if args.topic is None else _topic_setting_rows(args, args.topic)
     document = {
         "ok": True,

@@ -13,7 +13,7 @@ from pathlib import Path
 from compactor.bootstrap import kafka_connection, open_tier
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.topic_ids import kafka_python_options
-from compactor.cli import frame
+from compactor.cli import command_parser
 from compactor.cli.output import Output, Table
 from compactor.config.settings import Settings
 from compactor.config.store_sections import MINIMUM_DAYS
@@ -47,7 +47,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
         MetadataSource.METADATA_TOPIC: _check_broker_managed,
         MetadataSource.LISTING: _check_listed,
     }
-    settings = _with_short_first_answer_timeout(frame.load_command_settings(args))
+    settings = _with_short_first_answer_timeout(command_parser.load_command_settings(args))
     with out.show_progress("trying the tier"):
         problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)

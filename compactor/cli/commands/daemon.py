@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from compactor.cli import frame, serving, tiers
+from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.daemon.daemon import Daemon
 from compactor.errors import StoreError, UsageError
@@ -40,7 +40,7 @@ def run_daemon(args: argparse.Namespace, out: Output) -> int:
             "daemon",
             daemon,
             tier.settings,
-            lambda: frame.load_command_settings(args),
+            lambda: command_parser.load_command_settings(args),
             lambda: [work.job.partition for work in daemon.status().running_jobs],
             out,
         )

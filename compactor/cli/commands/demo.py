@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from compactor.cli import frame
+from compactor.cli import command_parser
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
@@ -32,7 +32,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     """
     begin = time.monotonic()
     now_ms = int(time.time() * 1000)
-    demo = Demo(folder, now_ms, args.tier, frame.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
+    demo = Demo(folder, now_ms, args.tier, command_parser.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
     compile_kernels(out, load_into_process=True)
     seconds = _run_demo_steps(demo, out)
     compared = demo.compare_last_values()

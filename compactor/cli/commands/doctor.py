@@ -11,7 +11,7 @@ from compactor.cli.output import Output
 from compactor.errors import BadData, UsageError
 from compactor.upkeep.brokers.checkup import examine_tier
 from compactor.views.prices import price_table_of_tier
-from compactor.views.words import count_noun
+from compactor.views.time_formats import count_noun
 
 
 def run_doctor(args: argparse.Namespace, out: Output) -> int:

@@ -29,7 +29,7 @@ from compactor.upkeep.erasure.topic import (
     key_digest,
     partitions_of_topic,
 )
-from compactor.views.words import count_noun
+from compactor.views.time_formats import count_noun
 
 NOT_YET = 3
 MAX_HOLDER_ROWS = 50

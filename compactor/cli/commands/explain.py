@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from compactor.access.tier import Tier
-from compactor.cli import frame, tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table
 from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_of_topic
 from compactor.model.ids import TopicPartition
@@ -36,7 +36,7 @@ def run_explain(args: argparse.Namespace, out: Output) -> None:
 
 def _explain(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
     """Return the answer to the user's question about one partition: about a key, an offset, or the partition itself."""
-    now = frame.cleaner_clock_ms(args)
+    now = command_parser.cleaner_clock_ms(args)
     searches = args.key is not None or args.offset is not None
     total = tiers.sum_stored_bytes(tier, [partition], out, with_replaced=True) if searches else None
     with out.show_progress(f"reading {partition}", total, "bytes") as progress:

@@ -14,7 +14,7 @@ from typing import Any
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection, open_tier
 from compactor.brokers.metadata_topic.leaders import KafkaLeaders
-from compactor.cli import audit, frame, tiers
+from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings, load_settings
@@ -41,14 +41,16 @@ BytesCallback = Callable[[TopicPartition, int], None]
 
 
 def run_import(args: argparse.Namespace, out: Output) -> int:
-    if tier_kind(frame.load_command_settings(args)).is_broker_managed:
+    if tier_kind(command_parser.load_command_settings(args)).is_broker_managed:
         raise UsageError("import into a broker-managed tier is refused: its brokers write it", hint="Import into a tier of kind object-log")
     options = ImportOptions(
         live=args.live,
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=RecreationConfirmation(_topic_id_query_of_brokers(frame.load_command_settings(args)), by_hand=args.new_incarnation),
+        opening=RecreationConfirmation(
+            _topic_id_query_of_brokers(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
+        ),
     )
     if args.from_tier is not None:
         return _import_tier(args, out, options)

@@ -8,7 +8,7 @@ from compactor.bootstrap import open_tier
 from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.upkeep.orphans import find_orphans, purge_orphans, read_orphan_list, write_orphan_list
-from compactor.views.words import count_noun, format_duration
+from compactor.views.time_formats import count_noun, format_duration
 
 
 def find_orphans_command(args: argparse.Namespace, out: Output) -> None:

@@ -16,7 +16,7 @@ from compactor.local.budget import Budget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.port import configured_output
 from compactor.round.compaction import disk_budget_bytes
-from compactor.views.words import format_duration
+from compactor.views.time_formats import format_duration
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import re
 from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table
 from compactor.control.pauses import pattern_matches, pause_reason, pause_rounds, request_round, resume_rounds
-from compactor.views.words import format_duration, format_iso_time
+from compactor.views.time_formats import format_duration, format_iso_time
 
 
 def run_pause(args: argparse.Namespace, out: Output) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from compactor.access.tier import Tier
-from compactor.cli import frame, tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
@@ -17,7 +17,7 @@ from compactor.errors import CompactorError
 from compactor.storage.probe import deletes_free_space
 from compactor.views.forecast import Forecast, forecast_from_summary, read_sidecar_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
-from compactor.views.words import count_noun
+from compactor.views.time_formats import count_noun
 
 DEFAULT_SAMPLE_BYTES = 8 << 20
 
@@ -28,7 +28,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
         prices = price_table_of_tier(tier.settings.tier_url, args.prices)
         summaries = tiers.read_partition_summaries(tier, tiers.select_partitions(tier, args.partitions), out, outcomes)
         frees = deletes_free_space(tier.ports.data)
-        now, found = frame.cleaner_clock_ms(args), []
+        now, found = command_parser.cleaner_clock_ms(args), []
         for summary in summaries:
             known = read_sidecar_evidence(tier, summary, now, force=args.force)
             one = forecast_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 
-from compactor.cli import frame, tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError
 from compactor.model.status import RoundStatus
@@ -22,7 +22,7 @@ from compactor.spark.recompaction import (
     survey_partitions,
     write_tables,
 )
-from compactor.views.words import count_noun
+from compactor.views.time_formats import count_noun
 
 
 def run_recompact(args: argparse.Namespace, out: Output) -> int:
@@ -31,7 +31,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_dry_run(survey_partitions(tier, names, frame.cleaner_clock_ms(args), min_benefit), out, outcomes)
+        return _print_dry_run(survey_partitions(tier, names, command_parser.cleaner_clock_ms(args), min_benefit), out, outcomes)
     check_pyspark()
     from compactor.spark.cluster.jobs import JobListener
 
@@ -54,7 +54,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
                 tier,
                 started.cluster,
                 names,
-                frame.cleaner_clock_ms(args),
+                command_parser.cleaner_clock_ms(args),
                 cost,
                 RecompactionListener(JobListener(), on_partition_done),
                 min_benefit,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
-from compactor.cli import audit, frame, tiers
+from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
@@ -16,11 +16,11 @@ from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
 from compactor.upkeep.repair import DirectorySource, RepairReport, RepairSource, TierSource, repair_partition
 from compactor.views.checkpoints import read_only_tier
-from compactor.views.words import count_noun
+from compactor.views.time_formats import count_noun
 
 
 def run_repair(args: argparse.Namespace, out: Output) -> int:
-    if not tier_kind(frame.load_command_settings(args)).owns_root:
+    if not tier_kind(command_parser.load_command_settings(args)).owns_root:
         raise UsageError(
             "`repair` needs the digests of all objects, and other programs that write a tier record none",
             hint="Restore objects from the store's versions or a backup; `undo` takes a round of this program back while its sources exist",

@@ -11,7 +11,7 @@ from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection
 from compactor.brokers.topic_ids import query_topic_ids
-from compactor.cli import audit, frame, tiers
+from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
 from compactor.control.logs import PartitionLog, collect_queued_hints
@@ -21,7 +21,7 @@ from compactor.model.ids import TopicPartition
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
 from compactor.upkeep.uploads import abort_unfinished_uploads
-from compactor.views.words import count_noun, format_iso_time
+from compactor.views.time_formats import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""
@@ -63,7 +63,9 @@ class _InspectionRecorder:
 def run_retire(args: argparse.Namespace, out: Output) -> int:
     is_manual = args.force_now and not args.dry_run
     details = {} if args.now is None else {"now": format_iso_time(args.now)}
-    with audit.record_audited_action_if(is_manual, args, frame.load_command_settings(args), out, "retire --force-now", [], **details):
+    with audit.record_audited_action_if(
+        is_manual, args, command_parser.load_command_settings(args), out, "retire --force-now", [], **details
+    ):
         return _retire_partitions(args, out)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.cli import frame, tiers
+from compactor.cli import command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Progress
 from compactor.cli.profile import CommandProfile
@@ -33,7 +33,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> int:
     with tiers.open_configured_tier(args, local_state=True, writing_command="run") as tier:
         names = tiers.select_partitions(tier, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-        now = frame.cleaner_clock_ms(args)
+        now = command_parser.cleaner_clock_ms(args)
         rows = {}
         held, expected = [], {}
         for summary in _read_present_summaries(tier, names, out):

@@ -9,7 +9,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import Run
 from compactor.errors import UsageError
 from compactor.views.history import find_run, run_document, undo_problem
-from compactor.views.words import format_duration, format_iso_time
+from compactor.views.time_formats import format_duration, format_iso_time
 
 SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""

@@ -10,7 +10,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import WATCH_SECONDS
 from compactor.daemon.status import read_tier_status
 from compactor.errors import BadData, StoreError
-from compactor.views.words import count_noun, format_duration, format_moment, format_until
+from compactor.views.time_formats import count_noun, format_duration, format_moment, format_until
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
 from compactor.web.listing import MOST_PER_PAGE, ListQuery

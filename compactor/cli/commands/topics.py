@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from compactor.bootstrap import kafka_connection, open_tier
-from compactor.cli import audit, frame, tiers
+from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition, restart_lost_log
@@ -17,7 +17,7 @@ from compactor.control.pauses import pattern_matches
 from compactor.control.records import BadControlRecord, TopicAdopted
 from compactor.errors import CompactorError, UsageError
 from compactor.tier.kinds import control_url, tier_kind
-from compactor.views.words import count_noun, format_duration
+from compactor.views.time_formats import count_noun, format_duration
 
 
 def list_topics(args: argparse.Namespace, out: Output) -> int:
@@ -42,7 +42,7 @@ def list_topics(args: argparse.Namespace, out: Output) -> int:
 
 def _refuse_broker_managed(args: argparse.Namespace, refused_action: str, hint: str) -> None:
     """Raise UsageError on a broker-managed tier, where only brokers may do this."""
-    settings = frame.load_command_settings(args)
+    settings = command_parser.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
         raise UsageError(f"the brokers say which {refused_action} a tier of kind {settings.tier.kind} has", hint=hint)
 
@@ -152,7 +152,7 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
 def snapshot_metadata(args: argparse.Namespace, out: Output) -> None:
     from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
 
-    settings = frame.load_command_settings(args)
+    settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         raise UsageError("a tier of this program's own has its metadata beside it", hint="A copy of the tier is complete")
     if not settings.kafka.bootstrap_servers.strip():

@@ -12,7 +12,7 @@ from compactor.errors import UsageError
 from compactor.model.status import RunStatus
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.views.history import find_run, undo_problem
-from compactor.views.words import format_iso_time
+from compactor.views.time_formats import format_iso_time
 
 
 def _latest_round_error(tier: Tier, text: str) -> UsageError:

@@ -14,7 +14,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.upkeep.brokers.known_problems import HealthFinding
 from compactor.views.prices import PriceTable
-from compactor.views.words import count_noun, format_duration, format_size
+from compactor.views.time_formats import count_noun, format_duration, format_size
 
 SLACK_MS = 3_600_000
 """Time that brokers may need for an upload or a deletion after it is due."""

@@ -12,7 +12,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.plan import assess_round
 from compactor.views.search import FoundRecord
-from compactor.views.words import format_duration
+from compactor.views.time_formats import format_duration
 
 ANY_KEY = -1
 """Key number of an object that could not be read and may hold any of the keys."""

@@ -30,7 +30,7 @@ from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, Ke
 from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, find_key_holders
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
 from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
-from compactor.views.words import count_noun, format_iso_time, format_size
+from compactor.views.time_formats import count_noun, format_iso_time, format_size
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (

@@ -20,9 +20,9 @@ from types import SimpleNamespace
 import pytest
 
 from compactor import __version__
-from compactor.cli import frame, main
+from compactor.cli import command_parser, main
 from compactor.cli.arguments import COMMANDS
-from compactor.cli.frame import Command
+from compactor.cli.command_parser import Command
 from compactor.cli.main import entry
 from compactor.cli.output import Output, Progress, Table, format_size
 from compactor.errors import BadData, CompactorError, Fenced, Leased, NotFound, OutOfBudget, UsageError
@@ -45,10 +45,10 @@ def call(*arguments: str, env: dict[str, str] | None = None, stdin: int | None =
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[frame.CommandFunction], None]:
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[command_parser.CommandFunction], None]:
     """Registers `try` as a command that runs the given function."""
 
-    def register(run: frame.CommandFunction) -> None:
+    def register(run: command_parser.CommandFunction) -> None:
         monkeypatch.setitem(sys.modules, "compactor.cli.commands.of_test", SimpleNamespace(run_try=run))
         monkeypatch.setattr(main, "COMMANDS", (*COMMANDS, Command("try", "for tests", "of_test.run_try")))
 
@@ -154,7 +154,11 @@ def test_usage_errors_are_one_line_and_exit_2(arguments: list[str], message: str
     ids=lambda value: type(value).__name__,
 )
 def test_exit_codes(
-    command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str], error: BaseException, code: int, message: str
+    command: Callable[[command_parser.CommandFunction], None],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
 ) -> None:
     def fail(args: Namespace, out: Output) -> int:
         raise error
@@ -166,7 +170,7 @@ def test_exit_codes(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 
-def test_debug_shows_the_traceback(command: Callable[[frame.CommandFunction], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_the_traceback(command: Callable[[command_parser.CommandFunction], None], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: Namespace, out: Output) -> int:
         raise KeyError("x")
 
@@ -176,7 +180,7 @@ def test_debug_shows_the_traceback(command: Callable[[frame.CommandFunction], No
         entry(["try"])
 
 
-def test_what_a_command_returns_is_the_exit_code(command: Callable[[frame.CommandFunction], None]) -> None:
+def test_what_a_command_returns_is_the_exit_code(command: Callable[[command_parser.CommandFunction], None]) -> None:
     command(lambda args, out: 3)
     assert entry(["try"]) == 3
     command(lambda args, out: None)
@@ -190,7 +194,7 @@ def test_options_stand_after_the_command_or_its_subcommand() -> None:
 
 
 def test_json_is_one_document_and_everything_else_is_on_stderr(
-    command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]
+    command: Callable[[command_parser.CommandFunction], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(args: Namespace, out: Output) -> None:
         out.print_note("a remark")
@@ -203,7 +207,9 @@ def test_json_is_one_document_and_everything_else_is_on_stderr(
     assert printed.err == "a remark\n"
 
 
-def test_a_table_shows_values_as_they_are(command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_shows_values_as_they_are(
+    command: Callable[[command_parser.CommandFunction], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [("[bold]:smile:" + "x" * 300, 1234567, None, True, 0.12345)]
 
     def run(args: Namespace, out: Output) -> None:
@@ -232,9 +238,9 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_whole_numbers() -> None:
-    parser = frame.Parser(prog="x")
-    parser.add_argument("--now", type=frame.whole_number_parser())
-    parser.add_argument("--threads", type=frame.whole_number_parser(1, 4))
+    parser = command_parser.Parser(prog="x")
+    parser.add_argument("--now", type=command_parser.whole_number_parser())
+    parser.add_argument("--threads", type=command_parser.whole_number_parser(1, 4))
     assert parser.parse_args(["--now", "0", "--threads", "4"]) == Namespace(now=0, threads=4)
     for arguments, message in {
         ("--now", "-1"): "argument --now: -1 is not from 0 to 9223372036854775807",
@@ -352,26 +358,26 @@ def test_sizes(count: int | None, text: str) -> None:
 )
 def test_times_that_go_by_the_clock(text: str, distance_ms: int) -> None:
     before = int(time.time() * 1000)
-    found = frame.parse_time_ms(text)
+    found = command_parser.parse_time_ms(text)
     assert before + distance_ms <= found <= int(time.time() * 1000) + distance_ms
 
 
 def test_times_that_stand_for_themselves() -> None:
-    assert frame.parse_time_ms("1700000000000") == 1_700_000_000_000
+    assert command_parser.parse_time_ms("1700000000000") == 1_700_000_000_000
     assert (
-        frame.parse_time_ms("1970-01-02")
-        == frame.parse_time_ms("1970-01-02T00:00:00Z")
-        == frame.parse_time_ms("1970-01-02T01:00+01:00")
+        command_parser.parse_time_ms("1970-01-02")
+        == command_parser.parse_time_ms("1970-01-02T00:00:00Z")
+        == command_parser.parse_time_ms("1970-01-02T01:00+01:00")
         == 86_400_000
     )
     for text in ("", "2h", "in 2h ago", "yesterday", "-5", "2026-13-01"):
         with pytest.raises(argparse.ArgumentTypeError, match="is not a valid time"):
-            frame.parse_time_ms(text)
+            command_parser.parse_time_ms(text)
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_that_comes_while_something_is_finalized_counts(
-    sent: signal.Signals, code: int, command: Callable[[frame.CommandFunction], None], capsys: pytest.CaptureFixture[str]
+    sent: signal.Signals, code: int, command: Callable[[command_parser.CommandFunction], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python drops what is raised there; the command must not go on to its end."""
 
