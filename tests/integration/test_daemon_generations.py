@@ -65,7 +65,7 @@ def test_a_round_and_its_generation_then_what_is_appended(house: House) -> None:
     work(daemon, {("output", "appended"): 1})
     assert house.folder_now() == first
     house.check()
-    assert any("generation" in line and "appended, 1 segments" in line for line in told)
+    assert any("generation" in line and "appended, 1 segment," in line for line in told)
     before = daemon.status().usage.total_requests
     daemon.scan()
     assert daemon.start_due_jobs() == []
