@@ -1,7 +1,5 @@
 """The ordering rules that keep data safe (I1 - I6), as code that refuses. All of them are in this module and in ``log_start``.
 
-Two tables:
-
 * ``REQUIREMENTS``: the conditions under which a control record counts. The **fold** checks them before it applies a record, so that a
     record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
 * ``protected_segment_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
@@ -30,6 +28,7 @@ from compactor.control.state import Intent, PartitionState, RuleViolation, Waiti
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.model.status import RunStatus
 
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
@@ -415,6 +414,8 @@ def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: Comp
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
+    if (run := state.find_run(run_id)) is not None and run.status == RunStatus.REPAIRED:
+        return "it replaced damaged segments"
     group = next((group for group in state.waiting if group.run_id == run_id and not group.undone), None)
     if group is None:
         return f"retiring what run {run_id} replaced has begun"

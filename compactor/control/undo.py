@@ -24,17 +24,9 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
     round is open, a later round exists, or the deletion of the sources has begun. Raises BadData if a source is missing or damaged,
     Leased if another compactor leads the partition, and Fenced if another one takes over meanwhile.
     """
-    known = log.refresh().find_run(run_id)
-    if known is None:
+    if log.refresh().find_run(run_id) is None:
         raise UsageError(f"{log.state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
-    if known.status == "repaired":
-        raise UsageError(
-            f"run {run_id} of {log.state.topic_partition} cannot be undone: it replaced damaged segments", hint="Nothing was changed"
-        )
     with hold_leadership(ports, log, lease) as leadership:
-        sources = _replaced_segments(leadership.state, run_id)
-        _require_intact_segments(ports, leadership.state, run_id, sources)
-
         body = RoundUndone(leader_epoch=leadership.epoch, run_id=run_id, grace_ms=ports.grace_ms)
 
         def append_round_undone() -> None:
@@ -43,6 +35,8 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
 
         try:
             leadership.require_record_appendable(body)
+            sources = _replaced_segments(leadership.state, run_id)
+            _require_intact_segments(ports, leadership.state, run_id, sources)
             ports.publisher.restore_segments(
                 log.state.topic_partition, sources, _live_outputs(leadership.state, run_id), append_round_undone
             )

@@ -411,6 +411,27 @@ def _create_service_client(access: AccountCredentials, account: str, observe_req
     )
 
 
+_NETWORK = (": access denied", f"Check the network rules of the account. {_HINTS.credentials}. {_ROLE}")
+_ARCHIVED = (": it is in an offline access tier", "Move it to hot, cool or cold, and exclude it from the lifecycle rule that archives it")
+_LEASED = (": somebody holds a lease on it", "Break the lease of the blob; this program takes none")
+_REFUSALS: Final = {
+    "AuthenticationFailed": (": the credentials are refused", _HINTS.credentials),
+    "KeyBasedAuthenticationNotPermitted": (
+        ": the account allows no keys",
+        "Use a managed or workload identity, or allow keys in the account",
+    ),
+    "AuthorizationFailure": _NETWORK,
+    "AuthorizationSourceIPMismatch": _NETWORK,
+    "AccountIsDisabled": ("", "Enable the account, or check [tier] url"),
+    "BlobArchived": _ARCHIVED,
+    "BlobBeingRehydrated": _ARCHIVED,
+    "LeaseIdMissing": _LEASED,
+    "LeaseIdMismatchWithBlobOperation": _LEASED,
+    "SnapshotsPresent": (": it has snapshots", "Delete the snapshots of the blob; this program makes none"),
+}
+"""Reason and hint of the error codes that somebody has to act on."""
+
+
 def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorError:
     """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
     code = getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or ""
@@ -421,16 +442,11 @@ def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorEr
         return AlreadyExists(message)
     if code in ("InvalidBlockList", "InvalidBlobOrBlock"):
         return PreconditionFailed(message)
-    if code == "AuthenticationFailed":
-        return Refused(f"{message}: the credentials are refused", hint=_HINTS.credentials)
+    if code in _REFUSALS:
+        reason, hint = _REFUSALS[code]
+        return Refused(message + reason, hint=hint)
     if code.startswith("BlobImmutable"):
         return Refused(f"{message}: a hold or a policy keeps it", hint="Use a container without holds and immutability policies")
-    if code == "KeyBasedAuthenticationNotPermitted":
-        return Refused(f"{message}: the account allows no keys", hint="Use a managed or workload identity, or allow keys in the account")
-    if code in ("AuthorizationFailure", "AuthorizationSourceIPMismatch"):
-        return Refused(f"{message}: access denied", hint=f"Check the network rules of the account. {_HINTS.credentials}. {_ROLE}")
-    if code == "AccountIsDisabled":
-        return Refused(message, hint="Enable the account, or check [tier] url")
     if code == "ContainerBeingDeleted":
         return Unavailable(message, hint=_HINTS.bucket)
     if code == "Md5Mismatch":

@@ -305,6 +305,8 @@ def _http_status_error(status: int, response: Any, failed_request: str, *, is_ob
     message = f"{failed_request}: {answer}"
     if status == HTTPStatus.BAD_REQUEST and _DAMAGED.search(answer):
         return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
+    if status == HTTPStatus.GONE:
+        return Unavailable(f"{message}: the upload was given up by the store", hint="Try again")
     if status == HTTPStatus.FORBIDDEN and _KEPT.search(answer):
         return Refused(message, hint="Use a bucket without holds and retention policies")
     if status == HTTPStatus.FORBIDDEN and "billing" in answer:

@@ -5,19 +5,17 @@ damaged object     its segment is replaced one to one under a new id, by a round
 compacted segment  likewise where a source has its bytes; else the round that wrote it is undone, while its sources wait for deletion
 
 Sources are searched before the first change. An object is never overwritten, and a log is only ever replaced by bytes with its digest.
+Other files are built from the log where no source has them, but never from guessed producer states.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
 
 from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.offsets import first_dirty_offset_of_vector
@@ -37,107 +35,20 @@ from compactor.model.balance import Balance
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RoundStatus
+from compactor.model.status import RoundStatus, RunStatus
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
-from compactor.records.batches import map_file, scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
 from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
 from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
+from compactor.upkeep.repair_sources import RepairSource, download_file_of_same_range
 from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
 
 ReportBytes = Callable[[int], None]
 _LOCAL_COPIES = 3
 """How many times a segment may lie on local disk at once: what the source has, what is put together of it, what the tier has."""
-
-
-class RepairSource(Protocol):
-    """A place, such as a log directory or another tier, that may have the bytes of a segment's files."""
-
-    @property
-    def description(self) -> str:
-        """Return a text that names this source in messages."""
-
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
-        """Yield after each attempt to write the file to ``path``, which does not exist before. The caller compares its digest."""
-
-
-@dataclass(frozen=True)
-class DirectorySource:
-    """A Kafka log directory of the partition. Its segments may be cut at other offsets than the tier's."""
-
-    folder: Path
-
-    @property
-    def description(self) -> str:
-        return str(self.folder)
-
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
-        if kind == "log":
-            logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
-            bases = [int(one.stem) for one in logs]
-            wanted = [
-                one
-                for one, base, after in zip(logs, bases, [*bases[1:], segment.end_offset + 1], strict=True)
-                if base <= segment.end_offset and after > segment.start_offset
-            ]
-            _join_batches(wanted, segment, path)
-            yield
-        beside = self.folder / (f"{segment.end_offset + 1:020d}.snapshot" if kind == "snapshot" else f"{segment.start_offset:020d}.{kind}")
-        if kind != "log" and beside.is_file():
-            shutil.copyfile(beside, path)
-            yield
-
-
-@dataclass(frozen=True)
-class TierSource:
-    """Another tier that has the partition."""
-
-    tier: Tier
-    partition: TopicPartition
-
-    @property
-    def description(self) -> str:
-        return self.tier.ports.layout.url
-
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
-        state, layout = self.tier.open_partition_log(self.partition).refresh(), self.tier.ports.layout
-        for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
-            if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
-                with suppress(NotFound, BadData):
-                    if kind in layout.segment_files(self.partition, other):
-                        layout.download_file(self.partition, other, kind, path)
-                        yield
-                path.unlink(missing_ok=True)
-        overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
-        if kind == "log" and overlapping:
-            with suppress(NotFound, BadData):
-                _join_batches(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
-                yield
-
-    def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
-        for one in segments:
-            path.unlink(missing_ok=True)
-            self.tier.ports.layout.download_file(self.partition, one, "log", path)
-            yield path
-        path.unlink(missing_ok=True)
-
-
-def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
-    """Write the batches with a segment's offsets from consecutive logs into one file. A log that cannot be parsed is left out: the digest
-    of the result then differs.
-    """
-    with target.open("wb") as file:
-        for path in paths:
-            buf = map_file(path)
-            with suppress(BadData):
-                table = scan_batches(buf, path.name)
-                inside = np.flatnonzero((table.last_offset >= segment.start_offset) & (table.last_offset <= segment.end_offset))
-                if len(inside):
-                    last = inside[-1]
-                    file.write(buf[int(table.position[inside[0]]) : int(table.position[last] + table.size[last])].data)
 
 
 @dataclass(frozen=True)
@@ -252,8 +163,9 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
     decisions = []
     for damage in damaged:
         unfound = [kind for kind in damage.problems if not finder.has_file(damage.segment, kind)]
-        if "log" in unfound:
-            decisions.append(_decide_undo_or_no_repair(tier, state, damage, finder))
+        unknown = [kind for kind in unfound if kind == "log" or not finder.can_build_file(damage.segment, kind)]
+        if unknown:
+            decisions.append(_decide_undo_or_no_repair(tier, state, damage, unknown, finder))
         else:
             # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
             can_create = not unfound and damage.missing == damage.problems.keys()
@@ -268,10 +180,18 @@ def _undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undo
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
 
 
-def _decide_undo_or_no_repair(tier: Tier, state: PartitionState, damage: DamagedSegment, finder: _IntactFileFinder) -> RepairDecision:
-    """Return the decision about a segment whose bytes no source has: undo the run that wrote it if that is possible, else ``none``."""
+def _decide_undo_or_no_repair(
+    tier: Tier, state: PartitionState, damage: DamagedSegment, unknown: Sequence[str], finder: _IntactFileFinder
+) -> RepairDecision:
+    """Return the decision about a segment with files that no source has: undo the run that wrote it if that is possible, else ``none``.
+
+    :param unknown: the kinds of these files: the log, or files that need more than the log to be built.
+    """
     nowhere = f"no source has its bytes: {finder.searched_places}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
-    if damage.segment.id not in state.published_by:
+    if "log" not in unknown:
+        nowhere = f"its {' and '.join(unknown)} cannot be built, because the producer states before it are not known, and {nowhere}"
+    epoch = state.published_by.get(damage.segment.id)
+    if epoch is None or any(run.leader_epoch == epoch and run.status == RunStatus.REPAIRED for run in state.runs):
         return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
     run_id = _run_that_wrote_segment(state, damage.segment)
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
@@ -327,6 +247,8 @@ class _IntactFileFinder:
     tier: Tier
     state: PartitionState
     sources: Sequence[RepairSource]
+    snapshots: dict[str, bytes | None] = field(default_factory=dict)
+    """Producer snapshots that were built, by segment id; None for those that could not be built with the recorded digest."""
 
     @property
     def searched_places(self) -> str:
@@ -340,20 +262,27 @@ class _IntactFileFinder:
     def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
         """Write a file with the recorded digest to ``path`` and return True, or return False and leave no file."""
         recorded = segment.recorded_file(kind)
-        for source in self.sources:
-            for _ in source.fetch_file(segment, kind, path):
-                if has_recorded_content(path, recorded):
-                    return True
-                path.unlink(missing_ok=True)
-        if kind != "log":
-            with _scratch_folder(self.tier) as scratch:
-                log = scratch / "log"
-                if self._fetch_log(segment, log):
-                    path.write_bytes(self.build_file(segment, kind, log))
-                    if has_recorded_content(path, recorded):
-                        return True
+        # What an earlier repair replaced may be whole again.
+        replaced = download_file_of_same_range(self.tier, self.state, segment, kind, path)
+        for _ in chain(replaced, *(source.fetch_file(segment, kind, path) for source in self.sources)):
+            if has_recorded_content(path, recorded):
+                return True
+            path.unlink(missing_ok=True)
+        built = None if kind == "log" else self._build_file_of_tier(segment, kind)
+        if built is not None:
+            path.write_bytes(built)
+            if has_recorded_content(path, recorded):
+                return True
         path.unlink(missing_ok=True)
         return False
+
+    def can_build_file(self, segment: RemoteLogSegmentMetadata, kind: str) -> bool:
+        """Return whether a file can be built from the segment's log and what is known of the log before it, with whatever digest."""
+        return self._build_file_of_tier(segment, kind) is not None
+
+    def _build_file_of_tier(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes | None:
+        with _scratch_folder(self.tier) as scratch:
+            return self.build_file(segment, kind, scratch / "log") if self._fetch_log(segment, scratch / "log") else None
 
     def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
@@ -374,13 +303,17 @@ class _IntactFileFinder:
                 if kind == "log":
                     where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, "log")
                     raise BadData("no source has its recorded bytes any more", segment=where)
-                path.write_bytes(self.build_file(segment, kind, paths["log"]))
+                built = self.build_file(segment, kind, paths["log"])
+                if built is None:
+                    where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, kind)
+                    raise BadData("the producer states before the segment are not known any more", segment=where)
+                path.write_bytes(built)
             paths[kind] = path
         return paths
 
-    def build_file(self, segment: RemoteLogSegmentMetadata, kind: str, log: Path) -> bytes:
-        """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log and from the previous segment's producer
-        states.
+    def build_file(self, segment: RemoteLogSegmentMetadata, kind: str, log: Path) -> bytes | None:
+        """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log; None if it needs the producer states
+        before the segment, and these are not known.
         """
         cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
         source = self.open_log(segment, log)
@@ -394,10 +327,14 @@ class _IntactFileFinder:
             lineage = self.state.lineage or segment.leader_epochs
             return format_leader_epoch_checkpoint(tuple(one for one in lineage if one.start_offset <= segment.end_offset)).encode()
         before = self._producer_states_before_segment(segment)
+        if before is None:
+            return None
         if kind == "snapshot":
-            return format_producer_snapshot(before.states_after_batches(table))
-        tier = before.entries[before.entries["txn_first_offset"] >= 0]
-        since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in tier}
+            after = before.states_after_batches(table)
+            undecided = after.first_offset_of_open_transaction()
+            return format_producer_snapshot(after) if segment.open_txn_offset == (-1 if undecided is None else undecided) else None
+        open_entries = before.entries[before.entries["txn_first_offset"] >= 0]
+        since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in open_entries}
         return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
 
     def open_log(self, segment: RemoteLogSegmentMetadata, log: Path) -> SourceSegment:
@@ -405,14 +342,27 @@ class _IntactFileFinder:
         limit = self.tier.cleaner_settings_for_topic(self.state.topic).max_decompressed_batch_bytes
         return open_source_segment(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
-    def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates:
+    def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
+        """Return the producer states where a segment begins, or None if they are not known.
+
+        They are known at the beginning of a log, and where the snapshot of the segment before is intact, or found or built with its
+        recorded digest. Guessed states would end open transactions and forget producers, and nobody would notice.
+        """
+        if segment.start_offset == 0:
+            return ProducerStates.without_producers()
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
-        if before is not None and "snapshot" in before.files:
-            with suppress(NotFound, BadData):
-                return parse_producer_snapshot(
-                    read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
-                )
-        return ProducerStates.without_producers()
+        if before is None or "snapshot" not in before.files:
+            return None
+        with suppress(NotFound, BadData):
+            return parse_producer_snapshot(
+                read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
+            )
+        if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
+            with _scratch_folder(self.tier) as scratch:
+                path = scratch / "snapshot"
+                self.snapshots[before.id] = path.read_bytes() if self.fetch_file(before, "snapshot", path) else None
+        known = self.snapshots[before.id]
+        return None if known is None else parse_producer_snapshot(known, "snapshot")
 
 
 def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from compactor.records.producers import parse_producer_snapshot
 from tests.builders import LogBuilder
 from tests.support.tier_cli import Answer, TierCli, visible
 
@@ -92,6 +93,76 @@ def test_a_damaged_index_needs_no_source_but_the_log_beside_it(cli: TierCli) -> 
     answer = cli.ask("repair", "orders-0")
     assert answer.code == 0
     assert sorted(repaired(answer)) == sorted(("replaced", kind) for kind in KINDS[1:])
+    assert cli.ask("verify").document["ok"]
+
+
+@pytest.fixture
+def open_transactions(tmp_path: Path) -> TierCli:
+    """Pid 7's transaction begins at offset 1, in the second of four segments, and is never decided."""
+    log = LogBuilder()
+    log.put("p=old", pid=5)
+    log.roll()
+    log.put("p=undecided", pid=7, txn=True)
+    log.roll()
+    log.put("b=1", pid=6)
+    log.roll()
+    log.put("c=1", pid=6)
+    cli = TierCli(tmp_path / "open", {"publish": {"grace_ms": 0}})
+    cli.bring(log.write(tmp_path / "open-logs" / "orders-0"))
+    return cli
+
+
+def producers(cli: TierCli) -> list[list[tuple[int, int]]]:
+    """Return, for each live segment, the producer ids and first offsets of open transactions in its snapshot."""
+    live = [one["id"] for one in cli.do("segments", "list", "orders-0")["segments"] if not one["replaced_by"]]
+    found = {path.stem[-len(live[0]) :]: parse_producer_snapshot(path.read_bytes(), path.name).entries for path in objects(cli, "snapshot")}
+    return [[(int(entry["producer_id"]), int(entry["txn_first_offset"])) for entry in found[one]] for one in live]
+
+
+@pytest.mark.parametrize("victims", [(3,), (2, 3), (0, 1, 2, 3)])
+def test_snapshots_in_a_row_are_built_again_from_the_last_known_producer_states(
+    victims: tuple[int, ...], open_transactions: TierCli
+) -> None:
+    cli = open_transactions
+    before, written = producers(cli), objects(cli, "snapshot")
+    for number in victims:
+        written[number].unlink()
+    answer = cli.ask("repair", "orders-0")
+    assert (answer.code, repaired(answer)) == (0, [("created", "snapshot")] * len(victims))
+    assert producers(cli) == before == [[(5, -1)], [(5, -1), (7, 1)], [(5, -1), (6, -1), (7, 1)], [(5, -1), (6, -1), (7, 1)]]
+
+
+@pytest.mark.damages
+@pytest.mark.parametrize("kind", ["snapshot", "txnindex"])
+def test_producer_states_are_never_guessed(kind: str, cli: TierCli, log_dir: Path) -> None:
+    """Where the log begins later than at 0, nobody knows the producers before it: a transaction may be open."""
+    cli.do("topics", "delete-records", "orders-0", "--before", "11")
+    first = cli.do("segments", "list", "orders-0")["segments"][0]
+    assert first["start_offset"] == 11
+    (victim,) = [path for path in objects(cli, kind) if path.stem.endswith(first["id"])]
+    shutil.copyfile(victim, log_dir / f"{first['end_offset'] + 1 if kind == 'snapshot' else 11:020}.{kind}")
+    flip(victim)
+    before = cli.digest()
+    answer = cli.ask("repair", "orders-0")
+    assert (answer.code, answer.document["repaired"], "producer states before it are not known" in answer.stderr) == (3, [], True)
+    assert cli.digest() == before
+    answer = cli.ask("repair", "orders-0", "--from", log_dir)
+    assert (answer.code, repaired(answer)) == (0, [("replaced", kind)])
+
+
+def test_a_segment_damaged_after_its_repair_comes_back_from_the_replaced_object(cli: TierCli, log_dir: Path) -> None:
+    first, second, _ = objects(cli, "log")
+    good = second.read_bytes()
+    flip(second)
+    (one,) = cli.do("repair", "orders-0", "--from", log_dir)["repaired"]
+    flip(cli.tier / one["new_object"])
+    flip(first)
+    refused = cli.ask("repair", "orders-0")
+    assert (refused.code, len(refused.document["unrepaired"]), "compacted" in refused.stderr) == (3, 2, False)
+    second.write_bytes(good)  # from the store's versions, say
+    answer = cli.ask("repair", "orders-0")
+    assert (answer.code, repaired(answer), len(answer.document["unrepaired"])) == (3, [("replaced", "log")], 1)
+    assert cli.ask("repair", "orders-0", "--from", log_dir).code == 0
     assert cli.ask("verify").document["ok"]
 
 

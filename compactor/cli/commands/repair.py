@@ -14,7 +14,8 @@ from compactor.config.settings import load_settings
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
-from compactor.upkeep.repair import DirectorySource, RepairReport, RepairSource, TierSource, repair_partition
+from compactor.upkeep.repair import RepairReport, repair_partition
+from compactor.upkeep.repair_sources import DirectorySource, RepairSource, TierSource
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.time_formats import count_noun
 

@@ -1,0 +1,117 @@
+"""Sources of ``repair``: log directories and tiers that may have the bytes of a segment's files, also if their segments are cut at other
+offsets. The caller compares digests.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from compactor.access.tier import Tier
+from compactor.control.state import PartitionState
+from compactor.errors import BadData, NotFound
+from compactor.model.ids import TopicPartition
+from compactor.model.segment import RemoteLogSegmentMetadata
+from compactor.records.batches import map_file, scan_batches
+
+
+class RepairSource(Protocol):
+    """A place, such as a log directory or another tier, that may have the bytes of a segment's files."""
+
+    @property
+    def description(self) -> str:
+        """Return a text that names this source in messages."""
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+        """Yield after each attempt to write the file to ``path``, which does not exist before. The caller compares its digest."""
+
+
+@dataclass(frozen=True)
+class DirectorySource:
+    """A Kafka log directory of the partition. Its segments may be cut at other offsets than the tier's."""
+
+    folder: Path
+
+    @property
+    def description(self) -> str:
+        return str(self.folder)
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+        if kind == "log":
+            logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
+            bases = [int(one.stem) for one in logs]
+            wanted = [
+                one
+                for one, base, after in zip(logs, bases, [*bases[1:], segment.end_offset + 1], strict=True)
+                if base <= segment.end_offset and after > segment.start_offset
+            ]
+            _join_batches(wanted, segment, path)
+            yield
+        beside = self.folder / (f"{segment.end_offset + 1:020d}.snapshot" if kind == "snapshot" else f"{segment.start_offset:020d}.{kind}")
+        if kind != "log":
+            with suppress(FileNotFoundError):
+                shutil.copyfile(beside, path)
+                yield
+
+
+@dataclass(frozen=True)
+class TierSource:
+    """Another tier that has the partition."""
+
+    tier: Tier
+    partition: TopicPartition
+
+    @property
+    def description(self) -> str:
+        return self.tier.ports.layout.url
+
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+        state = self.tier.open_partition_log(self.partition).refresh()
+        yield from download_file_of_same_range(self.tier, state, segment, kind, path)
+        overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
+        if kind == "log" and overlapping:
+            with suppress(NotFound, BadData):
+                _join_batches(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
+                yield
+
+    def _download_logs_one_by_one(self, segments: Sequence[RemoteLogSegmentMetadata], path: Path) -> Iterator[Path]:
+        for one in segments:
+            path.unlink(missing_ok=True)
+            self.tier.ports.layout.download_file(self.partition, one, "log", path)
+            yield path
+        path.unlink(missing_ok=True)
+
+
+def download_file_of_same_range(
+    tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, kind: str, path: Path
+) -> Iterator[None]:
+    """Yield after each download to ``path`` of a file of a segment, live or replaced, that has the same offsets as ``segment``."""
+    layout = tier.ports.layout
+    for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
+        if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
+            with suppress(NotFound, BadData):
+                if kind in layout.segment_files(state.topic_partition, other):
+                    layout.download_file(state.topic_partition, other, kind, path)
+                    yield
+            path.unlink(missing_ok=True)
+
+
+def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
+    """Write the batches with a segment's offsets from consecutive logs into one file. A log that cannot be parsed is left out: the digest
+    of the result then differs.
+    """
+    with target.open("wb") as file:
+        for path in paths:
+            with suppress(BadData, FileNotFoundError):  # a broker may delete its files meanwhile
+                buf = map_file(path)
+                table = scan_batches(buf, path.name)
+                inside = np.flatnonzero((table.last_offset >= segment.start_offset) & (table.last_offset <= segment.end_offset))
+                if len(inside):
+                    last = inside[-1]
+                    file.write(buf[int(table.position[inside[0]]) : int(table.position[last] + table.size[last])].data)
