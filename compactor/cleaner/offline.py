@@ -153,10 +153,10 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase:
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
     with WorkerThreads(request.threads) as workers:
-        tier = open_offline_round(log_dir, request, workers)
-        sources, first_dirty, upper, rules = tier.sources, tier.first_dirty, tier.upper, tier.rules
+        offline_round = open_offline_round(log_dir, request, workers)
+        sources, first_dirty, upper, rules = offline_round.sources, offline_round.first_dirty, offline_round.upper, offline_round.rules
         verdicts = transaction_verdicts_by_source(sources)
-        gate = None if bounded else _open_gate(request, tier, rules)
+        gate = None if bounded else _open_gate(request, offline_round, rules)
         key_scan = KeyScanParameters(
             sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate
         )
@@ -176,7 +176,7 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase:
             for members in inputs
         ]
     if bounded:
-        gate = _open_gate(request, tier, rules)
+        gate = _open_gate(request, offline_round, rules)
         if gate is not None:
             gate.read_dirty_range(sources)
     if gate is not None:
@@ -194,12 +194,12 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase:
     )
 
 
-def _open_gate(request: CleanRequest, tier: OfflineRound, retention_rules: RetentionRules) -> Gate | None:
+def _open_gate(request: CleanRequest, offline_round: OfflineRound, retention_rules: RetentionRules) -> Gate | None:
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
-    terms = GateParameters(retention_rules, tier.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    rows = sum(source.max_record_count for source in tier.sources if terms.has_dirty_offsets(source))
+    terms = GateParameters(retention_rules, offline_round.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
+    rows = sum(source.max_record_count for source in offline_round.sources if terms.has_dirty_offsets(source))
     return Gate(terms, KeyTable(request.gate_budget_bytes, rows))
 
 

@@ -49,11 +49,11 @@ def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
         pattern: _keep_settings_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
         for pattern, cleaner in reread.topics.items()
     }
-    tier = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
+    fixed_sections = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
     daemon = current.daemon.model_copy(update={"threads": reread.daemon.threads})
     agent = reread.agent.model_copy(update={"listen": current.agent.listen})
     settings = reread.model_copy(
-        update=tier
+        update=fixed_sections
         | {
             "daemon": daemon,
             "agent": agent,

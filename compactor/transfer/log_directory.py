@@ -326,8 +326,8 @@ def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) ->
 
 
 def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
-    tier = states.entries[states.entries["txn_first_offset"] >= 0]
-    return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in tier}
+    open_entries = states.entries[states.entries["txn_first_offset"] >= 0]
+    return {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in open_entries}
 
 
 def _merge_aborted_transactions(from_markers: TxnEntries, from_index: TxnEntries) -> TxnEntries:

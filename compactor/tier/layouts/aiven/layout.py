@@ -318,20 +318,20 @@ class AivenLayout(WholeLogUploadLayout):
     def read_file(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        tier = self._open_segment(partition, segment)
+        opened_segment = self._open_segment(partition, segment)
         if kind != "log":
-            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, tier, kind))
+            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, kind))
             return data[start:] if length is None else data[start : start + length]
-        size = tier.manifest.chunks.file_size
+        size = opened_segment.manifest.chunks.file_size
         end = size if length is None else min(size, start + length)
-        return self._retry_corrupt_read(lambda: self._read_log_bytes(tier, start, end)[0]) if start < end else b""
+        return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start, end)[0]) if start < end else b""
 
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        tier = self._open_segment(partition, segment)
+        opened_segment = self._open_segment(partition, segment)
         travelled = 0
         try:
             with file_errors("write", path), path.open("wb") as file:
-                for data, fetched in self._iterate_file_parts(partition, segment, tier, kind):
+                for data, fetched in self._iterate_file_parts(partition, segment, opened_segment, kind):
                     file.write(data)
                     travelled += fetched
         except BaseException:
@@ -365,10 +365,10 @@ class AivenLayout(WholeLogUploadLayout):
         Compares the sizes of its three objects, and the content of files with a recorded digest.
         """
         try:
-            tier = self._read_manifest_and_unwrap_key(partition, segment)
-            self._check_object_sizes(partition, segment, tier)
+            opened_segment = self._read_manifest_and_unwrap_key(partition, segment)
+            self._check_object_sizes(partition, segment, opened_segment)
             for kind, recorded in segment.files.items():
-                if recorded.sha256 and self._sha256_of_stored_file(partition, segment, tier, kind) != recorded.sha256:
+                if recorded.sha256 and self._sha256_of_stored_file(partition, segment, opened_segment, kind) != recorded.sha256:
                     return f"the {kind} in {self.object_name(partition, segment, kind)} has another digest than was recorded"
         except NotFound as error:
             return f"missing: {error}"
@@ -408,12 +408,12 @@ class AivenLayout(WholeLogUploadLayout):
             if found := self._opened_segments.get(key):
                 self._opened_segments.move_to_end(key)
                 return found
-        tier = self._retry_corrupt_read(lambda: self._read_manifest_and_unwrap_key(partition, segment))
+        opened_segment = self._retry_corrupt_read(lambda: self._read_manifest_and_unwrap_key(partition, segment))
         with self._lock:
-            self._opened_segments[key] = tier
+            self._opened_segments[key] = opened_segment
             while len(self._opened_segments) > _MAX_CACHED_SEGMENTS:
                 self._opened_segments.popitem(last=False)
-        return tier
+        return opened_segment
 
     def _read_manifest_and_unwrap_key(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Read a segment's manifest and unwrap its data key. Raises NotFound, BadData, or Refused if the key cannot be unwrapped."""
@@ -444,12 +444,12 @@ class AivenLayout(WholeLogUploadLayout):
         except BadData:
             return read()
 
-    def _read_log_bytes(self, tier: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
+    def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
         """Return bytes [start, end) of the log and the number of bytes transferred. ``start_byte`` must be less than ``end_byte``. Raises
         BadData.
         """
-        manifest, chunks, key = tier.manifest, tier.manifest.chunks, tier.log_key
-        if not manifest.compressed and not tier.cipher:
+        manifest, chunks, key = opened_segment.manifest, opened_segment.manifest.chunks, opened_segment.log_key
+        if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
             return data, len(data)
         wanted = [chunks.chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
@@ -460,23 +460,27 @@ class AivenLayout(WholeLogUploadLayout):
         for chunk in wanted:
             at = chunk.stored_start - first.stored_start
             try:
-                plain.append(decode_chunk(stored[at : at + chunk.stored_size], chunk.size, tier.cipher, compressed=manifest.compressed))
+                plain.append(
+                    decode_chunk(stored[at : at + chunk.stored_size], chunk.size, opened_segment.cipher, compressed=manifest.compressed)
+                )
             except InvalidDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
         return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
 
-    def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, tier: OpenedSegment, kind: str) -> bytes:
+    def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened_segment: OpenedSegment, kind: str) -> bytes:
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
-        span = tier.manifest.indexes.get(kind)
+        span = opened_segment.manifest.indexes.get(kind)
         if span is None:
             raise NotFound(f"{self.object_name(partition, segment, kind)} holds no {kind}")
         if not span.size:
             return b""
-        stored = self._read_exactly(tier.indexes_key, span.position, span.size, is_end_of_object=span.end == tier.manifest.indexes_size)
+        stored = self._read_exactly(
+            opened_segment.indexes_key, span.position, span.size, is_end_of_object=span.end == opened_segment.manifest.indexes_size
+        )
         try:
-            return decode_chunk(stored, span.size - tier.manifest.overhead_bytes, tier.cipher, compressed=False)
+            return decode_chunk(stored, span.size - opened_segment.manifest.overhead_bytes, opened_segment.cipher, compressed=False)
         except InvalidDataError as error:
-            raise BadData(f"the {kind}: {error}", segment=tier.indexes_key, hint=_RESTORE_HINT) from error
+            raise BadData(f"the {kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
 
     def _read_exactly(self, key: str, start_byte: int, size_bytes: int, *, is_end_of_object: bool) -> bytes:
         """Return ``size_bytes`` bytes of an object. Raises BadData if it is shorter, or longer although ``is_end_of_object`` is set."""
@@ -488,28 +492,28 @@ class AivenLayout(WholeLogUploadLayout):
         return data
 
     def _iterate_file_parts(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, tier: OpenedSegment, kind: str
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, kind: str
     ) -> Iterator[tuple[bytes, int]]:
         """Yield one file in parts, in order, each with the number of bytes transferred."""
         if kind != "log":
-            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, tier, kind))
-            yield data, len(data) + (tier.manifest.overhead_bytes if data else 0)
+            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, kind))
+            yield data, len(data) + (opened_segment.manifest.overhead_bytes if data else 0)
             return
-        chunks = tier.manifest.chunks
+        chunks = opened_segment.manifest.chunks
         step = max(1, READ_BYTES // chunks.chunk_size) * chunks.chunk_size
         for start in range(0, chunks.file_size, step):
             end = min(start + step, chunks.file_size)
-            yield self._read_log_bytes_with_retry(tier, start, end)
+            yield self._read_log_bytes_with_retry(opened_segment, start, end)
 
-    def _read_log_bytes_with_retry(self, tier: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
+    def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
         """Return bytes [start, end) of the log and the number of bytes transferred, with one retry."""
-        return self._retry_corrupt_read(lambda: self._read_log_bytes(tier, start_byte, end_byte))
+        return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start_byte, end_byte))
 
-    def _check_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, tier: OpenedSegment) -> None:
+    def _check_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:
         """Raise NotFound or BadData if an object is absent or has another size than recorded."""
-        manifest = tier.manifest
+        manifest = opened_segment.manifest
         remote = self._store.head(self._keys.object_key(partition, segment, MANIFEST)).size
-        for key, size in ((tier.log_key, manifest.chunks.stored_size), (tier.indexes_key, manifest.indexes_size)):
+        for key, size in ((opened_segment.log_key, manifest.chunks.stored_size), (opened_segment.indexes_key, manifest.indexes_size)):
             info = self._store.head(key)
             if info.size != size:
                 raise BadData(f"the object has {info.size} bytes, its manifest says {size}", segment=key, hint=_RESTORE_HINT)
@@ -517,15 +521,19 @@ class AivenLayout(WholeLogUploadLayout):
         sizes = manifest.plain_file_sizes()
         for kind, recorded in segment.files.items():
             if sizes.get(kind) != recorded.size:
-                raise BadData(f"the {kind} has {sizes.get(kind, 'no')} bytes, recorded are {recorded.size}", segment=tier.indexes_key)
+                raise BadData(
+                    f"the {kind} has {sizes.get(kind, 'no')} bytes, recorded are {recorded.size}", segment=opened_segment.indexes_key
+                )
         custom = _decode_custom_metadata(segment)
         if custom.remote_size not in (None, remote):
-            raise BadData(f"its objects have {remote} bytes, its custom metadata says {custom.remote_size}", segment=tier.log_key)
+            raise BadData(f"its objects have {remote} bytes, its custom metadata says {custom.remote_size}", segment=opened_segment.log_key)
 
-    def _sha256_of_stored_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, tier: OpenedSegment, kind: str) -> str:
+    def _sha256_of_stored_file(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, kind: str
+    ) -> str:
         """Read a stored file, decrypted and decompressed, and return its SHA-256 as hex digits."""
         digest = hashlib.sha256()
-        for data, _ in self._iterate_file_parts(partition, segment, tier, kind):
+        for data, _ in self._iterate_file_parts(partition, segment, opened_segment, kind):
             digest.update(data)
         return digest.hexdigest()
 
@@ -536,10 +544,11 @@ class AivenLayout(WholeLogUploadLayout):
         they were compressed by another version of zstd.
         """
         try:
-            tier = self._read_manifest_and_unwrap_key(partition, segment)
-            sizes = tier.manifest.plain_file_sizes()
+            opened_segment = self._read_manifest_and_unwrap_key(partition, segment)
+            sizes = opened_segment.manifest.plain_file_sizes()
             return sizes.keys() == contents.keys() and all(
-                self._sha256_of_stored_file(partition, segment, tier, kind) == content_sha256(content) for kind, content in contents.items()
+                self._sha256_of_stored_file(partition, segment, opened_segment, kind) == content_sha256(content)
+                for kind, content in contents.items()
             )
         except (NotFound, BadData):
             return False
