@@ -421,8 +421,7 @@ def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: Comp
         return f"retiring what run {run_id} replaced has begun"
     if leader_epoch <= group.leader_epoch:
         return f"epoch {leader_epoch} is not above the epoch that published run {run_id}"
-    problem = log_start.restored_below_log_start_problem(state, group)
-    return problem or log_start.outputs_not_live_problem(state, group)
+    return log_start.restored_below_log_start_problem(state, group) or log_start.outputs_not_live_problem(state, group)
 
 
 # --- the table ---------------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_only_layouts_make_keys_of_segments() -> None:
         "round/sources",
         "demo/data",
         "transfer/export",
-        "upkeep/repair",
+        "upkeep/repair_sources",
     )
     control = ("brokers/metadata_snapshot", "control/control_log", "control/leadership", "outputs/pinterest_names", "upkeep/verify_offsets")
     allowed = {f"compactor/{module}.py" for module in (*local, "transfer/log_directory", "transfer/fresh_cluster", *control)}
