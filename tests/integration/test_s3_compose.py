@@ -109,7 +109,7 @@ def test_without_a_receipt_every_copied_byte_is_compared(
         bucket.open().put("k", EXPECTED[:PART] + bytes([EXPECTED[PART] ^ 1]) + EXPECTED[PART + 1 :])
         return answer
 
-    monkeypatch.setattr(MultipartUpload, "complete", damaged)
+    monkeypatch.setattr(MultipartUpload, "complete_upload", damaged)
     for piece in (source, replace(source, crc32c=google_crc32c.value(SOURCE[1:-1]))):
         with pytest.raises(CopyDiffers, match="source: the store has copied other bytes"):
             store.compose("k", [piece, local])
