@@ -19,6 +19,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from tests.simulation import brokers
 from tests.simulation.brokers import Simulated
+from tests.simulation.mutations import noticed
 from tests.simulation.schedule import Outcome, watched
 from tests.simulation.world import NO_FAULTS, Faults, World
 
@@ -207,4 +208,4 @@ def kafka_bites(mutation: Mutation, seeds: range, *, expires: bool = False) -> I
         except (CompactorError, RecordRefused, AssertionError, LookupError, ValueError, RuntimeError) as error:
             violations = (f"{type(error).__name__}: {error}",)
         if violations:
-            yield seed, violations[0]
+            yield seed, noticed(violations[0])

@@ -20,7 +20,7 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation as name
 from compactor.transfer import import_, incarnations
 from compactor.upkeep import deleted_topics
 from tests.simulation import lives
-from tests.simulation.mutations import Mutation, together, without
+from tests.simulation.mutations import Mutation, noticed, together, without
 
 
 @contextmanager
@@ -191,4 +191,4 @@ def life_bites(mutation: Mutation, seeds: Iterable[int]) -> Iterator[tuple[int, 
                 yield seed, f"{type(error).__name__}: {error}"
                 continue
         if outcome.violations:
-            yield seed, outcome.violations[0]
+            yield seed, noticed(outcome.violations[0])

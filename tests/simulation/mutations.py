@@ -6,6 +6,7 @@ the open intent each covers for the others; what they cover is seen only where s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from inspect import getsource
@@ -522,6 +523,15 @@ NEAR: Mapping[str, str] = {
 """Rules that random schedules need rarely, and the tests near their code, in ``tests``, of which one fails without the rule."""
 
 
+def noticed(violation: str) -> str:
+    """Return the violation. Raises TypeError if it is that of a mutant with another signature than what it stands for: it would be noticed
+    whatever its rule is worth.
+    """
+    if re.search(r"TypeError: .*<(locals|lambda)>.*argument", violation):
+        raise TypeError(violation)
+    return violation
+
+
 def bites(mutation: Mutation, seeds: range) -> Iterator[tuple[int, str]]:
     """(seed, first violation) of each schedule that notices the missing rule. What the judge itself trips over counts as noticed."""
     for seed in seeds:
@@ -531,4 +541,4 @@ def bites(mutation: Mutation, seeds: range) -> Iterator[tuple[int, str]]:
         except (CompactorError, RecordRefused, AssertionError, LookupError, ValueError, StopIteration, RuntimeError) as error:
             violations = (f"{type(error).__name__}: {error}",)
         if violations:
-            yield seed, violations[0]
+            yield seed, noticed(violations[0])

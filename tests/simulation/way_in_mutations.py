@@ -21,7 +21,7 @@ from compactor.transfer import broker_cleaning, from_tier, import_, intake, log_
 from compactor.transfer.import_ import _DirectoryImport
 from compactor.transfer.seam import Divergence
 from compactor.transfer.staged_file_rules import BrokerLiveLog, StagedSegment
-from tests.simulation.mutations import Mutation, together
+from tests.simulation.mutations import Mutation, noticed, together
 from tests.simulation.way_in import run_way_in
 
 
@@ -175,4 +175,4 @@ def way_in_bites(mutation: Callable[[], AbstractContextManager[Any]], seeds: Ite
                 yield seed, f"{type(error).__name__}: {error}"
                 continue
         if outcome.violations:
-            yield seed, outcome.violations[0]
+            yield seed, noticed(outcome.violations[0])
