@@ -76,10 +76,12 @@ TRANSIENT_CAUSES = (
     "This instance is in invalid state, initialized: false",
     "as the previous remote log segment metadata was not found",
     "No topic id registered for topic partition",
+    "StorageBackendException: Failed to upload",
     "errors.TimeoutException: Expiring",
 )
 """Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, a follower that has not read the
-newest metadata yet, partitions without a leader. A follower that never finds its segment is not in sync at the end, which is a violation.
+newest metadata yet, partitions without a leader, uploads of Aiven's plug-in while the S3 server refuses on purpose. A follower that never
+finds its segment is not in sync at the end, which is a violation.
 """
 _LOGGED = re.compile(r"$|\d\d:\d\d:\d\d")
 """How a line begins that is no part of the one before it."""
