@@ -139,27 +139,6 @@ def test_a_gap_is_accepted_only_where_the_directory_has_nothing(cli: TierCli, fi
     assert held(cli, tmp_path / "out") == [*second.written[:40], *second.written[60:]]
 
 
-@pytest.mark.damages
-def test_a_truncation_below_a_repaired_round_is_refused_before_anything_is_recorded(cli: TierCli, first: Log, tmp_path: Path) -> None:
-    """The round cannot be undone, because the repair came after it: the message says what is left to do."""
-    cli.set(publish={"grace_ms": 3_600_000})
-    name_topic(first.path, TOPIC_ID)
-    cli.do("import", first.path)
-    cli.run()
-    (live,) = [one["id"] for one in cli.do("segments", "list", "orders-0")["segments"] if not one["replaced_by"]]
-    (index,) = cli.tier.glob(f"orders-0/*{live}.index")
-    index.write_bytes(b"damaged" + index.read_bytes()[7:])
-    assert cli.ask("repair", "orders-0").code == 0
-    second = first.replica_until(40, "second").lead(1, 160)
-    name_topic(second.path, TOPIC_ID)
-    before = cli.digest()
-    refused = cli.ask("import", second.path, "--accept-truncation")
-    assert (refused.code, "it replaced damaged segments" in refused.stderr, "--accept-loss" in refused.stderr) == (3, True, True)
-    assert cli.digest() == before
-    assert cli.ask("import", second.path, "--accept-truncation", "--accept-loss").code == 0
-    assert end_of(cli) == 199
-
-
 # ---- everything is checked before anything is recorded ----------------------------------------------------------------------
 
 

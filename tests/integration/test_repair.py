@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from compactor.records.producers import parse_producer_snapshot
-from tests.builders import LogBuilder
+from tests.builders import TOPIC_ID, LogBuilder, name_topic
+from tests.integration.test_import_truncated import Log, end_of
 from tests.support.tier_cli import Answer, TierCli, visible
 
 KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch-checkpoint")
@@ -264,3 +265,24 @@ def test_an_intact_partition_is_left_alone(cli: TierCli, log_dir: Path) -> None:
     answer = cli.ask("repair", "orders-0", "--from", log_dir)
     assert (answer.code, answer.document) == (0, {"repaired": [], "unrepaired": []})
     assert cli.digest() == before
+
+
+@pytest.mark.damages
+def test_a_truncation_below_a_repaired_round_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
+    """The round cannot be undone, because the repair came after it: the message says what is left to do."""
+    cli, first = TierCli(tmp_path / "truncated", {"publish": {"grace_ms": 3_600_000}}), Log(tmp_path / "first").lead(0, 100)
+    name_topic(first.path, TOPIC_ID)
+    cli.do("import", first.path)
+    cli.run()
+    (live,) = [one["id"] for one in cli.do("segments", "list", "orders-0")["segments"] if not one["replaced_by"]]
+    (index,) = cli.tier.glob(f"orders-0/*{live}.index")
+    index.write_bytes(b"damaged" + index.read_bytes()[7:])
+    assert cli.ask("repair", "orders-0").code == 0
+    second = first.replica_until(40, "second").lead(1, 160)
+    name_topic(second.path, TOPIC_ID)
+    before = cli.digest()
+    refused = cli.ask("import", second.path, "--accept-truncation")
+    assert (refused.code, "it replaced damaged segments" in refused.stderr, "--accept-loss" in refused.stderr) == (3, True, True)
+    assert cli.digest() == before
+    assert cli.ask("import", second.path, "--accept-truncation", "--accept-loss").code == 0
+    assert end_of(cli) == 199
