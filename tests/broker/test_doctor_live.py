@@ -191,7 +191,7 @@ def test_doctor_finds_what_brokers_leave_undone(new_cluster: Callable[..., Kafka
         stories[STUCK].tiered()
         [folder] = {path.parent for path in admin.tier_files(STUCK)}
         folder.rename(folder.with_name("away"))
-        assert problems() == {"deleted-too-early": STUCK, "time-lookup": STUCK}
+        assert problems() == {"deleted-too-early": STUCK}  # a lookup by time does not ask for these segments: all are older
         folder.with_name("away").rename(folder)
 
         break_deletion(segment_logs(admin, TOPIC)[0])
