@@ -77,10 +77,11 @@ TRANSIENT_CAUSES = (
     "as the previous remote log segment metadata was not found",
     "No topic id registered for topic partition",
     "StorageBackendException: Failed to upload",
+    "ConnectionClosedException: Premature end of Content-Length",
     "errors.TimeoutException: Expiring",
 )
 """Causes of ERROR lines that come and go with any broker: broken connections, KAFKA-19599 after a start, a follower that has not read the
-newest metadata yet, partitions without a leader, uploads of Aiven's plug-in while the S3 server refuses on purpose. A follower that never
+newest metadata yet, partitions without a leader, requests of Aiven's plug-in that the S3 server fails on purpose. A follower that never
 finds its segment is not in sync at the end, which is a violation.
 """
 _LOGGED = re.compile(r"$|\d\d:\d\d:\d\d")
