@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -47,6 +48,15 @@ def test_what_the_image_copies_is_there() -> None:
     assert copied
     for sources in copied:
         assert [name for name in sources.split() if not (ROOT / name).exists()] == []
+
+
+def test_programs_of_the_image_and_of_documents_import_what_exists() -> None:
+    texts = [*CONF.rglob("*"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    imports = re.compile(r"from ((?:compactor|bloom|checkpoint)[.\w]*) import ([\w, ]+)")
+    lines = [found for file in texts if file.is_file() for found in imports.findall(file.read_text(errors="ignore"))]
+    named = {(module, name.split()[0]) for module, names in lines for name in names.split(",")}
+    assert ("compactor.cleaner.precompile", "precompile_kernels") in named
+    assert [each for each in named if not hasattr(importlib.import_module(each[0]), each[1])] == []
 
 
 def test_the_compose_file_is_one() -> None:
