@@ -246,7 +246,8 @@ class HdfsClient:
         return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._snapshot_directories()]
 
     def required_permission(self, verb: str) -> str:
-        return {"read": "r on the file", "list": "r and x on the directory"}.get(verb, "w and x on the directory")
+        written = "w and x on the directory, and r on the file, which is read back"
+        return {"read": "r on the file", "list": "r and x on the directory", "write": written}.get(verb, "w and x on the directory")
 
     def list_folder(self, folder: str) -> list[FileStatus]:
         """Return the files and directories in a folder, in no order; an empty list if the folder does not exist."""

@@ -169,7 +169,7 @@ def test_records_are_compared_with_objects_where_no_batch_is_remembered(
     second: str, cli: TierCli, orders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tier of an earlier program has no tail; compaction has rewritten what it holds."""
-    monkeypatch.setattr("compactor.transfer.import_.tail_batches", lambda sources, batches: ())
+    monkeypatch.setattr("compactor.transfer.import_.describe_tail_batches", lambda sources, batches: ())
     cli.do("import", orders(0, 8, topic_id=NO_ID))
     cli.run()
     other = refused(cli, orders(0, 16, topic_id=second, word="second"))

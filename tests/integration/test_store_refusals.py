@@ -58,10 +58,11 @@ def test_config_check_names_the_one_permission_that_is_missing(tmp_path: Path, p
         answer = cli.ask("config", "check")
         assert answer.code == 5
         found = {problem["kind"]: problem for problem in answer.document["problems"] if problem["severity"] == "error"}
-        assert found.keys() == kinds, request
+        is_read_back = request == "get" and bucket.url.startswith("hdfs:")  # before it counts as written
+        assert found.keys() == (FINDINGS["put"] if is_read_back else kinds), request
         for problem in found.values():
             assert "access denied" in problem["detail"]
-        assert PERMISSIONS[bucket.url.partition(":")[0]][request] in found[min(kinds, key=len)]["hint"]
+        assert PERMISSIONS[bucket.url.partition(":")[0]][request] in found[min(found, key=len)]["hint"]
 
 
 @pytest.fixture

@@ -433,7 +433,7 @@ MUTATIONS: dict[str, Mutation] = {
     "undo with an open intent, no vector check, no live check": together(undo_does_not_ask, VECTOR, LIVE),
     "verification before publication skipped": always(publication, "stored_segments_problem", ""),
     "lease never respected": always(leadership, "_other_living_leader", None),
-    "leadership never released": always(Leadership, "release", None),
+    "leadership never released": always(Leadership, "release_leadership", None),
     "a leader that hangs beats on": always(leadership.LeaderProgress, "should_send_heartbeat", True),
     "announced ids unprotected in the sweep": swept_though_announced,
     "undo does not check its sources": always(undoing, "_require_intact_segments", None),
