@@ -210,7 +210,8 @@ def test_two_members_share_the_partitions_and_a_later_one_continues_after_what_t
     check_found(tiered, readers.found, repeats=False)
     assert {type(message) is TierMessage for message in readers.found} == {True, False}
     member, places = readers.members[0], readers.members[0].assignment()
-    assert member.commit(asynchronous=False) == [Place(tiered.topic, place.partition, 200) for place in places]
+    now = member.commit(asynchronous=False)  # what a timer has committed before is not among it
+    assert [each for each in now if each not in [Place(tiered.topic, place.partition, 200) for place in places]] == []
     assert [(at.offset, at.leader_epoch) for at in member.committed(places)] == [(200, 0)] * 2
     readers.leave()
     readers.leave()
