@@ -162,13 +162,16 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
     """Return what to do about each damaged segment. Reads sources, and changes nothing."""
     decisions = []
     for damage in damaged:
-        unfound = [kind for kind in damage.problems if not finder.has_file(damage.segment, kind)]
-        unknown = [kind for kind in unfound if kind == "log" or not finder.can_build_file(damage.segment, kind)]
+        is_recorded, unknown = True, []
+        for kind in damage.problems:
+            with _scratch_folder(tier) as scratch:
+                is_recorded &= finder.fetch_or_build_file(damage.segment, kind, scratch / kind)
+                unknown += [] if (scratch / kind).exists() else [kind]
         if unknown:
             decisions.append(_decide_undo_or_no_repair(tier, state, damage, unknown, finder))
         else:
             # A companion file can be built from the log, but not with the recorded digest, so that it needs another id.
-            can_create = not unfound and damage.missing == damage.problems.keys()
+            can_create = is_recorded and damage.missing == damage.problems.keys()
             decisions.append(RepairDecision(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
     return [one if one.action == "undo" else _undo_if_run_is_undone(state, one, undone) for one in decisions]
@@ -254,13 +257,10 @@ class _IntactFileFinder:
     def searched_places(self) -> str:
         return ", ".join(one.description for one in self.sources)
 
-    def has_file(self, segment: RemoteLogSegmentMetadata, kind: str) -> bool:
-        """Return whether a source has the file, or it can be built with the recorded digest."""
-        with _scratch_folder(self.tier) as scratch:
-            return self.fetch_file(segment, kind, scratch / kind)
-
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
-        """Write a file with the recorded digest to ``path`` and return True, or return False and leave no file."""
+    def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
+        """Write a file to ``path``, and return whether it has the recorded digest. A file that no source has is built from the segment's
+        log, if that suffices; otherwise no file is left.
+        """
         recorded = segment.recorded_file(kind)
         # What an earlier repair replaced may be whole again.
         replaced = download_file_of_same_range(self.tier, self.state, segment, kind, path)
@@ -268,27 +268,20 @@ class _IntactFileFinder:
             if has_recorded_content(path, recorded):
                 return True
             path.unlink(missing_ok=True)
-        built = None if kind == "log" else self._build_file_of_tier(segment, kind)
-        if built is not None:
-            path.write_bytes(built)
-            if has_recorded_content(path, recorded):
-                return True
-        path.unlink(missing_ok=True)
-        return False
-
-    def can_build_file(self, segment: RemoteLogSegmentMetadata, kind: str) -> bool:
-        """Return whether a file can be built from the segment's log and what is known of the log before it, with whatever digest."""
-        return self._build_file_of_tier(segment, kind) is not None
-
-    def _build_file_of_tier(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes | None:
+        if kind == "log":
+            return False
         with _scratch_folder(self.tier) as scratch:
-            return self.build_file(segment, kind, scratch / "log") if self._fetch_log(segment, scratch / "log") else None
+            built = self.build_file(segment, kind, scratch / "log") if self._fetch_log(segment, scratch / "log") else None
+        if built is None:
+            return False
+        path.write_bytes(built)
+        return has_recorded_content(path, recorded)
 
     def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_file("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
-        return "log" in intact or self.fetch_file(segment, "log", path)
+        return "log" in intact or self.fetch_or_build_file(segment, "log", path)
 
     def fetch_all_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
         """Write all files of a segment into a folder and return them by kind: intact ones of the tier, else those of sources, else new ones
@@ -299,15 +292,10 @@ class _IntactFileFinder:
         for kind in [one.file for one in problems]:
             path = folder / kind
             path.unlink(missing_ok=True)
-            if not self.fetch_file(segment, kind, path):
-                if kind == "log":
-                    where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, "log")
-                    raise BadData("no source has its recorded bytes any more", segment=where)
-                built = self.build_file(segment, kind, paths["log"])
-                if built is None:
-                    where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, kind)
-                    raise BadData("the producer states before the segment are not known any more", segment=where)
-                path.write_bytes(built)
+            self.fetch_or_build_file(segment, kind, path)
+            if not path.exists():
+                where = self.tier.ports.layout.object_name(self.state.topic_partition, segment, kind)
+                raise BadData("no source has its recorded bytes any more, and it cannot be built", segment=where)
             paths[kind] = path
         return paths
 
@@ -360,7 +348,7 @@ class _IntactFileFinder:
         if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
             with _scratch_folder(self.tier) as scratch:
                 path = scratch / "snapshot"
-                self.snapshots[before.id] = path.read_bytes() if self.fetch_file(before, "snapshot", path) else None
+                self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build_file(before, "snapshot", path) else None
         known = self.snapshots[before.id]
         return None if known is None else parse_producer_snapshot(known, "snapshot")
 
@@ -375,7 +363,7 @@ def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequenc
         with _scratch_folder(tier) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
             for kind, path in paths.items():
-                if not finder.fetch_file(segment, kind, path):
+                if not finder.fetch_or_build_file(segment, kind, path):
                     raise Unavailable(f"{finder.searched_places} no longer has the {kind} of segment {segment.id}", hint="Run it again")
             leadership.check_still_leading()
             if taken := layout.upload_segment(leadership.state.topic_partition, segment, paths):
