@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,14 +44,11 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs.iceberg import IcebergOutput
 from compactor.outputs.iceberg_table import PROPERTIES, SCHEMA
 from compactor.transfer.import_ import import_directory
-from tests.support.iceberg_spark import JAVA_FLAGS
-from tests.support.kafka_jars import maven_jars
+from tests.support.iceberg_spark import Executed, run_statements
 
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
 SEGMENTS, CHANGED_SHARE, LOOKUPS, SORTED_GROUP = 20, 100, 5, 16_384
-PROGRAM = Path(__file__).with_name("TimeStatements.java")
-POM = Path(__file__).parent.parent / "tests" / "iceberg" / "pom.xml"
 
 OURS, MERGED = "compacted.kafka.orders", "compacted.bench.merged"
 
@@ -69,13 +65,6 @@ class Change:
     round_bytes: int
     table_cpu: float
     table_bytes: int
-
-
-@dataclass(frozen=True)
-class Timed:
-    seconds: float
-    cpu: float
-    answer: str = ""
 
 
 class House:
@@ -130,15 +119,9 @@ def changed_keys(base: npt.NDArray[np.int64]) -> Iterator[tuple[str, npt.NDArray
     yield "keys of one segment", base[len(base) // 2, :count]
 
 
-def time_statements(house: House, statements: Sequence[str]) -> list[Timed]:
+def time_statements(house: House, statements: Sequence[str]) -> list[Executed]:
     """Run SQL statements in one Spark, and return how long each took."""
-    command = ["java", "-Xmx3g", *JAVA_FLAGS, "-cp", maven_jars("iceberg-1.12.0", POM).class_path, str(PROGRAM)]
-    jdbc = f"jdbc:sqlite:{house.folder}/catalog.db"
-    done = subprocess.run([*command, jdbc, house.warehouse, *statements], capture_output=True, text=True, check=False)
-    lines = [line.split(" ", 3)[1:] for line in done.stdout.splitlines() if line.startswith("timed ")]
-    if done.returncode or len(lines) != len(statements):
-        raise SystemExit(done.stderr[-6000:])
-    return [Timed(float(seconds), float(cpu), answer) for seconds, cpu, answer in lines]
+    return run_statements(house.folder / "catalog.db", house.warehouse, *statements, threads=2, heap_mb=3072)
 
 
 def merge_statement(table: str, snapshot_id: int, first_offset: int, end_offset: int) -> str:
@@ -155,7 +138,7 @@ def create_statement(table: str, snapshot_id: int, end_offset: int) -> str:
     return f"CREATE TABLE {table} USING iceberg TBLPROPERTIES ({properties}) AS {rows}"
 
 
-def merge_by_spark(house: House, changes: Sequence[Change]) -> list[tuple[Timed, int]]:
+def merge_by_spark(house: House, changes: Sequence[Change]) -> list[tuple[Executed, int]]:
     """Return for each change what its merge took, and the bytes of the data files that it wrote."""
     first, later = changes[0], changes[1:]
     small = "compacted.bench.small"
@@ -170,9 +153,9 @@ def merge_by_spark(house: House, changes: Sequence[Change]) -> list[tuple[Timed,
     statements.append(f"SELECT count(*) FROM (SELECT key, value FROM {OURS} EXCEPT SELECT key, value FROM {MERGED})")
     statements.append(f"SELECT count(*) FROM {MERGED}")
     timed = time_statements(house, statements)
-    if (timed[-2].answer, timed[-1].answer) != ("0", str(first.end_offset)):
-        raise SystemExit(f"the tables differ in {timed[-2].answer} rows, {timed[-1].answer} were merged")
-    return [(timed[number], int(timed[number + 1].answer)) for number in merges]
+    if (timed[-2].values, timed[-1].values) != (["0"], [str(first.end_offset)]):
+        raise SystemExit(f"the tables differ in {timed[-2].values[0]} rows, {timed[-1].values[0]} were merged")
+    return [(timed[number], int(timed[number + 1].values[0])) for number in merges]
 
 
 def write_variant(house: House, name: str, *, is_sorted: bool) -> None:
@@ -193,10 +176,10 @@ def lookup_keys(records: int) -> list[bytes]:
     return [b"key-%012d" % number for number in np.random.default_rng(3).choice(records, LOOKUPS, replace=False)]
 
 
-def time_python(work: Callable[[], Any]) -> Timed:
+def time_python(work: Callable[[], Any]) -> Executed:
     begin, used = time.perf_counter(), time.process_time()
     answer = work()
-    return Timed(time.perf_counter() - begin, time.process_time() - used, str(answer))
+    return Executed(time.perf_counter() - begin, time.process_time() - used, [str(answer)])
 
 
 def count_rows(table: Table, key: bytes) -> int:
@@ -219,9 +202,9 @@ def read_tables(house: House, records: int, tables: dict[str, str]) -> list[tupl
         scan = [next(timed) for _ in range(2)][1]
         table = house.catalog().load_table(name)
         by_python = [time_python(partial(count_rows, table, key)) for key in keys]
-        answers = {one.answer for one in by_python} | {str(len(one.answer) > 0) for one in by_spark}
-        if answers != {"1", "True"} or not scan.answer.startswith(f"{records} "):
-            raise SystemExit(f"{label}: {answers}, {scan.answer}")
+        found_keys = [one.values == ["1"] for one in by_python] + [len(one.values) == 1 for one in by_spark]
+        if not all(found_keys) or scan.values[0] != str(records):
+            raise SystemExit(f"{label}: {found_keys}, {scan.values}")
         size = sum(task.file.file_size_in_bytes for task in table.scan().plan_files())
         cells = [
             f"{statistics.median(1000 * getattr(one, what) for one in some):.0f}"
