@@ -102,7 +102,9 @@ class KafkaPublisher:
             self._bucket = self._bucket.bucket_without_reservation(partition)
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
-        """Append COPY_SEGMENT_STARTED, unless an equal record is there already. Raises Refused if a rule forbids it."""
+        """Append a new segment's first record (COPY_SEGMENT_STARTED) to the metadata topic, unless an equal one is there already. Raises
+        Refused if a rule forbids it.
+        """
         self._require_allowed(partition)
         where, cache = self._read_newest_metadata(partition)
         record = self._copy_started_record(where, segment)
@@ -172,7 +174,7 @@ class KafkaPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """Append DELETE_SEGMENT_STARTED for these segments.
+        """Append a record to the metadata topic for each of these segments that begins its deletion (DELETE_SEGMENT_STARTED).
 
         :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
             arrive late.
@@ -190,7 +192,7 @@ class KafkaPublisher:
         self._append_records(where, cache, records)
 
     def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Append DELETE_SEGMENT_FINISHED for these segments."""
+        """Append a record to the metadata topic for each of these segments that says that its deletion is finished."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
@@ -360,7 +362,7 @@ class KafkaPublisher:
         self._append_records(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
     def _append_records(self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
-        """Append records after checking each by the rules, and wait until the last one has been read back.
+        """Append records to the metadata topic after checking each by the rules, and wait until the last one has been read back.
 
         Raises Refused if a rule forbids one, and Unavailable if the last one is not read back within READ_BACK_TIMEOUT_S.
         """

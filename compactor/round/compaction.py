@@ -224,8 +224,8 @@ class Round:
         return self._overdue_problem(intent)
 
     def _overdue_problem(self, intent: Intent) -> str:
-        """Return why an open round is too old to be resumed, or an empty string. Its new segments are at most as old as its plan, because
-        they are introduced after the plan was announced.
+        """Return why an open round is too old to be resumed, or an empty string. Where brokers expire segments, they expire none after the
+        round's new segments until these are published, and it counts from the plan, because they are announced after it.
         """
         ports = self._context.ports
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:

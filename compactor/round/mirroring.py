@@ -38,8 +38,9 @@ def state_with_broker_segments(ports: Ports, state: PartitionState) -> Partition
 
 
 def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
-    """Return why the open round cannot go on, or an empty string: which of its segments brokers no longer serve as it was when the plan was
-    made. Segments that brokers have expired are no reason, unless a group that is not rewritten yet has lost a part of its sources.
+    """Return why the open round cannot go on, or an empty string. It cannot if brokers no longer serve one of its source segments with the
+    same offsets as when the round was planned. Sources that brokers have expired do not stop it, unless a group that is still to be
+    rewritten has lost only some of its sources.
     """
     ports, state = leadership.ports, leadership.state
     if ports.brokers is None or state.intent is None:
@@ -56,8 +57,8 @@ def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
 
 
 def mirror_broker_segments(leadership: Leadership) -> PartitionState:
-    """Append the changes of the brokers' segments to the control log, as its leader. Return the new state. Raises BadData if the brokers'
-    segments leave a gap, or if an object of a new segment is missing.
+    """Record in the control log which segments brokers have added and deleted since the last such record, and return the new state. The
+    caller leads the partition. Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
     """
     ports = leadership.ports
     if ports.brokers is None:
