@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,14 @@ def write_begun_copy(cluster: KafkaCluster, letter: bytes, start: int, end: int)
         state=SegmentState.COPY_SEGMENT_STARTED,
     )
     append_metadata(cluster, begun.partition, encode_record(begun))
+
+
+def forget_segments(cluster: KafkaCluster, admin: ClusterAdmin, topic: str) -> None:
+    """Delete all records about a topic's segments from the metadata topic, as its retention may do. Running brokers still know them."""
+    metadata_topic = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
+    number = metadata_partition(readable_segments(cluster, topic)[0].partition.topic_id, 0, metadata_topic.identity().partitions)
+    metadata_topic.close()
+    admin.delete_records(METADATA_TOPIC, number, admin.offsets(METADATA_TOPIC, number).latest)
 
 
 def write_state(cluster: KafkaCluster, segment: RemoteLogSegmentMetadataRecord, state: SegmentState) -> None:
@@ -201,3 +210,9 @@ def test_doctor_finds_what_brokers_leave_undone(new_cluster: Callable[..., Kafka
 
         write_many_metadata_records(cluster, MANY_METADATA_RECORDS)
         assert problems()["metadata-growth"] == ""
+
+        [folder] = {path.parent for path in admin.tier_files(STUCK)}
+        folder.rename(folder.with_name("away"))
+        forget_segments(cluster, admin, STUCK)
+        shutil.rmtree(ours.folder / "state")  # it remembers the deleted records, too
+        assert problems()["time-lookup"] == STUCK

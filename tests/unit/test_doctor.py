@@ -149,10 +149,11 @@ def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() ->
 
 
 class Cluster:
-    """HealthQueries: one topic, and records that are not tiered as (offset, timestamp); None if looking them up fails."""
+    """HealthQueries: one topic, and records that are not tiered as (offset, timestamp); None if looking them up fails. tiered_ms: the
+    latest timestamp of tiered records; lookups must ask for later ones."""
 
-    def __init__(self, known: TopicDescription, pending: Sequence[tuple[int, int]] | None) -> None:
-        self.known, self.pending = known, pending
+    def __init__(self, known: TopicDescription, pending: Sequence[tuple[int, int]] | None, tiered_ms: int = -1) -> None:
+        self.known, self.pending, self.tiered_ms = known, pending, tiered_ms
 
     def describe_cluster(self) -> ClusterDescription:
         return ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"),))
@@ -164,12 +165,12 @@ class Cluster:
         return dict.fromkeys(names, self.known)
 
     def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
-        [at_ms] = wanted.values()
+        [(partition, at_ms)] = wanted.items()
         if self.pending is None:
             raise Refused("list offsets by time: Unknown broker error")
-        assert at_ms > 1001  # a tiered record has it, though not one of the newest segment
+        assert at_ms > self.tiered_ms
         found = next((one for one in self.pending if one[1] >= at_ms), None)
-        return {("orders", 7): found} if found else {}
+        return {partition: found} if found else {}
 
 
 OTHER_SEGMENT = (30, 1003 + DAY_MS)
@@ -193,8 +194,25 @@ def test_doctor_examines_cluster_metadata_and_objects(
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
-    cluster = Cluster(topic(retention_bytes="1000"), pending)
+    cluster = Cluster(topic(retention_bytes="1000"), pending, tiered_ms=1001)  # of a segment that is not the newest
     found = examine_tier(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
     assert [one.kind for one in found] == expected
     assert [one.kind for one in check_known_kafka_problems(cluster, ["orders"])] == ["size-retention"]
+
+
+@pytest.mark.parametrize(
+    ("pending", "told"),
+    [([(0, 5), (9, 6 + DAY_MS)], ["not-tiered"]), ([], []), (None, ["time-lookup"])],
+    ids=["never tiered", "empty", "forgotten"],
+)
+def test_doctor_examines_a_topic_that_the_metadata_topic_does_not_name(
+    tmp_path: Path, pending: Sequence[tuple[int, int]] | None, told: Sequence[str]
+) -> None:
+    brokers = brokers_of([], tmp_path)
+    ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
+    settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
+    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
+    cluster = Cluster(topic(remote_storage_enable="true"), pending)
+    found = examine_tier(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
+    assert [one.kind for one in found if one.topic == "orders"] == told

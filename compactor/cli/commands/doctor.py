@@ -24,7 +24,9 @@ def run_doctor(args: argparse.Namespace, out: Output) -> int:
     admin = KafkaAdmin(kafka_connection(tier.settings))
     try:
         with out.show_progress("examining", len(names), "partitions") as progress:
-            found = examine_tier(tier, admin, names, price_table_of_tier(tier.settings.tier_url, args.prices), progress.advance)
+            prices = price_table_of_tier(tier.settings.tier_url, args.prices)
+            expected_topics = () if args.partitions else tier.settings.kafka.topics
+            found = examine_tier(tier, admin, names, prices, progress.advance, expected_topics)
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from compactor.access.tier import Tier
@@ -32,13 +32,16 @@ def examine_tier(
     partitions: Sequence[TopicPartition],
     prices: PriceTable,
     on_partition: Callable[[], None] = lambda: None,
+    expected_topics: Sequence[str] = (),
 ) -> list[HealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
+    :param expected_topics: topics that should be tiered; the uploads of their partitions are examined although the metadata topic may name
+        no segment of them.
     :param on_partition: called after each partition.
     :raises StoreError: if the store or the brokers do not answer.
     """
-    topics = describe_topics(admin, sorted({name.topic for name in partitions}))
+    topics = describe_topics(admin, sorted({name.topic for name in partitions} | set(expected_topics)))
     metadata_topic = admin.describe_metadata_topic()
     found = []
     if problem := metadata_topic_problem(metadata_topic):
@@ -58,6 +61,11 @@ def examine_tier(
             where = f"{error.segment} at offset {error.offset}"
             found.append(HealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
         on_partition()
+    for name in _partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
+        examined = ExaminedPartition(
+            name, [], _setting_values(topics[name.topic]), *_first_untiered_record_or_problem(admin, name, [], topics)
+        )
+        found += partition_findings(examined, tier.ports.clock_ms(), prices)
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 
@@ -73,23 +81,41 @@ def _examine_partition(
     ]
     oldest_ms = tier.ports.clock_ms() - tier.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
-    settings = {setting: found.value for setting, found in topics[partition.topic].settings.items()} if partition.topic in topics else {}
-    pending, lookup_problem = None, ""
-    try:
-        pending = _first_record_not_tiered(admin, partition, seen.readable, topics)
-    except Refused as error:
-        lookup_problem = error.message
     return ExaminedPartition(
         partition,
         segments,
-        settings,
-        pending,
-        lookup_problem,
+        _setting_values(topics[partition.topic]) if partition.topic in topics else {},
+        *_first_untiered_record_or_problem(admin, partition, seen.readable, topics),
         missing,
         offset_gaps(broker_view(seen.folded.cache, partition).links),
         len(orphans),
         sum(one.size for one in orphans),
     )
+
+
+def _partitions_without_segments(topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]) -> Iterator[TopicPartition]:
+    """Yield the partitions of topics with remote storage that are not among ``partitions``, those that the metadata topic names."""
+    named = {(name.topic, name.partition) for name in partitions}
+    for topic in topics:
+        if _setting_values(topic).get("remote.storage.enable") == "true":
+            yield from (TopicPartition(topic.topic, number) for number in sorted(topic.partitions) if (topic.topic, number) not in named)
+
+
+def _setting_values(topic: TopicDescription) -> dict[str, str]:
+    return {setting: found.value for setting, found in topic.settings.items()}
+
+
+def _first_untiered_record_or_problem(
+    admin: HealthQueries,
+    partition: TopicPartition,
+    tiered: Sequence[RemoteLogSegmentMetadataRecord],
+    topics: Mapping[str, TopicDescription],
+) -> tuple[FirstUntieredRecord | None, str]:
+    """Return the earliest record that is not tiered yet, or None, and the leader's answer if it fails to find records by their time."""
+    try:
+        return _first_record_not_tiered(admin, partition, tiered, topics), ""
+    except Refused as error:
+        return None, error.message
 
 
 def _first_record_not_tiered(
