@@ -129,7 +129,7 @@ def _moved(path: Path, target: BinaryIO, most: int) -> int:
     """Bytes written of one segment, whole chunks until there are ``most``."""
     source = open_source_segment(0, path, int(path.stem), None, 0, -1, 1 << 30)
     table, bodies, slots, done = source.table, ByteBuffer(), ByteBuffer(), 0
-    for first, last in source.uniform_batch_ranges():
+    for first, last in source.batch_ranges_of_one_kind():
         some = slice(first, last)
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):
             written = min(max(most - done, 0), int(table.size[some].sum()))

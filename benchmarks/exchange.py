@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from compactor.cleaner.keys.disk_map import mark_newest_of_each_key
-from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.keys.disk_map import mark_newest_row_of_each_key
+from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3Settings
@@ -84,13 +84,13 @@ class Case:
 
 
 def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, ExchangeRows]]) -> Iterator[tuple[int, bytes]]:
-    keys = KeySet(SET_BYTES, expected_keys=case.keys // case.ranges)
+    keys = KeyHashSet(SET_BYTES, expected_key_count=case.keys // case.ranges)
     for place, rows in newest_first:
         by_row, kept = rows.copy(), np.zeros(-(-len(rows) // 8), np.uint8)
         by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
-        taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
+        taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
         while taken < len(rows) and keys.grow_within_budget():
-            taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
+            taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
         yield place, encode_survivors(rows, kept)
 
 

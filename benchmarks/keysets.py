@@ -58,13 +58,13 @@ class Clock:
 
 
 def memory(rows: int, keys: int, clock: Clock, expected: int = 0) -> tuple[int, int]:
-    from compactor.cleaner.keys.key_set import KeySet
+    from compactor.cleaner.keys.key_set import KeyHashSet
 
-    key_set, survivors = KeySet(MAP_BUDGET, expected_keys=expected), 0
+    key_set, survivors = KeyHashSet(MAP_BUDGET, expected_key_count=expected), 0
     for _, hashes in rows_of(rows, keys):
         first = np.zeros(len(hashes), dtype=np.bool_)
         with clock:
-            done = key_set.insert_if_absent(hashes, first)
+            done = key_set.insert_keys_until_full(hashes, first)
         assert done == len(hashes), "the map budget is used up"
         survivors += int(np.count_nonzero(first))
     return survivors, key_set.peak_bytes
@@ -85,12 +85,12 @@ def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        DiskOffsetMap(Path(directory) / "buckets", NoLimit(), map_budget_bytes=MAP_BUDGET, expected_rows=rows) as engine,
+        DiskOffsetMap(Path(directory) / "buckets", NoLimit(), map_budget_bytes=MAP_BUDGET, expected_row_count=rows) as engine,
     ):
         for begin, hashes in rows_of(rows, keys):
             ordinals = np.arange(begin, begin + len(hashes), dtype=np.uint32)
             with clock:
-                engine.add_dirty_rows(hashes, ordinals)
+                engine.add_keys_of_dirty_rows(hashes, ordinals)
         with clock:
             bitmap = engine.survivor_bitmap(rows)
         return int(np.bitwise_count(bitmap).sum()), engine.peak_bytes
@@ -99,7 +99,7 @@ def partitioned(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
 def bounded(rows: int, keys: int, clock: Clock) -> tuple[int, int]:
     from compactor.cleaner.keys.key_set import BoundedOffsetMap
 
-    table = BoundedOffsetMap(keys, max_rows=rows)
+    table = BoundedOffsetMap(keys, max_record_count=rows)
     for begin, hashes in rows_of(rows, keys):
         offsets = np.arange(begin, begin + len(hashes), dtype=np.int64)
         with clock:

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Final
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate, GateParameters
-from compactor.cleaner.gate.key_table import KeyTable
-from compactor.cleaner.gate.new_segment_balance import NewSegmentBalance
-from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.gate.key_table import LatestRecordTable
+from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
+from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeyHashSet
 from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards, find_survivors_with_bounded_map
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, OpenGroupMember, RewritePass
+from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter, OpenSourceOfGroup
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
-from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
@@ -108,7 +109,7 @@ def clean_log_directory(
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineRound:
+class OpenedLogDirectory:
     """Opened log directory: all segments, the range of offsets to clean from ``first_dirty`` up to ``upper`` (exclusive), and the rules
     that apply if the map covers all of that range.
     """
@@ -119,13 +120,15 @@ class OfflineRound:
     rules: RetentionRules
 
 
-def open_offline_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OfflineRound:
+def open_log_directory_for_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OpenedLogDirectory:
     """Open a log directory for a round. Raises UsageError and BadData as ``clean_log_directory`` does."""
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)
     sources[-1].end = end  # the last segment covers what is said to be the log's end, as in Kafka
-    upper = _base_offset_of_segment_at(sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset)
+    upper = _base_offset_of_segment_containing(
+        sources, end if request.first_uncleanable_offset is None else request.first_uncleanable_offset
+    )
     first_dirty = log_start if request.first_dirty_offset is None else request.first_dirty_offset
     if first_dirty > max(upper, log_start) or first_dirty < 0:
         raise UsageError(
@@ -135,25 +138,25 @@ def open_offline_round(log_dir: Path, request: CleanRequest, workers: WorkerThre
     rules = RetentionRules(
         now_ms=request.now_ms,
         delete_retention_ms=request.delete_retention_ms,
-        legacy_horizon_ms=_legacy_horizon_ms(sources, first_dirty, request.delete_retention_ms),
+        legacy_horizon_ms=_tombstone_horizon_of_legacy_segments_ms(sources, first_dirty, request.delete_retention_ms),
         high_watermark=end if request.high_watermark is None else request.high_watermark,
         latest_offset=upper - 1,
-        producers=_producer_states_at(log_dir, sources, end),
+        producers=_producer_states_at_offset(log_dir, sources, end),
         balance_key=BalanceKey(request.hash_key) if request.gate_budget_bytes else None,
     )
-    return OfflineRound(sources, first_dirty, upper, rules)
+    return OpenedLogDirectory(sources, first_dirty, upper, rules)
 
 
-def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase: Callable[[str], None]) -> CleanSummary:
-    """Clean a log into ``folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate). Return the
-    summary.
+def _clean_log(log_dir: Path, out_folder: Path, request: CleanRequest, report_phase: Callable[[str], None]) -> CleanSummary:
+    """Clean a log into ``out_folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate). Return
+    the summary.
     """
     report_phase("index")
     finished = CleanedChunkCache(_CACHE_BYTES)
     limit = request.max_decompressed_batch_bytes
     bounded = request.map_entries is not None
     with WorkerThreads(request.threads) as workers:
-        offline_round = open_offline_round(log_dir, request, workers)
+        offline_round = open_log_directory_for_round(log_dir, request, workers)
         sources, first_dirty, upper, rules = offline_round.sources, offline_round.first_dirty, offline_round.upper, offline_round.rules
         verdicts = transaction_verdicts_by_source(sources)
         gate = None if bounded else _open_gate(request, offline_round, rules)
@@ -169,10 +172,10 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase:
         next_dirty = survivors.last_mapped_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
         report_phase("rewrite")
-        rewriting = RewritePass(survivors, rules, request.index_interval_bytes, limit, finished, gate)
+        rewriting = GroupRewriter(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         inputs = group_segments([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
         cleaned = [
-            rewriting.rewrite_group(members[0].base, [OpenGroupMember(s, verdicts[s.ordinal]) for s in members], folder, workers)
+            rewriting.rewrite_group(members[0].base, [OpenSourceOfGroup(s, verdicts[s.ordinal]) for s in members], out_folder, workers)
             for members in inputs
         ]
     if bounded:
@@ -194,21 +197,21 @@ def _clean_log(log_dir: Path, folder: Path, request: CleanRequest, report_phase:
     )
 
 
-def _open_gate(request: CleanRequest, offline_round: OfflineRound, retention_rules: RetentionRules) -> Gate | None:
+def _open_gate(request: CleanRequest, opened_directory: OpenedLogDirectory, retention_rules: RetentionRules) -> Gate | None:
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
-    terms = GateParameters(retention_rules, offline_round.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
-    rows = sum(source.max_record_count for source in offline_round.sources if terms.has_dirty_offsets(source))
-    return Gate(terms, KeyTable(request.gate_budget_bytes, rows))
+    terms = GateParameters(retention_rules, opened_directory.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
+    rows = sum(source.upper_bound_of_record_count for source in opened_directory.sources if terms.has_dirty_offsets(source))
+    return Gate(terms, LatestRecordTable(request.gate_budget_bytes, rows))
 
 
-def _find_survivors(key_scan: KeyScanParameters, map_entries: int | None, workers: WorkerThreads) -> SurvivorLookup:
-    """Find the survivors of the dirty range; with Kafka's bounded offset map if ``map_entries`` is given."""
-    if map_entries is not None:
-        return find_survivors_with_bounded_map(key_scan, BoundedOffsetMap(map_entries, max_rows=map_entries), workers)
-    most = sum(source.max_record_count for source, _ in key_scan.dirty_segments_with_batches())
-    return find_survivors_backwards(key_scan, KeySet((most + 1024) * _KEY_BYTES, expected_keys=min(most // 4, 1 << 20)), workers)
+def _find_survivors(key_scan: KeyScanParameters, max_map_entries: int | None, workers: WorkerThreads) -> SurvivorLookup:
+    """Find the survivors of the dirty range; with Kafka's bounded offset map if ``max_map_entries`` is given."""
+    if max_map_entries is not None:
+        return find_survivors_with_bounded_map(key_scan, BoundedOffsetMap(max_map_entries, max_record_count=max_map_entries), workers)
+    most = sum(source.upper_bound_of_record_count for source, _ in key_scan.dirty_segments_with_batches())
+    return find_survivors_backwards(key_scan, KeyHashSet((most + 1024) * _KEY_BYTES, expected_key_count=min(most // 4, 1 << 20)), workers)
 
 
 def _check_cleaned_groups(
@@ -223,7 +226,7 @@ def _check_cleaned_groups(
     Raises GateFailed, BadData.
     """
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
-        tally = None if balance_key is None else NewSegmentBalance(segment, balance_key, max_inflated_bytes)
+        tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
         gate.check_cleaned_group(members, segment.paths, end_offset=None, new_segment_balance=tally)
         problem = tally.compute_balance().imbalance_problem() if tally else ""
         if problem:
@@ -266,27 +269,35 @@ def open_segments_of_directory(
     end_offset: int | None,
     index_interval_bytes: int,
     inflate_limit: int,
-    read: Callable[[Path], Bytes] = map_file,
+    read_file: Callable[[Path], Bytes] = map_file,
     workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
     """Open neighbouring segments by their base offsets, and return them with their batch tables. Raises UsageError, BadData.
 
     :param end_offset: base offset of the segment after them; None if the last one is the newest.
-    :param read: returns the bytes of a file, mapped or copied.
+    :param read_file: returns the bytes of a file, mapped or copied.
     :param workers: threads that parse the headers; None for the caller's thread.
     """
     if not base_offsets:
         raise UsageError(f"{log_dir} holds no segments", hint="Segments are called <20 digits>.log")
 
-    def open_segment(number: int, previous_last: int) -> SourceSegment:
+    def open_segment(index: int, previous_last_offset: int) -> SourceSegment:
         path, following = (
-            log_dir / f"{base_offsets[number]:020d}.log",
-            base_offsets[number + 1] if number + 1 < len(base_offsets) else end_offset,
+            log_dir / f"{base_offsets[index]:020d}.log",
+            base_offsets[index + 1] if index + 1 < len(base_offsets) else end_offset,
         )
         mtime_ms = path.stat().st_mtime_ns // 1_000_000
         txn_entries = read_txn_index(path.with_suffix(".txnindex"))
         source = open_source_segment(
-            number, path, base_offsets[number], following, mtime_ms, previous_last, inflate_limit, txn_entries=txn_entries, read_bytes=read
+            index,
+            path,
+            base_offsets[index],
+            following,
+            mtime_ms,
+            previous_last_offset,
+            inflate_limit,
+            txn_entries=txn_entries,
+            read_bytes=read_file,
         )
         if len(source.table) and int(source.table.last_offset[-1]) - source.base > MAX32:
             raise BadData(
@@ -296,19 +307,19 @@ def open_segments_of_directory(
                 offset=int(source.table.last_offset[-1]),
                 hint="Kafka splits such a segment when it cleans it; let a broker do that first",
             )
-        source.index_bytes, source.timeindex_bytes = _usable_index_sizes(path, source, index_interval_bytes)
+        source.index_bytes, source.timeindex_bytes = _usable_offset_and_time_index_bytes(path, source, index_interval_bytes)
         return source
 
-    def open_independently(buffers: ThreadBuffers, number: int) -> SourceSegment | None:
+    def open_segment_in_worker(buffers: ReusableJobBuffers, index: int) -> SourceSegment | None:
         try:
-            return open_segment(number, -1)
+            return open_segment(index, -1)
         except BadData:
             return None
 
     sources: list[SourceSegment] = []
     previous_last = -1
     with nullcontext(workers) if workers is not None else WorkerThreads(1) as at_work:
-        for number, found in enumerate(at_work.run_jobs_in_order(open_independently, range(len(base_offsets)))):
+        for number, found in enumerate(at_work.run_jobs_in_order(open_segment_in_worker, range(len(base_offsets)))):
             # What is wrong is said by one who knows what lies before it.
             source = (
                 found if found is not None and _is_first_batch_after(found.table, previous_last) else open_segment(number, previous_last)
@@ -319,15 +330,15 @@ def open_segments_of_directory(
     return sources
 
 
-def _is_first_batch_after(table: BatchTable, previous_last: int) -> bool:
+def _is_first_batch_after(table: BatchTable, previous_last_offset: int) -> bool:
     """Return whether a segment's first batch begins after an offset."""
     if not len(table):
         return True
     base = int(table.base_offset[0])
-    return (int(table.last_offset[0]) if base == UNKNOWN_OFFSET else base) > previous_last
+    return (int(table.last_offset[0]) if base == UNKNOWN_OFFSET else base) > previous_last_offset
 
 
-def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
+def _usable_offset_and_time_index_bytes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
     """Return the sizes of the given indexes, rounded down to whole entries.
 
     Without an offset index Kafka rebuilds both; without a time index it goes on with an empty one.
@@ -340,7 +351,7 @@ def _usable_index_sizes(path: Path, source: SourceSegment, index_interval_bytes:
     return len(built[0]), len(built[1])
 
 
-def _base_offset_of_segment_at(sources: list[SourceSegment], offset: int) -> int:
+def _base_offset_of_segment_containing(sources: list[SourceSegment], offset: int) -> int:
     """Return ``offset`` moved down to the base offset of the segment that contains it (Kafka's
     LogCleanerManager.calculateCleanableBytes).
     """
@@ -349,7 +360,7 @@ def _base_offset_of_segment_at(sources: list[SourceSegment], offset: int) -> int
     return max((source.base for source in sources if source.base <= offset), default=sources[0].base)
 
 
-def _legacy_horizon_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
+def _tombstone_horizon_of_legacy_segments_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
     """Return the legacy horizon: segments modified after this time keep v0/v1 tombstones. It is the time of the last clean segment minus
     the retention.
     """
@@ -357,7 +368,7 @@ def _legacy_horizon_ms(sources: list[SourceSegment], first_dirty: int, delete_re
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
-def _producer_states_at(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
+def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
     """Return the producer state at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. No
     producer expires.
 

@@ -28,6 +28,9 @@ from compactor.kernels.memory import high_word_of_product
 
 BLOCK_BYTES: Final = 16 << 20
 
+NextRowAndOutRowCount = tuple[int, int]
+"""Number of the next row to read, and the number of rows in the output."""
+
 SpoolRows = npt.NDArray[Any]
 """Rows of one type, shape (n, words)."""
 
@@ -42,22 +45,22 @@ class DiskReservation(Protocol):
         """Release the reservation of bytes that were deleted from the disk."""
 
 
-class _UnlimitedDisk:
+class _UnlimitedDiskReservation:
     """A DiskReservation that permits every write, for rounds without a disk budget."""
 
-    def reserve_bytes(self, nbytes: int) -> None:
+    def reserve_bytes(self, byte_count: int) -> None:
         pass
 
-    def release_bytes(self, nbytes: int) -> None:
+    def release_bytes(self, byte_count: int) -> None:
         pass
 
 
-NO_LIMIT: Final = _UnlimitedDisk()
+NO_LIMIT: Final = _UnlimitedDiskReservation()
 """A reservation without a bound, for files outside the disk budget."""
 
 
 @dataclass(frozen=True, slots=True)
-class HashRanges:
+class HashRangeSpan:
     """Hash ranges from ``first`` to ``first + count`` (exclusive) out of ``total`` equal ranges of the hash."""
 
     count: int
@@ -70,13 +73,13 @@ class HashRanges:
             raise ValueError(f"ranges {self.first} to {self.first + self.count} of {self.total}")
 
     @staticmethod
-    def ranges_of_part(count: int, part_number: int, part_count: int) -> HashRanges:
-        """Return the hash ranges of one of several equal parts of the keys. ``count``: number of ranges in each part."""
-        return HashRanges(count, part_number * count, part_count * count)
+    def span_of_key_part(ranges_per_part: int, part_number: int, part_count: int) -> HashRangeSpan:
+        """Return the hash ranges of one of several equal parts of the keys. ``ranges_per_part``: number of ranges in each part."""
+        return HashRangeSpan(ranges_per_part, part_number * ranges_per_part, part_count * ranges_per_part)
 
 
 @dataclass(frozen=True, slots=True)
-class _SortedBlock:
+class _SortedRowBlock:
     """Location of a sorted block of rows: its position in the file, the first row of each range (one more entry: the number of rows), and a
     CRC per range.
     """
@@ -85,12 +88,12 @@ class _SortedBlock:
     begins: npt.NDArray[np.int64]
     crcs: tuple[int, ...]
 
-    def rows_in_range(self, range_number: int) -> int:
+    def row_count_of_range(self, range_number: int) -> int:
         """Return the number of rows of this block in a hash range."""
         return int(self.begins[range_number + 1] - self.begins[range_number])
 
 
-class RowSpool:
+class HashRangeRowFile:
     """Sorts rows by hash range in a file: takes rows section by section and returns them range by range. The file exists until ``close``.
     Can be used as a context manager.
 
@@ -100,18 +103,24 @@ class RowSpool:
     """
 
     def __init__(
-        self, path: Path, disk_reservation: DiskReservation, ranges: HashRanges, words_per_row: int, dtype: type[np.generic], row_name: str
+        self,
+        path: Path,
+        disk_reservation: DiskReservation,
+        range_span: HashRangeSpan,
+        words_per_row: int,
+        dtype: type[np.generic],
+        row_name_for_messages: str,
     ) -> None:
-        self.ranges = ranges
+        self.ranges = range_span
         self.size = 0
         """Bytes in the file."""
-        self._path, self._disk, self._content = path, disk_reservation, row_name
+        self._path, self._disk, self._content = path, disk_reservation, row_name_for_messages
         self._row_bytes = words_per_row * np.dtype(dtype).itemsize
         self._buffer: SpoolRows = np.empty((max(1, BLOCK_BYTES // self._row_bytes), words_per_row), dtype)
         self._sorted: SpoolRows | None = None
         self._fill = 0
         self._section = 0
-        self._blocks: dict[int, list[_SortedBlock]] = {}
+        self._blocks: dict[int, list[_SortedRowBlock]] = {}
         self._reserved = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
@@ -120,11 +129,11 @@ class RowSpool:
         """Return the number of rows that were added so far."""
         return self.size // self._row_bytes + self._fill
 
-    def add_rows(self, section: int, rows: SpoolRows) -> None:
+    def add_rows_to_section(self, section_number: int, rows: SpoolRows) -> None:
         """Add rows to a section; rows of other hash ranges are ignored. Raises OutOfBudget if the reservation, or the disk, is used up."""
-        if section != self._section:
-            self.write_pending_rows()
-            self._section = section
+        if section_number != self._section:
+            self.write_buffered_rows()
+            self._section = section_number
         row, ranges = 0, self.ranges
         while row < len(rows):
             if ranges.count == ranges.total:
@@ -132,35 +141,35 @@ class RowSpool:
                 self._buffer[self._fill : self._fill + size] = rows[row : row + size]
                 row, self._fill = row + size, self._fill + size
             else:
-                row, self._fill = _copy_rows_of_ranges(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
+                row, self._fill = _copy_rows_in_hash_ranges(rows, row, ranges.total, ranges.first, ranges.count, self._buffer, self._fill)
             if self._fill == len(self._buffer):
-                self.write_pending_rows()
+                self.write_buffered_rows()
 
-    def count_rows(self, section: int, range_number: int) -> int:
+    def count_rows_of_range(self, section_number: int, range_number: int) -> int:
         """Return the number of rows in a range; the first range of the spool is number 0."""
-        self.write_pending_rows()
-        return sum(block.rows_in_range(range_number) for block in self._blocks.get(section, ()))
+        self.write_buffered_rows()
+        return sum(block.row_count_of_range(range_number) for block in self._blocks.get(section_number, ()))
 
-    def read_rows_of_range(self, section: int, range_number: int) -> Iterator[SpoolRows]:
+    def read_rows_of_range(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
         """Yield the rows of a range in the order in which they were added. An array is valid until the next one is requested.
 
         Raises StoreError if a checksum does not match.
         """
-        self.write_pending_rows()
+        self.write_buffered_rows()
         self._sorted = None
-        for block in self._blocks.get(section, ()):
-            if block.rows_in_range(range_number):
+        for block in self._blocks.get(section_number, ()):
+            if block.row_count_of_range(range_number):
                 yield self._read_rows_of_ranges(block, range_number, range_number + 1)
 
-    def read_rows_of_section(self, section: int) -> Iterator[SpoolRows]:
+    def read_rows_of_section(self, section_number: int) -> Iterator[SpoolRows]:
         """Yield all rows of a section, block by block. An array is valid until the next one is requested. Raises StoreError if a checksum
         does not match.
         """
-        self.write_pending_rows()
-        for block in self._blocks.get(section, ()):
+        self.write_buffered_rows()
+        for block in self._blocks.get(section_number, ()):
             yield self._read_rows_of_ranges(block, 0, self.ranges.count)
 
-    def write_pending_rows(self) -> None:
+    def write_buffered_rows(self) -> None:
         """Sort the rows that are still in memory, and write them to the file as a block."""
         if not self._fill:
             return
@@ -168,7 +177,7 @@ class RowSpool:
         begins = sort_rows_by_hash_range(self._buffer, self._fill, self.ranges.total, self.ranges.first, self.ranges.count, out)
         data, places = view_as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
         crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
-        self._blocks.setdefault(self._section, []).append(_SortedBlock(self.size, begins, crcs))
+        self._blocks.setdefault(self._section, []).append(_SortedRowBlock(self.size, begins, crcs))
         self._write_reserved_bytes(data)
         self._sorted, self._fill = out, 0
 
@@ -201,7 +210,7 @@ class RowSpool:
             raise OutOfBudget(f"no space is left for {self._content} in {self._path}", hint=hint) from error
         self.size += len(data)
 
-    def _read_rows_of_ranges(self, block: _SortedBlock, first_range: int, end_range: int) -> SpoolRows:
+    def _read_rows_of_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
         """Read the ranges from ``first_range`` up to ``end_range`` (exclusive) of a block into the buffer, in which no row may be waiting
         to be written.
         """
@@ -231,39 +240,43 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_of_word(word: np.uint64, range_count: int) -> int:
+def hash_range_of_first_word(first_word: np.uint64, range_count: int) -> int:
     """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
     the upper half.
     """
-    return np.int64(high_word_of_product((word << np.uint64(32)) | (word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
+    return np.int64(high_word_of_product((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
 
 @inline_kernel
-def _copy_row(source: SpoolRows, row: int, target: SpoolRows, target_row: int) -> None:
-    target[target_row, 0], target[target_row, 1], target[target_row, 2] = source[row, 0], source[row, 1], source[row, 2]
-    for word in range(3, source.shape[1]):
-        target[target_row, word] = source[row, word]
+def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_row: int) -> None:
+    target_rows[target_row, 0], target_rows[target_row, 1], target_rows[target_row, 2] = (
+        source_rows[row, 0],
+        source_rows[row, 1],
+        source_rows[row, 2],
+    )
+    for word in range(3, source_rows.shape[1]):
+        target_rows[target_row, word] = source_rows[row, word]
 
 
 @kernel
-def _copy_rows_of_ranges(
-    rows: SpoolRows, start: int, range_count: int, first_range: int, copied_range_count: int, buffer: SpoolRows, fill: int
-) -> tuple[int, int]:
-    """Copy rows from ``start`` on whose range is one of ``copied_range_count`` from ``first_range``. Return the next row and the number of
-    rows now in the buffer.
+def _copy_rows_in_hash_ranges(
+    rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
+) -> NextRowAndOutRowCount:
+    """Copy rows from ``first_row`` on whose range is one of ``copied_range_count`` from ``first_range``. Return the next row and the number
+    of rows now in the buffer.
     """
-    row = start
-    while row < len(rows) and fill < len(buffer):
-        if first_range <= hash_range_of_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
-            _copy_row(rows, row, buffer, fill)
-            fill += 1
+    row = first_row
+    while row < len(rows) and out_row_count < len(out_rows):
+        if first_range <= hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) < first_range + copied_range_count:
+            _copy_row(rows, row, out_rows, out_row_count)
+            out_row_count += 1
         row += 1
-    return row, fill
+    return row, out_row_count
 
 
 @kernel
 def sort_rows_by_hash_range(
-    rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out: SpoolRows
+    rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
     """Sort the first ``row_count`` rows by range, keeping their order within a range.
 
@@ -271,12 +284,12 @@ def sort_rows_by_hash_range(
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):
-        begins[hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
+        begins[hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range + 1] += 1
     for number in range(sorted_range_count):
         begins[number + 1] += begins[number]
     place = begins[:-1].copy()
     for row in range(row_count):
-        number = hash_range_of_word(np.uint64(rows[row, 0]), range_count) - first_range
-        _copy_row(rows, row, out, place[number])
+        number = hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) - first_range
+        _copy_row(rows, row, out_rows, place[number])
         place[number] += 1
     return begins

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.worker_threads import ThreadBuffers
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.records.rows import BatchChunk
 
 
 @dataclass(frozen=True, slots=True)
-class SecondReaderRows:
+class RowsOfSecondReader:
     """Result of reading one chunk: a row for each record that the second reader will look up, and the number of batches that it has
     read.
     """
@@ -26,17 +26,17 @@ class SecondReaderRows:
 class SecondReader(Protocol):
     """A second, independent reader of the batches that a round reads. The gate implements it to check the round.
 
-    ``read_pass_one_chunk`` and ``read_pass_two_chunk`` run in worker threads, the other methods in the order of the log.
+    ``read_chunk_of_key_scan`` and ``read_chunk_of_rewrite`` run in worker threads, the other methods in the order of the log.
     """
 
-    def begin_segment(self, source: SourceSegment) -> None:
+    def start_reading_segment(self, source: SourceSegment) -> None:
         """Start a segment; its chunks follow."""
 
-    def read_pass_one_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk) -> SecondReaderRows:
+    def read_chunk_of_key_scan(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> RowsOfSecondReader:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
 
-    def add_chunk_rows(self, source: SourceSegment, chunk_rows: SecondReaderRows) -> None:
-        """Add the rows that ``read_pass_one_chunk`` returned to the second reader's table."""
+    def add_looked_up_rows(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
+        """Add the rows that ``read_chunk_of_key_scan`` returned to the second reader's table."""
 
-    def read_pass_two_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Read a chunk of pass 2, with the batches of which some records may be removed."""

@@ -61,7 +61,7 @@ def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
     between them, unless that was done before.
     """
     source, found = piece.source, piece.damaged
-    for first, last in source.uniform_batch_ranges():
+    for first, last in source.batch_ranges_of_one_kind():
         if wanted_batches[first:last].any() and not _has_valid_crcs(source, first, last):
             found[first:last] |= [not _has_valid_crcs(source, batch, batch + 1) for batch in range(first, last)]
             source.verified[first:last] = True

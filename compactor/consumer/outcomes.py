@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
+from compactor.cleaner.passes.outcomes import UNDECIDED, txn_outcomes_by_batch_from_columns
 from compactor.consumer.damage import flag_damaged_batches
 from compactor.consumer.pieces import PiecePrefetcher, SegmentPiece, SegmentReader
 from compactor.errors import BadData
@@ -71,7 +71,7 @@ class TransactionOutcomes:
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
         transactional = table.transactional_flags & (table.producer_id >= 0)
-        kinds = fold_txn_outcomes_backwards(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
+        kinds = txn_outcomes_by_batch_from_columns(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)
         for index in np.unique(producer[still]).tolist():

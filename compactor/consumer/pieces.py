@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.source import SourceSegment, set_types_of_compressed_markers
+from compactor.cleaner.passes.source import SourceSegment, set_control_types_of_compressed_markers
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
@@ -217,7 +217,7 @@ class SegmentReader:
         """Return the batches in ``buf``, a part of the object ``key``. Raises BadData if these are not valid batches."""
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
         source = SourceSegment(0, key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, key, -1))
-        set_types_of_compressed_markers(source, self._limit)
+        set_control_types_of_compressed_markers(source, self._limit)
         return source
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from bloom.siphash import key_hash_tag, siphash128, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
-from compactor.cleaner.keys.key_set import KeySet
-from compactor.cleaner.row_spool import hash_range_of_word
+from compactor.cleaner.keys.key_set import KeyHashSet
+from compactor.cleaner.row_spool import hash_range_of_first_word
 from compactor.config.units import format_size
 from compactor.consumer.damage import (
     UNDECIDABLE,
@@ -226,12 +226,14 @@ class _ParseBuffers:
         :param backwards: last chunk first.
         """
         source = piece.source
-        ranges = source.uniform_batch_ranges()
+        ranges = source.batch_ranges_of_one_kind()
         for first, last in reversed(ranges) if backwards else ranges:
             if not batch_flags[first:last].any():
                 continue
             with piece.add_position_to_errors():
-                for chunk in source.read_chunks(first, last, batch_flags[first:last], max_batch_bytes, self._bodies, backwards=backwards):
+                for chunk in source.read_chunks(
+                    first, last, batch_flags[first:last], max_batch_bytes, self._bodies, is_backwards=backwards
+                ):
                     rows, first_row = parse_records(source.table, chunk, self._rows, source.name)
                     yield SelectedRecords(source.table, chunk, rows, first_row, np.arange(len(rows)))
 
@@ -396,7 +398,10 @@ class RangeReader:
         """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one; the hashes
         of the keys that were found are held in memory.
         """
-        keys, halves = KeySet(request.map_budget_bytes), siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading())
+        keys, halves = (
+            KeyHashSet(request.map_budget_bytes),
+            siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading()),
+        )
         for selection, last in self._read_all_backwards():
             picked = _rows_of_new_keys(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
@@ -410,10 +415,10 @@ class RangeReader:
         space = _SpillBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes
-            with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_rows=spill.records) as buckets:
+            with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_row_count=spill.records) as buckets:
                 for selection, last in self._read_all_backwards():
                     hashes, picked = hash_keys_of_rows(selection, extent.first, last, request, halves)
-                    buckets.add_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
+                    buckets.add_keys_of_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
         for selection in RangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).selected_records():
             rows, picked = selection.rows, selection.picked
@@ -529,7 +534,7 @@ def _rows_of_new_keys(
     first_offset: int,
     last_offset: int,
     request: LastRecordsRequest,
-    keys: KeySet,
+    keys: KeyHashSet,
     hash_key_halves: tuple[np.uint64, np.uint64],
 ) -> Int64s:
     """Return the rows, ascending, whose key is not in ``keys`` yet and whose value is not null, and add the keys. Raises OutOfBudget if
@@ -537,7 +542,7 @@ def _rows_of_new_keys(
     """
     hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
     seen = np.empty(len(hashes), np.bool_)
-    if keys.insert_if_absent(hashes, seen) < len(hashes):
+    if keys.insert_keys_until_full(hashes, seen) < len(hashes):
         raise OutOfBudget(
             f"view = latest: {keys.key_count:,} keys fill the {format_size(request.map_budget_bytes)} that one task may use for them",
             hint="Leave out keyRanges, or give it a higher number (each task then reads everything and keeps its share of the keys)",
@@ -577,7 +582,7 @@ def _hash_keys_backwards(
     for row in range(offsets.size - 1, -1, -1):
         if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if range_count == 1 or hash_range_of_word(np.uint64(key_hash_tag(h0)), range_count) == wanted_range:
+            if range_count == 1 or hash_range_of_first_word(np.uint64(key_hash_tag(h0)), range_count) == wanted_range:
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1
     return count

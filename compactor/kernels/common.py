@@ -19,6 +19,20 @@ ProblemAndBatch = tuple[int, int]
 """Number of a problem (0 for none), and the number of the batch that has it."""
 ProblemAndPosition = tuple[int, int]
 """Number of a problem (0 for none), and a byte position."""
+FirstRowByBatch = Int64s
+"""Number of the first row of each batch, and one more entry: the number of rows."""
+HashKeyHalf = np.uint64
+"""Half of a secret key of a hash function."""
+KeyHashHalf = np.uint64
+"""Half of the 128-bit hash of a record's key."""
+SegmentOrdinal = int
+"""Position of a segment among the live segments of its partition, from 0."""
+BytePosition = int
+RowCount = int
+CellOrComplement = int
+"""Number of the cell of a hash table that holds a key, or the bitwise complement of the empty cell where it would be stored."""
+BatchNumberOrMinusOne = int
+"""Number of a batch, or -1 if there is none."""
 
 KEY_BYTES: Final = 20
 """Most bytes of memory that a key takes in an offset map."""

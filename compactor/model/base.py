@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+ReasonOrEmpty = str
+"""Text for people that states why; empty if there is no reason."""
+
 
 class Value(BaseModel):
     """Frozen value that refuses unknown fields, so that a record of a future version is refused instead of being half understood."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
-from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.consumer.columns import arrow_batch
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.last_values import PREFETCHED_PIECES
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
 BYTES_PER_KEY: Final = 20
-"""Memory of one key in a ``KeySet``, at most."""
+"""Memory of one key in a ``KeyHashSet``, at most."""
 
 _COLUMNS: Final = pa.schema(
     [
@@ -169,7 +169,7 @@ class _UniqueKeys:
         self.ranges = max(1, -(-records * BYTES_PER_KEY // budget_bytes))
         self._options = LastRecordsRequest(order.turn % self.ranges, self.ranges, budget_bytes)
         self._halves = siphash_key_halves(order.tier.identity.hash_key_for_reading())
-        self._keys = KeySet(max(budget_bytes, 1 << 16)) if records else None
+        self._keys = KeyHashSet(max(budget_bytes, 1 << 16)) if records else None
         self._added = self._skipped = 0
 
     @property
@@ -182,7 +182,7 @@ class _UniqueKeys:
         hashes, rows = hash_keys_of_rows(selection, within.first, within.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)
         if self._keys is not None:
-            done = self._keys.insert_if_absent(hashes, new)
+            done = self._keys.insert_keys_until_full(hashes, new)
             self._added, self._skipped = self._added + len(hashes), self._skipped + len(hashes) - done
             if not new[:done].all():
                 offset = int(selection.rows.offset[rows[np.flatnonzero(~new[:done])[0]]])

@@ -18,7 +18,7 @@ import numpy as np
 
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.describe import read_offset_of_last_record
-from compactor.cleaner.passes.source import bytes_from_offset, open_source_segment
+from compactor.cleaner.passes.source import batch_bytes_from_offset, open_source_segment
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
 from compactor.local.budget import Budget
@@ -357,7 +357,7 @@ class _GenerationWriter:
                 "log": path,
             }
             if segment.start_offset < log_start:
-                log = bytes_from_offset(source, log_start, limit)
+                log = batch_bytes_from_offset(source, log_start, limit)
                 table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_settings_for_topic(name.topic).index_interval_bytes
                 index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)

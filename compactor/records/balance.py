@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import siphash_key_halves
-from compactor.kernels.common import Flags
+from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_u64
 from compactor.model.balance import DigestSum
@@ -76,7 +76,7 @@ def digest_sums_by_account(
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     action_by_header: Actions,
     final_action: Actions,
     keep: Flags,
@@ -120,7 +120,7 @@ def _finish_digest(state: np.uint64) -> np.uint64:
 
 
 @inline_kernel
-def add_batch_digest(raw: Bytes, position: int, magic: int, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def add_batch_digest(raw: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums) -> None:
     """Add the batch at a byte position to a row of sums.
 
     :param magic: message format of the batch.
@@ -152,7 +152,7 @@ def _digest_key_or_value(buf: Bytes, start: int, length: int) -> np.uint64:
 
 @inline_kernel
 def first_half_of_record_digest(
-    buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: np.uint64
+    buf: Bytes, offset: int, key_start: int, key_length: int, value_start: int, value_length: int, k0: HashKeyHalf
 ) -> np.uint64:
     """Return the first half of a record's digest. A length of -1 means null. ``k0`` is the first half of the balance key.
 
@@ -164,7 +164,7 @@ def first_half_of_record_digest(
 
 
 @inline_kernel
-def second_half_of_digest(digest: np.uint64, k1: np.uint64) -> np.uint64:
+def second_half_of_digest(digest: np.uint64, k1: HashKeyHalf) -> np.uint64:
     """Return the second half of a record's or batch's digest. It cannot be derived from sums of first halves. ``k1`` is the second half of
     the balance key.
     """
@@ -173,7 +173,7 @@ def second_half_of_digest(digest: np.uint64, k1: np.uint64) -> np.uint64:
 
 
 @kernel
-def _add_header_digests(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def _add_header_digests(raw: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums) -> None:
     """Add the digests of v2 batches, given by their headers in sequence, to ``out``: the number of batches, and the two halves of the sum
     of their digests.
     :param k0, k1: halves of the balance key.
@@ -183,7 +183,7 @@ def _add_header_digests(raw: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> 
 
 
 @kernel
-def _add_segment_digests(buf: Bytes, k0: np.uint64, k1: np.uint64, out: Sums) -> None:
+def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums) -> None:
     """Add the digests of all batches in a segment to ``out``: the number of batches, and the two halves of the sum of their digests.
     :param k0, k1: halves of the balance key.
     """
@@ -207,7 +207,7 @@ def _add_digests_to_accounts(
     opened: Flags,
     final_action: Actions,
     aborted: Flags,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     offset: Int64s,
     key_start: Int64s,
     value_start: Int64s,
@@ -215,8 +215,8 @@ def _add_digests_to_accounts(
     value_length: Int32s,
     keep: Flags,
     superseded: Flags,
-    k0: np.uint64,
-    k1: np.uint64,
+    k0: HashKeyHalf,
+    k1: HashKeyHalf,
     sums: Sums,
 ) -> None:
     """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts. Parameters as

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, Flags, ProblemAndBatch
+from compactor.kernels.common import NO_HORIZON, FirstRowByBatch, Flags, ProblemAndBatch
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size_bytes, write_varint
@@ -84,7 +84,7 @@ def encode_cleaned_chunk(
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     keep: Flags,
     action: Actions,
     delete_horizon_ms: Int64s,
@@ -207,7 +207,7 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 
 @kernel
-def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: Int64s, action: Actions, keep: Flags) -> Flags:
+def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action: Actions, keep: Flags) -> Flags:
     """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
     loose = np.zeros(keep.size, np.bool_)
     for batch in range(action.size):
@@ -490,7 +490,7 @@ def _encode_batches_or_find_problem(
     action: Actions,
     horizon: Int64s,
     compressed: bool,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     offset: Int64s,
     timestamp: Int64s,
     start: Int64s,

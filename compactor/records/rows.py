@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
-from compactor.kernels.common import Int32s as Int32s, ProblemAndBatch, ProblemAndPosition
+from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.profiling import WorkStage, measure_stage
@@ -246,7 +246,7 @@ def _parse_v2_records(
     buf: Bytes,
     body_start: Int64s,
     body_end: Int64s,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     base_offset: Int64s,
     last_offset: Int64s,
     base_timestamp: Int64s,
@@ -371,7 +371,7 @@ def _parse_legacy_records(
     buf: Bytes,
     body_start: Int64s,
     body_end: Int64s,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     base_offset: Int64s,
     last_offset: Int64s,
     base_timestamp: Int64s,

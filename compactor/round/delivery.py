@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import earliest_delete_horizon_ms, read_earliest_delete_horizon_ms, summarize_segment_content
+from compactor.cleaner.passes.describe import earliest_delete_horizon_ms, read_earliest_delete_horizon_ms, summarize_timestamps_and_count
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import TimestampMs
 from compactor.model.balance import DigestSum
@@ -85,7 +85,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
-    about = summarize_segment_content(segment.table)
+    about = summarize_timestamps_and_count(segment.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,

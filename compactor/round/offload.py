@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compactor.cleaner.keys.disk_map import scans_needed
+from compactor.cleaner.keys.disk_map import count_log_scans_for_disk
 from compactor.config.settings import CleanerSettings, SparkSettings
 from compactor.config.units import format_size
 from compactor.kernels.common import KEY_BYTES
@@ -40,4 +40,4 @@ def count_key_passes(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
     rows, largest = sum(estimate_records(s) for s in assessment.dirty), max((s.size_bytes for s in assessment.covered_segments), default=0)
-    return scans_needed(rows, max(1, cleaner.disk_budget_bytes - largest))
+    return count_log_scans_for_disk(rows, max(1, cleaner.disk_budget_bytes - largest))

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bloom.directory import distinct_hash_prefixes
-from compactor.cleaner.gate.gate import Gate, GateParameters
-from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, KeyTable
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, scans_needed
-from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
-from compactor.cleaner.keys.spilling import SpillingKeyScan
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
+from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
+from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
+from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
 from compactor.cleaner.keys.survivors import KeyScanParameters
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
@@ -35,7 +36,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import KEY_BYTES, Hashes
+from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
 from compactor.local.budget import ReservationExceeded, SpaceReservation, round_up_to_blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
@@ -115,7 +116,7 @@ class SurvivorScanResult:
     """
 
     opened_sources: RoundSources
-    survivors: SpillingKeyScan
+    survivors: KeyScanSpillingToDisk
     finished: CleanedChunkCache
     engine: str
     passes: int
@@ -133,14 +134,16 @@ class SurvivorScanResult:
         return self.gate
 
     @contextmanager
-    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
+    def open_segment(
+        self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None
+    ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened_sources.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
                 self.gate.compute_transaction_outcomes(self.sources)
             if part is not None and self.gate is not None:
-                self.gate.restrict_to_rewritten_batches(source, part.rows)
+                self.gate.restrict_outcomes_to_rewritten_batches(source, part.rows)
             yield source, self.opened_sources.verdicts[ordinal] if part is None else part.verdicts
 
     def free_key_memory(self) -> None:
@@ -148,9 +151,9 @@ class SurvivorScanResult:
         self.survivors.free_key_set()
         self.finished.clear_and_stop_storing()
         if self.gate is not None:
-            self.gate.free_key_table()
+            self.gate.free_latest_record_table()
 
-    def part_to_read_of_segment(self, ordinal: int) -> SegmentPart | None:
+    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPart | None:
         """Return the part of a segment that is read, or None if all of it is."""
         return self.opened_sources.parts.get(ordinal)
 
@@ -187,7 +190,7 @@ class _ScanAttempt:
     """One attempt at pass 1: the offset map, the gate, the cache of cleaned chunks and the reserved disk space."""
 
     job: _SurvivorScanJob
-    survivors: SpillingKeyScan
+    survivors: KeyScanSpillingToDisk
     gate: Gate | None
     finished: CleanedChunkCache
     space: _DiskSpace
@@ -254,11 +257,16 @@ def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, ex
         # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
         space.reservation = SpaceReservation(staging.budget, staging.usage, 0)
         return DiskOffsetMap(
-            staging.folder / "disk_map", space.reservation, map_budget_bytes=settings.map_budget_bytes, expected_rows=expected_row_count
+            staging.folder / "disk_map",
+            space.reservation,
+            map_budget_bytes=settings.map_budget_bytes,
+            expected_row_count=expected_row_count,
         )
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
-    survivors = SpillingKeyScan(_create_key_scan(job, finished, gate), KeySet(budget, expected_keys=expected_key_count), open_spill_map)
+    survivors = KeyScanSpillingToDisk(
+        _create_key_scan(job, finished, gate), KeyHashSet(budget, expected_key_count=expected_key_count), open_spill_map
+    )
     scan = _ScanAttempt(job, survivors, gate, finished, space)
     try:
         _scan_dirty_segments(scan)
@@ -268,7 +276,7 @@ def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, ex
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, FilterAnswers())
         answers = _choose_segments_to_read_in_part(scan, decisions, answers)
-        survivors.find_survivors_of_key_part()
+        survivors.find_survivors_of_current_key_part()
     finally:
         survivors.close()
         if space.reservation is not None:
@@ -296,12 +304,12 @@ def _scan_with_keys_on_disk(job: _SurvivorScanJob, expected_row_count: int, part
                 path,
                 reservation,
                 map_budget_bytes=map_budget,
-                expected_rows=expected_row_count,
-                part_number=range_number,
-                part_count=part_count,
+                expected_row_count=expected_row_count,
+                key_part_number=range_number,
+                key_part_count=part_count,
             )
 
-        survivors = SpillingKeyScan(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
+        survivors = KeyScanSpillingToDisk(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
         scan = _ScanAttempt(job, survivors, gate, finished, space)
         decisions: Mapping[int, SidecarDecision] | None = None
         answers = FilterAnswers()
@@ -315,7 +323,7 @@ def _scan_with_keys_on_disk(job: _SurvivorScanJob, expected_row_count: int, part
                     else _decide_segments_by_sidecars(job, _max_dirty_key_count_on_disk(job, expected_row_count))
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
-                survivors.find_survivors_of_key_part()
+                survivors.find_survivors_of_current_key_part()
         finally:
             survivors.close()
     return _build_pass_one_result(scan, decisions or {}, answers, part_count)
@@ -334,7 +342,7 @@ def _count_hash_ranges(job: _SurvivorScanJob, expected_row_count: int) -> int:
     Raises OutOfBudget if more than MOST_PASSES would be needed.
     """
     budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
-    parts = scans_needed(expected_row_count, budget - largest)
+    parts = count_log_scans_for_disk(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
         need = largest + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
@@ -356,7 +364,7 @@ def _create_gate(job: _SurvivorScanJob, budget_bytes: int, expected_row_count: i
         return None
     extent = job.extent
     terms = GateParameters(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
-    return Gate(terms, KeyTable(budget_bytes, expected_row_count))
+    return Gate(terms, LatestRecordTable(budget_bytes, expected_row_count))
 
 
 def _create_key_scan(job: _SurvivorScanJob, finished: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
@@ -391,9 +399,9 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
             if not opened.folded:
                 opened.verdicts[ordinal] = TransactionVerdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
-            clean_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
+            cleans_chunks_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
             to_map = survivors.key_scan.flag_batches_for_offset_map(source)
-            survivors.scan_dirty_segment(source, to_map, job.settings.workers, clean_at_once=clean_at_once)
+            survivors.scan_dirty_segment(source, to_map, job.settings.workers, cleans_chunks_at_once=cleans_chunks_at_once)
 
 
 def _fold_transactions(scan: _ScanAttempt) -> None:
@@ -429,7 +437,7 @@ def _decide_segments_by_sidecars(job: _SurvivorScanJob, dirty_key_count: int) ->
     return found
 
 
-def _reason_due_by_fold(job: _SurvivorScanJob, ordinal: int) -> str:
+def _reason_due_by_fold(job: _SurvivorScanJob, ordinal: SegmentOrdinal) -> str:
     """Return why the outcomes of transactions require that a clean segment is read, or an empty string. The answer is the same for an
     opened segment and for the headers in its sidecar.
     """
@@ -472,7 +480,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
         return answers
     copies, opened = job.reading.staging.layout.log_copy_limits, job.opened
 
-    def may_be_read_in_part(ordinal: int, decision: SidecarDecision) -> bool:
+    def may_be_read_in_part(ordinal: SegmentOrdinal, decision: SidecarDecision) -> bool:
         """Return whether the segment at this position has a key directory that may allow to read only a part."""
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)

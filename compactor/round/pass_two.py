@@ -21,18 +21,19 @@ from checkpoint.lineage import EpochEntry, truncate_lineage_at
 from compactor import __version__
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
-from compactor.cleaner.gate.new_segment_balance import NewSegmentBalance
+from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
 from compactor.cleaner.keys.survivors import SurvivorLookup
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.describe import count_negative_timestamps
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
-from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
+from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_sidecar_builder
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
+from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import BLOCK, ReservationExceeded, SpaceReservation
 from compactor.local.staging import StagingFolder, disk_bytes_to_rewrite_group
 from compactor.model.balance import Balance
@@ -239,7 +240,7 @@ class KeyScanAnswers(Protocol):
         """Return the source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
 
     def open_segment(
-        self, ordinal: int, reservation: SpaceReservation | None
+        self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches.
 
@@ -249,7 +250,7 @@ class KeyScanAnswers(Protocol):
         :param ordinal: position of the segment in the partition.
         """
 
-    def part_to_read_of_segment(self, ordinal: int) -> SegmentPart | None:
+    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPart | None:
         """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it.
 
         :param ordinal: position of the segment in the partition.
@@ -324,7 +325,7 @@ class PlanExecution:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
-        rewriting = RewritePass(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.second_reader)
+        rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.second_reader)
         reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_to_read_of_group(members)
         cleaned = rewriting.rewrite_group(
@@ -336,7 +337,7 @@ class PlanExecution:
             filler_epoch=task.leader_epochs[-1].epoch if task.leader_epochs else -1,
             disk_reservation=reservation,
         )
-        tally = NewSegmentBalance(cleaned, self._key, self._limit)
+        tally = NewSegmentBalanceBuilder(cleaned, self._key, self._limit)
         if answers.gate is not None:
             sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
             mapped = partial(self._forward_read.map_segment, reservation=reservation)
@@ -460,7 +461,7 @@ class PlanExecution:
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()
         return found
 
-    def _leader_epoch_checkpoint(self, ordinal: int) -> bytes:
+    def _leader_epoch_checkpoint(self, ordinal: SegmentOrdinal) -> bytes:
         """Return a segment's leader-epoch checkpoint. It is not fetched if the recorded digest equals that of the checkpoint computed from
         the segments' epochs.
 
@@ -480,9 +481,9 @@ class PlanExecution:
             return
         design = worker.filter_for(metadata.records, metadata.size_bytes)
         directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.log_copy_limits)
-        builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_directory=directory)
+        builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_key_directory=directory)
         with WorkerThreads(1) as workers:
-            add_segment_to_builder(builder, output, self._limit, workers)
+            add_segment_to_sidecar_builder(builder, output, self._limit, workers)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
         if directory:
             worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory(builder.build_key_directory(metadata.id))

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar, verdicts_of_substituted_segment
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, convert_verdicts_of_substitute, segment_without_bytes_from_sidecar
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
+from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import SpaceReservation, round_up_to_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
@@ -71,7 +72,7 @@ class SegmentRoles:
             heads=sidecars.load_sidecar_heads(ids) if sidecars else dict.fromkeys(ids, SidecarHead(None, "bloom = false", 0)),
         )
 
-    def sidecar_head(self, ordinal: int) -> SidecarHead:
+    def sidecar_head(self, ordinal: SegmentOrdinal) -> SidecarHead:
         """Return the head of a segment's sidecar."""
         return self.heads[self.live[ordinal].id]
 
@@ -106,7 +107,7 @@ class RoundSources:
         self._opened: set[int] = set()
 
     @contextmanager
-    def map_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
+    def map_segment(self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
         """Provide a segment for the duration of a ``with`` block: its bytes, batch headers, and verdicts if they were computed. Only the
         chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
 
@@ -128,12 +129,12 @@ class RoundSources:
             return
         with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
-                self.verdicts[ordinal] = verdicts_of_substituted_segment(source, self.sources[ordinal], self.verdicts[ordinal])
+                self.verdicts[ordinal] = convert_verdicts_of_substitute(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source
 
-    def restrict_segment_to_part(self, ordinal: int, segment_part: SegmentPart) -> None:
+    def restrict_segment_to_part(self, ordinal: SegmentOrdinal, segment_part: SegmentPart) -> None:
         """Restrict a segment to a part of its batches, so that only these are read from now on. The verdicts must have been computed
         before.
 
@@ -144,11 +145,11 @@ class RoundSources:
         self.reading.ranges[ordinal] = segment_part.splice.byte_ranges_read
         self._opened.add(ordinal)
 
-    def is_segment_open(self, ordinal: int) -> bool:
+    def is_segment_open(self, ordinal: SegmentOrdinal) -> bool:
         """Return whether the segment's batch headers are known."""
         return ordinal in self._opened
 
-    def read_batch_headers(self, ordinal: int, reservation: SpaceReservation | None) -> None:
+    def read_batch_headers(self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.map_segment(ordinal, reservation):
@@ -162,11 +163,11 @@ class RoundSources:
         self.folded = True
 
 
-def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: int) -> SourceSegment:
+def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
     """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
     place = (ordinal, reader.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
-    return substitute_segment_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
+    return segment_without_bytes_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
 
 
 def _empty_verdicts() -> TransactionVerdicts:

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES
-from compactor.cleaner.passes.source import SourceSegment, open_source_segment, segment_without_batches_after
+from compactor.cleaner.passes.source import SourceSegment, open_source_segment, segment_cut_after_offset
 from compactor.config.settings import CleanerSettings
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
+from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import Budget, SpaceReservation
 from compactor.local.spool import process_spool_folder
 from compactor.local.staging import FileToStage, StagingFolder
@@ -128,7 +129,9 @@ class StagedSegmentReader:
         self.ranges: dict[int, tuple[tuple[int, int], ...]] = {}
 
     @contextmanager
-    def open_segment(self, ordinal: int, reservation: SpaceReservation | None = None, *, txn_index: bool = True) -> Iterator[SourceSegment]:
+    def open_segment(
+        self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None = None, *, txn_index: bool = True
+    ) -> Iterator[SourceSegment]:
         """Open a segment: yield its batch headers, with its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
 
         :param reservation: the disk reservation to use; None for a new one.
@@ -141,7 +144,7 @@ class StagedSegmentReader:
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.log_key(ordinal)
-            source = segment_without_batches_after(source, metadata.end_offset) if metadata.has_offsets_after_end else source
+            source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_offsets_after_end else source
             try:
                 yield source
             finally:
@@ -160,7 +163,7 @@ class StagedSegmentReader:
             finally:
                 source.buf = NO_BYTES
 
-    def log_key(self, ordinal: int) -> str:
+    def log_key(self, ordinal: SegmentOrdinal) -> str:
         """Return the key of a segment's log, for messages."""
         return self.object_key(self.live[ordinal], "log")
 
@@ -168,7 +171,7 @@ class StagedSegmentReader:
         """Return the key of one of a segment's objects, for messages."""
         return self.staging.layout.object_name(self.partition, metadata, kind)
 
-    def log_file_to_stage(self, ordinal: int) -> FileToStage:
+    def log_file_to_stage(self, ordinal: SegmentOrdinal) -> FileToStage:
         """Return the file to stage for a segment's log, or for those ranges of it that are read."""
         return replace(self.segment_file_to_stage(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 

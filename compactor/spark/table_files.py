@@ -15,7 +15,7 @@ import numpy as np
 from pyiceberg.manifest import DataFile
 
 from bloom.siphash import siphash_key_halves
-from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.config.settings import Settings
 from compactor.constants import TopicId
 from compactor.consumer.gather import SelectedRecords
@@ -133,14 +133,14 @@ class _CompareKeys:
 
     def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
         """Return the outcomes that were gathered. Raises BadData if a key occurs twice."""
-        keys, outcomes = KeySet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
+        keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
         for answer in gathered:
             if isinstance(answer, TaskOutcome):
                 outcomes.append(answer)
             elif answer is not None:
                 hashes = np.frombuffer(bytearray(answer.data), np.uint64).reshape(-1, 2)
                 new = np.empty(len(hashes), np.bool_)
-                if keys.insert_if_absent(hashes, new) < len(hashes):
+                if keys.insert_keys_until_full(hashes, new) < len(hashes):
                     raise OutOfBudget(f"{self.partition}: the keys of a table need more memory", hint="Raise map_budget_bytes")
                 if not new.all():
                     raise duplicate_key_error(self.partition, answer.place)

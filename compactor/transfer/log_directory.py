@@ -22,12 +22,12 @@ from compactor.cleaner.passes.describe import (
     lineage_from_tables,
     lineage_of_offset_range,
     read_earliest_delete_horizon_ms,
-    summarize_segment_content,
+    summarize_timestamps_and_count,
 )
-from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, SidecarChunkSummary
+from compactor.cleaner.passes.sidecar_builder import ChunkSummaryForSidecar, SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid, transaction_verdicts_by_source
-from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import TailBatch
 from compactor.errors import BadData, UsageError
@@ -173,7 +173,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     sha256 = hashlib.sha256()
     negative = done = 0
 
-    def summarize_range(buffers: ThreadBuffers, job: tuple[int, int]) -> tuple[int, int, list[SidecarChunkSummary]]:
+    def summarize_range(buffers: ReusableJobBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummaryForSidecar]]:
         """Check a range of batches, and return the range with the summaries of its chunks."""
         first, last = job
         found, seen = 0, []
@@ -185,7 +185,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.run_jobs_in_order(summarize_range, source.uniform_batch_ranges()):
+        for until, found, looks in workers.run_jobs_in_order(summarize_range, source.batch_ranges_of_one_kind()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -264,7 +264,7 @@ def combine_parts_to_segments(
     :raises BadData: if the log is corrupt.
     """
     sources = [checked.piece.source for checked in file_parts]
-    states = _producer_states_at(log_dir, sources[0].base, initial_states)
+    states = _producer_states_at_offset(log_dir, sources[0].base, initial_states)
     # TransactionVerdicts have the order of the sources.
     verdicts = transaction_verdicts_by_source(
         [replace(source, ordinal=place) for place, source in enumerate(sources)], _open_txn_offset_by_producer(states)
@@ -274,7 +274,7 @@ def combine_parts_to_segments(
     for checked, source, verdict in zip(file_parts, sources, verdicts, strict=True):
         # The end of an empty last segment is not known, because it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
-        states = _producer_states_at(log_dir, end + 1, states.states_after_batches(source.table))
+        states = _producer_states_at_offset(log_dir, end + 1, states.states_after_batches(source.table))
         if source.size:
             # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
@@ -311,7 +311,7 @@ def describe_tail_batch(source: SourceSegment, batch: int) -> TailBatch:
     )
 
 
-def _producer_states_at(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
+def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerStates) -> ProducerStates:
     """Return the producer states at an offset: those of the broker's snapshot for it, which may know producers that the log no longer has,
     or else ``replayed``. A snapshot that cannot be parsed, or does not belong to this log, is not used.
     """
@@ -412,7 +412,7 @@ def prepare_segment_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= segment.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = summarize_segment_content(source.table), segment.checked.builder
+    content, builder = summarize_timestamps_and_count(source.table), segment.checked.builder
     undecided = segment.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,

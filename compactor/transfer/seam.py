@@ -534,7 +534,7 @@ def _read_records_by_offset(
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
     records: dict[int, _Record] = {}
-    for first, last in source.uniform_batch_ranges():
+    for first, last in source.batch_ranges_of_one_kind():
         if not wanted[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, wanted[first:last], max_inflated_bytes, None):

@@ -15,7 +15,7 @@ import numpy as np
 from bloom.sidecar import Sidecar
 from compactor.access.rounds import open_partition_reader
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_builder
+from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_sidecar_builder
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.control.state import PartitionState
@@ -139,9 +139,9 @@ def rebuild_sidecars(
                             segment, len(source.table), tier.ports.layout.log_copy_limits
                         )
                         builder = SidecarBuilder(
-                            source, design, tier.identity.hash_key(), counts_distinct_keys=True, collects_directory=directory
+                            source, design, tier.identity.hash_key(), counts_distinct_keys=True, collects_key_directory=directory
                         )
-                        add_segment_to_builder(builder, source, reading.inflate_limit, workers)
+                        add_segment_to_sidecar_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
                     if segment.id in tier.open_partition_log(partition).refresh().live_segments_by_id():

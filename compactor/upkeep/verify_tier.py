@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import count_negative_timestamps, summarize_segment_content
+from compactor.cleaner.passes.describe import count_negative_timestamps, summarize_timestamps_and_count
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
@@ -134,7 +134,7 @@ class _SegmentVerifier(NamedTuple):
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
     """Return how a log differs from the recorded metadata that readers use without opening the log, or an empty string."""
-    latest = summarize_segment_content(source.table).max_timestamp_ms
+    latest = summarize_timestamps_and_count(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:

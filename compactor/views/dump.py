@@ -97,7 +97,7 @@ def dump_segment(
     with open_segment_reader(tier, partition, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
         batches = [
             batch
-            for first, last in source.uniform_batch_ranges()
+            for first, last in source.batch_ranges_of_one_kind()
             for batch in _batch_documents(source, first, last, inflate_limit, show_everything=show_everything)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}

@@ -103,7 +103,7 @@ class RecordSearch:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
         buffers = RowBuffers()
-        for first, last in source.uniform_batch_ranges():
+        for first, last in source.batch_ranges_of_one_kind():
             if not wanted[first:last].any():
                 continue
             for chunk in source.read_chunks(first, last, wanted[first:last], self._limit, None):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.gate.key_table import LatestRecordTable
 from compactor.round import pass_one
 from tests.builders import LZ4, LogBuilder
 from tests.plain_format import Batch
@@ -105,7 +105,7 @@ def test_beyond_its_memory_the_gate_checks_a_range_of_the_keys_and_the_same_rang
     settings = {"map_engine": engine, "disk_budget_bytes": disk_bytes, "segment_bytes": 30_000, "min_cleanable_dirty_ratio": 0.0}
     cli = TierCli(tmp_path / "home", {"cleaner": settings})
     cli.bring(log.write(tmp_path / "log", indexes=True))
-    monkeypatch.setattr(pass_one, "KeyTable", lambda budget_bytes, rows: KeyTable(24 * 900, rows))
+    monkeypatch.setattr(pass_one, "LatestRecordTable", lambda budget_bytes, rows: LatestRecordTable(24 * 900, rows))
 
     def refused_by_gate(key: bytes) -> bool:
         with monkeypatch.context() as patched:

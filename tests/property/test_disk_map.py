@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from bloom.siphash import key_hash_tag
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import disk_map
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, scans_needed
-from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeySet
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
+from compactor.cleaner.keys.key_set import ENTRY_BYTES, SMALLEST, SPACE, KeyHashSet
 from compactor.errors import OutOfBudget
 
 MEGABYTE = 1 << 20
@@ -53,9 +53,9 @@ def kept_of(*chunks: Hashes) -> list[tuple[int, int]]:
 
 
 def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:
-    key_set = KeySet(64 * MEGABYTE)
+    key_set = KeyHashSet(64 * MEGABYTE)
     first, found = np.zeros(len(dirty), dtype=np.bool_), np.zeros(len(clean), dtype=np.bool_)
-    assert key_set.insert_if_absent(dirty, first) == len(dirty)
+    assert key_set.insert_keys_until_full(dirty, first) == len(dirty)
     key_set.flag_contained_keys(clean, found)
     return first.tolist() + (~found).tolist()
 
@@ -67,11 +67,11 @@ def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: Budget, **settings
         path = Path(directory) / "with a space"
         with DiskOffsetMap(path, budget, **settings) as engine:
             for part in np.array_split(np.arange(len(dirty)), calls):
-                engine.add_dirty_rows(dirty[part], part.astype(np.uint32))
+                engine.add_keys_of_dirty_rows(dirty[part], part.astype(np.uint32))
             mine = engine.flag_keys_in_part(dirty)
             assert kept_of(*engine.iterate_dirty_key_hashes()) == kept_of(dirty[mine])
             for part in np.array_split(np.arange(len(clean)), calls):
-                engine.add_clean_rows(clean[part], (part + len(dirty)).astype(np.uint32))
+                engine.add_keys_of_clean_rows(clean[part], (part + len(dirty)).astype(np.uint32))
             bitmap = engine.survivor_bitmap(rows)
             assert path.stat().st_size == engine.written_bytes == budget.used
             assert engine.peak_bytes <= settings["map_budget_bytes"]
@@ -123,16 +123,16 @@ def test_many_keys_in_the_smallest_map_budget(expected_rows: int) -> None:
 
 def test_the_change_over_in_mid_pass() -> None:
     dirty = hashes_of(np.random.default_rng(5).integers(0, 20_000, 50_000))
-    key_set, first = KeySet(100_000), np.zeros(len(dirty), dtype=np.bool_)
-    done = key_set.insert_if_absent(dirty, first)
+    key_set, first = KeyHashSet(100_000), np.zeros(len(dirty), dtype=np.bool_)
+    done = key_set.insert_keys_until_full(dirty, first)
     assert 0 < done < len(dirty)
     with (
         tempfile.TemporaryDirectory() as directory,
-        DiskOffsetMap(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_rows=50_000) as engine,
+        DiskOffsetMap(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_row_count=50_000) as engine,
     ):
         for some in key_set.iterate_key_hashes():
             engine.add_keys_with_known_newest_record(some)
-        engine.add_dirty_rows(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
+        engine.add_keys_of_dirty_rows(dirty[done:], np.arange(done, len(dirty), dtype=np.uint32))
         first |= np.unpackbits(engine.survivor_bitmap(len(dirty)))[: len(dirty)].astype(np.bool_)
         assert engine.entries == len(np.unique(dirty, axis=0))
     assert first.tolist() == in_memory(dirty, dirty[:0])
@@ -144,9 +144,9 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_spool, "BLOCK_BYTES", 1_000 * KEY_ROW_BYTES)
         path = Path(directory) / "b"
-        engine = DiskOffsetMap(path, budget, map_budget_bytes=MEGABYTE, expected_rows=5_000)
+        engine = DiskOffsetMap(path, budget, map_budget_bytes=MEGABYTE, expected_row_count=5_000)
         with pytest.raises(OutOfBudget, match="used up"), engine:
-            engine.add_dirty_rows(dirty, np.arange(5_000, dtype=np.uint32))
+            engine.add_keys_of_dirty_rows(dirty, np.arange(5_000, dtype=np.uint32))
         assert not path.exists()
     assert budget.peak == 4_000 * KEY_ROW_BYTES
     assert budget.used == 0
@@ -155,27 +155,27 @@ def test_the_disk_share_is_asked_before_every_byte() -> None:
 
 
 def test_passes_needed_leaves_room_for_uneven_parts() -> None:
-    assert scans_needed(0, 100) == 1
-    assert scans_needed(1_000, 1_000 * KEY_ROW_BYTES) == 2
-    assert scans_needed(1_000, 1_100 * KEY_ROW_BYTES) == 1
-    assert scans_needed(10**9, 10**9) == 18
+    assert count_log_scans_for_disk(0, 100) == 1
+    assert count_log_scans_for_disk(1_000, 1_000 * KEY_ROW_BYTES) == 2
+    assert count_log_scans_for_disk(1_000, 1_100 * KEY_ROW_BYTES) == 1
+    assert count_log_scans_for_disk(10**9, 10**9) == 18
 
 
 def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
     one = hashes_of(np.arange(1))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
-        with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
+        with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
             with pytest.raises(ValueError, match="at most"):
-                engine.add_dirty_rows(one, np.array([disk_map.SEEN], dtype=np.uint32))
-            engine.add_dirty_rows(one, np.array([8], dtype=np.uint32))
+                engine.add_keys_of_dirty_rows(one, np.array([disk_map.SEEN], dtype=np.uint32))
+            engine.add_keys_of_dirty_rows(one, np.array([8], dtype=np.uint32))
             with pytest.raises(ValueError, match="ordinal 8"):
                 engine.survivor_bitmap(8)
             assert engine.survivor_bitmap(9).tolist() == [0, 128]
         with pytest.raises(ValueError, match="of 2"):
-            DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1, part_number=2, part_count=2)
+            DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_row_count=1, key_part_number=2, key_part_count=2)
         with pytest.raises(OutOfBudget, match="too small"):
-            DiskOffsetMap(path, Budget(), map_budget_bytes=100, expected_rows=1)
+            DiskOffsetMap(path, Budget(), map_budget_bytes=100, expected_row_count=1)
         assert not path.exists()
 
 
@@ -192,8 +192,8 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
         raise OSError(number, os.strerror(number))
 
     budget = Budget()
-    with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
-        engine.add_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+    with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
+        engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
         monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", full)
         with pytest.raises(OutOfBudget, match="no space is left for the keys of the offset map in .*/b") as error:
             engine.survivor_bitmap(100)
@@ -205,9 +205,9 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
 def test_a_file_that_somebody_cut_is_an_error_not_an_answer() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
-        with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_rows=1) as engine:
-            engine.add_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
-            engine._spool.write_pending_rows()
+        with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
+            engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
+            engine._spool.write_buffered_rows()
             path.write_bytes(path.read_bytes()[:50])
             with pytest.raises(OSError, match="shorter"):
                 engine.survivor_bitmap(100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.key_set import ABSENT, ENTRY_BYTES, SMALLEST, SPACE, BoundedOffsetMap, KeyHashSet
 
 # Few distinct values, at both ends and in the middle of the table, so that clusters meet, and tags that only differ after the empty marker.
 first_half = st.sampled_from([0, 1, 2, 2**32, 2**32 + 1, 2**63, 2**64 - 1])
@@ -23,12 +23,12 @@ def key_of(row: tuple[int, int]) -> tuple[int, int]:
 @settings(deadline=None, max_examples=200)
 @given(calls=calls)
 def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> None:
-    key_set, model = KeySet(1 << 20), set[tuple[int, int]]()
+    key_set, model = KeyHashSet(1 << 20), set[tuple[int, int]]()
     for what, some in calls:
         hashes = np.array(some, dtype=np.uint64).reshape(-1, 2)
         answer = np.zeros(len(some), dtype=np.bool_)
         if what == "insert":
-            assert key_set.insert_if_absent(hashes, answer) == len(some)
+            assert key_set.insert_keys_until_full(hashes, answer) == len(some)
             expected = []
             for row in some:
                 expected.append(key_of(row) not in model)
@@ -47,8 +47,8 @@ def test_a_key_set_is_a_set(calls: list[tuple[str, list[tuple[int, int]]]]) -> N
 @given(seed=st.integers(0, 1000), budget=st.integers((SMALLEST + SPACE) * ENTRY_BYTES, 40_000))
 def test_it_stays_inside_any_budget(seed: int, budget: int) -> None:
     hashes = np.random.default_rng(seed).integers(0, 2**64, size=(4_000, 2), dtype=np.uint64)
-    key_set, answer = KeySet(budget), np.zeros(len(hashes), dtype=np.bool_)
-    done = key_set.insert_if_absent(hashes, answer)
+    key_set, answer = KeyHashSet(budget), np.zeros(len(hashes), dtype=np.bool_)
+    done = key_set.insert_keys_until_full(hashes, answer)
     assert key_set.table.nbytes <= budget
     assert key_set.peak_bytes <= budget
     assert done == min(len(hashes), int((budget // ENTRY_BYTES - SPACE) * 0.8))
@@ -59,7 +59,7 @@ def test_it_stays_inside_any_budget(seed: int, budget: int) -> None:
 @given(batches=st.lists(rows, max_size=4), limit=st.integers(1, 60))
 def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]]], limit: int) -> None:
     total = sum(map(len, batches))
-    offset_map, model = BoundedOffsetMap(limit, max_rows=total), dict[tuple[int, int], int]()
+    offset_map, model = BoundedOffsetMap(limit, max_record_count=total), dict[tuple[int, int], int]()
     offset, stopped = 0, False
     for some in batches:
         hashes = np.array(some, dtype=np.uint64).reshape(-1, 2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import event, example, given, settings, strategies as st
 
-from compactor.cleaner.gate.key_table import KeyTable
+from compactor.cleaner.gate.key_table import LatestRecordTable
 from compactor.cleaner.keys import key_set
 from compactor.round import pass_one as index, roles
 from tests.builders import LZ4, NONE, LogBuilder, entry, wrapper
@@ -103,7 +103,7 @@ def test_same_view_with_and_without_filters(rounds: list[Any], legacy: bool, eng
     """``changes over``: the estimate is wrong, and the set of keys full after some dozens."""
     with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         if small_gate:
-            patch.setattr(index, "KeyTable", lambda budget_bytes, rows: KeyTable(24 * 20, rows))
+            patch.setattr(index, "LatestRecordTable", lambda budget_bytes, rows: LatestRecordTable(24 * 20, rows))
         if engine == "changes over":
             patch.setattr(roles, "estimate_distinct_keys", lambda heads, records: 1)
             patch.setattr(index, "MIN_MAP_BYTES", (16 + key_set.SPACE) * key_set.ENTRY_BYTES)

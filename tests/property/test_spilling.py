@@ -11,13 +11,13 @@ from hypothesis import given, settings, strategies as st
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import key_set
 from compactor.cleaner.keys.disk_map import DiskOffsetMap
-from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
-from compactor.cleaner.keys.spilling import SpillingKeyScan
+from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
+from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
 from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards
 from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import OpenGroupMember, RewritePass
+from compactor.cleaner.passes.rewrite import GroupRewriter, OpenSourceOfGroup
 from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -65,17 +65,22 @@ class Log:
         return RetentionRules(1_000_000, 0, 0, end, end - 1, ProducerStates.without_producers())
 
     def in_memory(self) -> SurvivorLookup:
-        return find_survivors_backwards(self.one, KeySet(1 << 20), self.workers)
+        return find_survivors_backwards(self.one, KeyHashSet(1 << 20), self.workers)
 
-    def spilling(self, keys: KeySet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> SpillingKeyScan:
+    def spilling(self, keys: KeyHashSet | None, *, parts: int = 1, skip: frozenset[int] = frozenset()) -> KeyScanSpillingToDisk:
         """``skip``: segments below the dirty range that nobody looks up."""
 
         def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
             return DiskOffsetMap(
-                self.folder / "disk_map", self.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=200, part_number=part, part_count=parts
+                self.folder / "disk_map",
+                self.disk,
+                map_budget_bytes=MIN_MAP_BYTES,
+                expected_row_count=200,
+                key_part_number=part,
+                key_part_count=parts,
             )
 
-        found = SpillingKeyScan(self.one, keys, open_disk_map, parts)
+        found = KeyScanSpillingToDisk(self.one, keys, open_disk_map, parts)
         try:
             for _ in range(parts):
                 for source, wanted in reversed(self.one.dirty_segments_with_batches()):
@@ -83,7 +88,7 @@ class Log:
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
                         found.scan_clean_segment(source, self.one.flag_batches_below_dirty_range(source), self.workers)
-                found.find_survivors_of_key_part()
+                found.find_survivors_of_current_key_part()
         finally:
             found.close()
         assert self.disk.used == 0
@@ -96,8 +101,8 @@ class Log:
             self.rounds += 1
             folder = self.folder / f"out-{self.rounds}"
             folder.mkdir()
-            rewriting = RewritePass(survivors, self.rules(), 4096, LIMIT, CleanedChunkCache(0))
-            member = OpenGroupMember(source, self.one.verdicts[source.ordinal])
+            rewriting = GroupRewriter(survivors, self.rules(), 4096, LIMIT, CleanedChunkCache(0))
+            member = OpenSourceOfGroup(source, self.one.verdicts[source.ordinal])
             cleaned = rewriting.rewrite_group(source.base, [member], folder, self.workers)
             written.append(cleaned.paths["log"].read_bytes())
         return written
@@ -135,10 +140,10 @@ def test_all_engines_make_the_same_bytes(made: tuple[LogBuilder, int], parts: in
             on_disk = log.spilling(None, parts=parts)
             assert log.output(on_disk) == want
             assert on_disk.key_count == memory.key_count
-            tiny = log.spilling(KeySet((16 + key_set.SPACE) * key_set.ENTRY_BYTES))
+            tiny = log.spilling(KeyHashSet((16 + key_set.SPACE) * key_set.ENTRY_BYTES))
             assert log.output(tiny) == want
             assert tiny.has_moved_keys_to_disk == (memory.key_count > 12), "0.8 of 16"
-            roomy = log.spilling(KeySet(1 << 20))
+            roomy = log.spilling(KeyHashSet(1 << 20))
             assert log.output(roomy) == want
             assert not roomy.has_moved_keys_to_disk
 
@@ -163,7 +168,7 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
     builder.write(tmp_path / "log")
     log = Log(tmp_path, 0, 1)
 
-    def asked(found: SpillingKeyScan) -> set[tuple[int, int]]:
+    def asked(found: KeyScanSpillingToDisk) -> set[tuple[int, int]]:
         for source, wanted in reversed(log.one.dirty_segments_with_batches()):
             found.scan_dirty_segment(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.iterate_dirty_key_hashes() for h0, h1 in chunk}
@@ -172,13 +177,18 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
 
     def open_disk_map(part: int, parts: int) -> DiskOffsetMap:
         return DiskOffsetMap(
-            tmp_path / "disk_map", log.disk, map_budget_bytes=MIN_MAP_BYTES, expected_rows=900, part_number=part, part_count=parts
+            tmp_path / "disk_map",
+            log.disk,
+            map_budget_bytes=MIN_MAP_BYTES,
+            expected_row_count=900,
+            key_part_number=part,
+            key_part_count=parts,
         )
 
-    in_memory = asked(SpillingKeyScan(log.one, KeySet(1 << 20), open_disk_map))
+    in_memory = asked(KeyScanSpillingToDisk(log.one, KeyHashSet(1 << 20), open_disk_map))
     assert len(in_memory) == 300
-    assert asked(SpillingKeyScan(log.one, None, open_disk_map)) == in_memory
-    assert asked(SpillingKeyScan(log.one, KeySet(MIN_MAP_BYTES), open_disk_map)) == in_memory
+    assert asked(KeyScanSpillingToDisk(log.one, None, open_disk_map)) == in_memory
+    assert asked(KeyScanSpillingToDisk(log.one, KeyHashSet(MIN_MAP_BYTES), open_disk_map)) == in_memory
     assert not (tmp_path / "disk_map").exists()
     assert log.disk.used == 0
 
@@ -210,8 +220,8 @@ def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp
     verdicts = transaction_verdicts_by_source([opened.sources[0], cut])
     out = tmp_path / "out"
     out.mkdir()
-    rewriting = RewritePass(opened.in_memory(), opened.rules(), 4096, LIMIT, CleanedChunkCache(0))
-    members = [OpenGroupMember(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
+    rewriting = GroupRewriter(opened.in_memory(), opened.rules(), 4096, LIMIT, CleanedChunkCache(0))
+    members = [OpenSourceOfGroup(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
     cleaned = rewriting.rewrite_group(0, members, out, opened.workers, end_offset=5, filler_epoch=7)
     table = open_source_segment(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
     assert (table.last_offset.tolist(), table.leader_epoch.tolist()[-1]) == ([0, 5], 7)

@@ -14,11 +14,12 @@ import pytest
 from typing_extensions import override
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import Gate, GateParameters, GateReport
-from compactor.cleaner.gate.key_table import KeyTable
-from compactor.cleaner.offline import CleanRequest, OfflineRound, clean_log_directory, open_offline_round
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.gate.key_table import LatestRecordTable
+from compactor.cleaner.gate.parameters import GateParameters, GateReport
+from compactor.cleaner.offline import CleanRequest, OpenedLogDirectory, clean_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.grouping import group_segments
-from compactor.cleaner.passes.rewrite import CleanedSegment, RewritePass
+from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.records.build import ProducerFields, RecordToEncode, add_batch_header, encode_batch
 from compactor.records.codecs import compress_body
@@ -42,7 +43,7 @@ class _AtPoint(GateParameters):
 
     @property
     @override
-    def checked_hash_point(self) -> int:
+    def hash_point_of_checked_keys(self) -> int:
         return self.fixed_point
 
 
@@ -61,15 +62,15 @@ class Round:
         return Round(log_dir, out_dir, asked, clean_log_directory(log_dir, out_dir, asked).next_dirty_offset)
 
     def gate(
-        self, budget_bytes: int = AMPLE, point: int | None = None, opened: OfflineRound | None = None
+        self, budget_bytes: int = AMPLE, point: int | None = None, opened: OpenedLogDirectory | None = None
     ) -> tuple[Gate, list[list[SourceSegment]]]:
         """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
-        opened = opened or open_offline_round(self.log_dir, self.request)
+        opened = opened or open_log_directory_for_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
         terms = GateParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
-        gate = Gate(terms, KeyTable(budget_bytes, 10_000))
+        gate = Gate(terms, LatestRecordTable(budget_bytes, 10_000))
         gate.read_dirty_range(opened.sources)
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
         return gate, group_segments(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
@@ -81,7 +82,7 @@ class Round:
 
     def judged_in_turn(self, budget_bytes: int) -> list[GateReport]:
         """One gate for each range of the keys, of as many as fit the memory, in turn: what a gate with ample memory does at once."""
-        reports, point, opened = list[GateReport](), 0, open_offline_round(self.log_dir, self.request)
+        reports, point, opened = list[GateReport](), 0, open_log_directory_for_round(self.log_dir, self.request)
         while point < 2**64:
             gate, groups = self.gate(budget_bytes, point, opened)
             reports += [gate.check_cleaned_group(members, self.paths(members[0].base), end_offset=None) for members in groups]
@@ -161,7 +162,7 @@ Damage = Callable[[list[Batch]], list[Batch]]
 def misbehave(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
     """What the cleaner wrote is changed on disk before anybody looks at it; CRCs and indexes fit."""
 
-    class Wrong(RewritePass):
+    class Wrong(GroupRewriter):
         @override
         def rewrite_group(self, *arguments: Any, **options: Any) -> CleanedSegment:
             cleaned = super().rewrite_group(*arguments, **options)
@@ -173,4 +174,4 @@ def misbehave(monkeypatch: pytest.MonkeyPatch, damage: Damage) -> None:
             cleaned.paths["timeindex"].write_bytes(timeindex)
             return replace(cleaned, size=len(data))
 
-    monkeypatch.setattr(worker, "RewritePass", Wrong)
+    monkeypatch.setattr(worker, "GroupRewriter", Wrong)

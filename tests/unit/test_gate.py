@@ -12,9 +12,16 @@ from hypothesis import given, strategies as st
 
 from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.gate import GateParameters
-from compactor.cleaner.gate.key_table import ABSENT_KEY, DUE, KeyTable, pack_table_rows, record_fingerprints, zero_gate_sums
-from compactor.cleaner.offline import CleanRequest, clean_log_directory, open_log_directory, open_offline_round
+from compactor.cleaner.gate.key_table import (
+    ABSENT_KEY,
+    DUE,
+    LatestRecordTable,
+    pack_latest_record_rows,
+    record_fingerprints,
+    zero_fingerprint_sums,
+)
+from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.offline import CleanRequest, clean_log_directory, open_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
@@ -64,9 +71,10 @@ def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: in
 
 def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
     terms = [
-        GateParameters(open_offline_round(many.log_dir, many.request).rules, offset, bytes(16), 1) for offset in range(0, 64_000, 1_000)
+        GateParameters(open_log_directory_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
+        for offset in range(0, 64_000, 1_000)
     ]
-    assert len({terms_.checked_hash_point >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
+    assert len({terms_.hash_point_of_checked_keys >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
     assert many.gate(TINY)[0].checked_key_share == many.gate(TINY)[0].checked_key_share
     reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
     assert reports[0] == reports[1]
@@ -131,7 +139,7 @@ def test_a_table_that_the_cleaner_read_wrong_is_refused(many: Round, field: str)
     source.table = replace(source.table, **{field: column})
     gate._crcs.clear()
     with pytest.raises(GateFailed, match=f"the cleaner read {field}"):
-        gate.begin_segment(source)
+        gate.start_reading_segment(source)
 
 
 def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:
@@ -224,7 +232,7 @@ def hashes_of(keys: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64
 
 def rows(some: list[Put]) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
     digests = np.array([digest | int(DUE) * due for _, _, digest, due in some], np.uint64)
-    return pack_table_rows(hashes_of([put[0] for put in some]), np.array([put[1] for put in some], np.int64), digests)
+    return pack_latest_record_rows(hashes_of([put[0] for put in some]), np.array([put[1] for put in some], np.int64), digests)
 
 
 def sums(left: list[Put]) -> list[list[int]]:
@@ -253,7 +261,7 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
     model: dict[int, Put] = {}
     for put in chain.from_iterable(puts):
         model[put[0]] = max(model.get(put[0], put), put, key=lambda each: each[1])
-    table, bounds, found = KeyTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), zero_gate_sums(len(SEGMENTS) - 1)
+    table, bounds, found = LatestRecordTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), zero_fingerprint_sums(len(SEGMENTS) - 1)
     for some in puts:
         left = rows(some)
         while (done := table.put_rows_until_full(left)) < len(left):
@@ -262,8 +270,10 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
     held = dict(enumerate(table.flag_keys_in_range(hashes_of(list(range(61)))).tolist()))
     assert all(held.values()) == (table.range_count == 1)
     for some in outside:
-        table.add_expected_sums_outside_dirty_range(rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found)
-    table.add_expected_sums(bounds, found)
+        table.add_expected_fingerprints_outside_dirty_range(
+            rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found
+        )
+    table.add_expected_fingerprints(bounds, found)
     kept = [put for put in model.values() if not put[3]] + [put for put in chain.from_iterable(outside) if put[0] not in model]
     assert found.tolist() == sums([put for put in kept if held[put[0]]])
     latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]
@@ -273,12 +283,12 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
 
 @given(PUTS, st.integers(0, 2**64 - 1))
 def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(puts: list[list[Put]], point: int) -> None:
-    table = KeyTable(1 << 16, 60)
+    table = LatestRecordTable(1 << 16, 60)
     everything = rows(list(chain.from_iterable(puts)))
     assert table.put_rows_until_full(everything) == len(everything)
     for _ in range(3):
         table.halve_hash_range(point)
-    at_once = KeyTable(1 << 16, 60)
+    at_once = LatestRecordTable(1 << 16, 60)
     at_once.reset_to_hash_range(60, 8, point * 8 >> 64)
     assert at_once.put_rows_until_full(everything) == len(everything)
     keys = hashes_of(list(range(61)))
@@ -290,7 +300,7 @@ def test_a_range_that_was_made_smaller_is_the_range_that_was_asked_for_at_once(p
 
 def test_more_keys_of_one_hash_than_the_memory_holds_are_refused() -> None:
     """Where nothing tells them apart no smaller range helps; real hashes are uniform."""
-    table = KeyTable(1, 0)
+    table = LatestRecordTable(1, 0)
     same = np.array([[1 << 40, number, number << 32] for number in range(100)], np.uint64)
     for _ in range(62):
         assert table.put_rows_until_full(same) < len(same)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compactor.cleaner.passes.source import open_source_segment, segment_without_batches_after
+from compactor.cleaner.passes.source import open_source_segment, segment_cut_after_offset
 from compactor.errors import BadData
 from compactor.records.producers import ENTRY, ProducerStates
 from tests.builders import LogBuilder
@@ -84,8 +84,8 @@ def test_a_segment_is_cut_where_brokers_go_on_in_another(tmp_path: Path) -> None
     log.put("c=1", "d=1")
     (path,) = log.write(tmp_path).glob("*.log")
     whole = open_source_segment(0, path, 20, 25, 0, -1, 1 << 20)
-    cut = segment_without_batches_after(whole, 22)
+    cut = segment_cut_after_offset(whole, 22)
     assert (cut.base, cut.end, cut.table.last_offset.tolist()) == (20, 23, [21, 22])
     assert cut.size == int(whole.table.position[2])
     with pytest.raises(BadData, match="a batch from 23 to 24 lies across offset 23"):
-        segment_without_batches_after(whole, 23)
+        segment_cut_after_offset(whole, 23)

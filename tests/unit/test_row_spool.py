@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from compactor.cleaner import row_spool
-from compactor.cleaner.row_spool import HashRanges, RowSpool
+from compactor.cleaner.row_spool import HashRangeRowFile, HashRangeSpan
 from compactor.errors import OutOfBudget, StoreError
 
 
@@ -58,14 +58,16 @@ def test_rows_come_back_by_range_in_the_order_in_which_they_were_added(
         patch.setattr(row_spool, "BLOCK_BYTES", block * words * np.dtype(dtype).itemsize)
         for part in range(parts):
             disk = Disk()
-            with RowSpool(Path(folder) / "rows", disk, HashRanges.ranges_of_part(count, part, parts), words, dtype, "rows") as spool:
+            with HashRangeRowFile(
+                Path(folder) / "rows", disk, HashRangeSpan.span_of_key_part(count, part, parts), words, dtype, "rows"
+            ) as spool:
                 for section, numbers in added:
-                    spool.add_rows(section, rows_of(numbers, words, dtype))
+                    spool.add_rows_to_section(section, rows_of(numbers, words, dtype))
                 for section in (0, 1):
                     total = 0
                     for number in range(count):
                         read = [tuple(row) for rows in spool.read_rows_of_range(section, number) for row in rows.tolist()]
-                        assert spool.count_rows(section, number) == len(read)
+                        assert spool.count_rows_of_range(section, number) == len(read)
                         found[section] += read
                         total += len(read)
                     assert sum(len(rows) for rows in spool.read_rows_of_section(section)) == total
@@ -85,8 +87,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_row_that_the_disk_has_changed_is_an_error_and_not_an_answer(tmp_path: Path) -> None:
-    with RowSpool(tmp_path / "rows", Disk(), HashRanges(4), 4, np.uint32, "the rows") as spool:
-        spool.add_rows(0, rows_of(list(range(0, 2**32, 2**27)), 4, np.uint32))
+    with HashRangeRowFile(tmp_path / "rows", Disk(), HashRangeSpan(4), 4, np.uint32, "the rows") as spool:
+        spool.add_rows_to_section(0, rows_of(list(range(0, 2**32, 2**27)), 4, np.uint32))
         path = tmp_path / "rows"
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
@@ -108,11 +110,11 @@ def test_a_write_asks_for_its_bytes_before_the_first_of_them(tmp_path: Path, mon
         return pwrite(file, data[:100], position)
 
     monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", watched)
-    spool = RowSpool(tmp_path / "rows", disk, HashRanges(1), 4, np.uint32, "rows")
-    spool.add_rows(0, rows_of(list(range(35)), 4, np.uint32))
+    spool = HashRangeRowFile(tmp_path / "rows", disk, HashRangeSpan(1), 4, np.uint32, "rows")
+    spool.add_rows_to_section(0, rows_of(list(range(35)), 4, np.uint32))
     assert sizes == [160, 60] * 3
     with pytest.raises(OutOfBudget, match="used up"):
-        spool.write_pending_rows()
+        spool.write_buffered_rows()
     spool.close()
     assert (disk.used, list(tmp_path.iterdir())) == (0, [])
 
@@ -122,14 +124,14 @@ def test_an_error_of_the_disk_that_is_not_a_full_disk_is_raised_as_it_is(tmp_pat
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", fails)
-    with RowSpool(tmp_path / "rows", Disk(), HashRanges(1), 4, np.uint32, "rows") as spool:
-        spool.add_rows(0, rows_of([1], 4, np.uint32))
+    with HashRangeRowFile(tmp_path / "rows", Disk(), HashRangeSpan(1), 4, np.uint32, "rows") as spool:
+        spool.add_rows_to_section(0, rows_of([1], 4, np.uint32))
         with pytest.raises(OSError, match="Input/output"):
-            spool.write_pending_rows()
+            spool.write_buffered_rows()
         spool._fill = 0
 
 
 def test_ranges_outside_of_all_ranges_are_refused() -> None:
-    assert HashRanges(3) == HashRanges.ranges_of_part(3, 0, 1)
+    assert HashRangeSpan(3) == HashRangeSpan.span_of_key_part(3, 0, 1)
     with pytest.raises(ValueError, match="ranges 4 to 6 of 4"):
-        HashRanges.ranges_of_part(2, 2, 2)
+        HashRangeSpan.span_of_key_part(2, 2, 2)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from compactor.cleaner.passes.worker_threads import BARRIER, Barrier, ThreadBuffers, WorkerThreads
+from compactor.cleaner.passes.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
 
 pytestmark = pytest.mark.parametrize("threads", [1, 2, 3])
 
 
 def test_results_come_in_the_order_of_the_jobs(threads: int) -> None:
-    def work(buffers: ThreadBuffers, job: int) -> int:
+    def work(buffers: ReusableJobBuffers, job: int) -> int:
         threading.Event().wait(0.001 * (job % 3))
         return job * job
 
@@ -25,7 +25,7 @@ def test_decisions_are_made_one_by_one_and_in_order(threads: int) -> None:
     decided: list[int] = []
     at_it = threading.Lock()
 
-    def prepare(buffers: ThreadBuffers, job: int) -> int:
+    def prepare(buffers: ReusableJobBuffers, job: int) -> int:
         threading.Event().wait(0.001 * (job % 3))
         return job
 
@@ -37,7 +37,9 @@ def test_decisions_are_made_one_by_one_and_in_order(threads: int) -> None:
         return len(decided)
 
     with WorkerThreads(threads) as workers:
-        assert list(workers.run_three_step_jobs(prepare, decide, lambda buffers, count: -count, range(30))) == [-n for n in range(1, 31)]
+        assert list(workers.run_jobs_with_ordered_middle_step(prepare, decide, lambda buffers, count: -count, range(30))) == [
+            -n for n in range(1, 31)
+        ]
     assert decided == list(range(30))
 
 
@@ -46,7 +48,7 @@ def test_behind_a_drain_nothing_is_asked_for_before_the_rest_was_consumed(thread
     consumed: list[int] = []
     asked: list[tuple[int, int]] = []
 
-    def jobs() -> Iterator[int | Barrier]:
+    def jobs() -> Iterator[int | JobBarrier]:
         for segment in range(4):
             asked.append((segment, len(consumed)))
             yield from range(5 * segment, 5 * segment + 5)
@@ -55,7 +57,7 @@ def test_behind_a_drain_nothing_is_asked_for_before_the_rest_was_consumed(thread
 
     with WorkerThreads(threads) as workers:
         results = (
-            workers.run_three_step_jobs(lambda buffers, job: job, lambda job: job, lambda buffers, job: job, jobs())
+            workers.run_jobs_with_ordered_middle_step(lambda buffers, job: job, lambda job: job, lambda buffers, job: job, jobs())
             if steps
             else workers.run_jobs_in_order(lambda buffers, job: job, jobs())
         )
@@ -70,7 +72,7 @@ def test_while_the_first_result_is_waited_for_others_are_made(threads: int) -> N
     others = threading.Semaphore(0)
     waited_for = 2 * threads - 1 if threads > 1 else 0
 
-    def work(buffers: ThreadBuffers, job: int) -> int:
+    def work(buffers: ReusableJobBuffers, job: int) -> int:
         if job == 0:
             assert all(others.acquire(timeout=60) for _ in range(waited_for))
         others.release()
@@ -81,7 +83,7 @@ def test_while_the_first_result_is_waited_for_others_are_made(threads: int) -> N
 
 
 def test_what_fails_is_raised_and_every_lane_is_free_again(threads: int) -> None:
-    def work(buffers: ThreadBuffers, job: int) -> int:
+    def work(buffers: ReusableJobBuffers, job: int) -> int:
         if job == 7:
             raise ValueError(job)
         return job
@@ -91,21 +93,21 @@ def test_what_fails_is_raised_and_every_lane_is_free_again(threads: int) -> None
             with pytest.raises(ValueError, match="7"):
                 list(workers.run_jobs_in_order(work, range(30)))
             with pytest.raises(ValueError, match="7"):
-                list(workers.run_three_step_jobs(lambda buffers, job: job, lambda job: job, work, range(30)))
+                list(workers.run_jobs_with_ordered_middle_step(lambda buffers, job: job, lambda job: job, work, range(30)))
             with pytest.raises(ValueError, match="7"):
-                list(workers.run_three_step_jobs(work, lambda job: job, lambda buffers, job: job, range(30)))
+                list(workers.run_jobs_with_ordered_middle_step(work, lambda job: job, lambda buffers, job: job, range(30)))
             decided: list[int] = []
 
             def decide(job: int, decided: list[int] = decided) -> int:
-                decided.append(work(ThreadBuffers(), job))
+                decided.append(work(ReusableJobBuffers(), job))
                 return job
 
             with pytest.raises(ValueError, match="7"):
-                list(workers.run_three_step_jobs(lambda buffers, job: job, decide, lambda buffers, job: job, range(30)))
+                list(workers.run_jobs_with_ordered_middle_step(lambda buffers, job: job, decide, lambda buffers, job: job, range(30)))
             assert decided == list(range(7))  # what comes behind it is not decided on
             for results in (
                 workers.run_jobs_in_order(work, range(5)),
-                workers.run_three_step_jobs(work, lambda job: job, lambda buffers, job: job, range(5)),
+                workers.run_jobs_with_ordered_middle_step(work, lambda job: job, lambda buffers, job: job, range(5)),
             ):
                 assert next(results) == 0
                 results.close()

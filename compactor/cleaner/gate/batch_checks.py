@@ -49,13 +49,13 @@ _UNCHANGED_FIELDS = {
 }  # fmt: skip
 
 
-def columns_of_batch_table(table: BatchTable, row_range: slice = slice(None)) -> HeaderFields:
+def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
     """Convert some rows of a segment's batch table to header columns as the gate (the independent check of a round) uses them, without
     CRCs. They must also be compared with the segment's bytes (``find_batch_table_mismatch``).
     """
-    headers = np.zeros((len(col.FIELDS), len(table.position[row_range])), np.int64)
+    headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
-        headers[field] = getattr(table, name)[row_range]
+        headers[field] = getattr(table, name)[batch_range]
     return headers
 
 
@@ -80,7 +80,7 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
     return None
 
 
-class SourceBatches:
+class SourceBatchHeaders:
     """Batches of all source segments of a group (segments that are rewritten together), one segment after the other. ``batches[field]``
     returns a header column by the number of its field, copied on access.
     """
@@ -101,7 +101,7 @@ class SourceBatches:
         columns = [getattr(table, FROM_TABLE[field]) for table in self._tables]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
-    def header_columns_of(self, batch_numbers: Int64s) -> HeaderFields:
+    def header_fields_of_batches(self, batch_numbers: Int64s) -> HeaderFields:
         """Return the header columns of the batches with these numbers."""
         headers = np.empty((len(col.FIELDS), len(batch_numbers)), np.int64)
         for field in col.FIELDS:
@@ -160,34 +160,36 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 
 
 @kernel
-def resolve_txn_outcomes_by_batch(kind: Int64s, producer: Int64s, base: Int64s, pending_since: Int64s) -> tuple[Flags, Flags, Int64s]:
+def resolve_txn_outcomes_by_batch(
+    control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
+) -> tuple[Flags, Flags, Int64s]:
     """Return (aborted, idle, began) for each batch, as in BatchTransactionOutcomes, from the columns of all batches of a log.
 
     The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
 
-    :param pending_since: where a producer's transaction was open at the start of the log; changed.
+    :param open_txn_offset_by_producer: where a producer's transaction was open at the start of the log; changed.
     """
-    aborted = np.zeros(kind.size, np.bool_)
-    idle = np.zeros(kind.size, np.bool_)
-    began = np.full(kind.size, -1, np.int64)
-    newest = np.full(pending_since.size, -1, np.int64)
-    before = np.full(kind.size, -1, np.int64)
-    for i in range(kind.size):
-        p = producer[i]
-        if kind[i] == NOT_CONTROL:
+    aborted = np.zeros(control_kind.size, np.bool_)
+    idle = np.zeros(control_kind.size, np.bool_)
+    began = np.full(control_kind.size, -1, np.int64)
+    newest = np.full(open_txn_offset_by_producer.size, -1, np.int64)
+    before = np.full(control_kind.size, -1, np.int64)
+    for i in range(control_kind.size):
+        p = producer_index[i]
+        if control_kind[i] == NOT_CONTROL:
             before[i] = newest[p]
             newest[p] = i
-            if pending_since[p] < 0:
-                pending_since[p] = base[i]
-        elif kind[i] in (ABORT, COMMIT):
-            idle[i] = pending_since[p] < 0
-            began[i] = pending_since[p]
-            link = newest[p] if kind[i] == ABORT else -1
+            if open_txn_offset_by_producer[p] < 0:
+                open_txn_offset_by_producer[p] = base_offset[i]
+        elif control_kind[i] in (ABORT, COMMIT):
+            idle[i] = open_txn_offset_by_producer[p] < 0
+            began[i] = open_txn_offset_by_producer[p]
+            link = newest[p] if control_kind[i] == ABORT else -1
             while link >= 0:
                 aborted[link] = True
                 link = before[link]
             newest[p] = -1
-            pending_since[p] = -1
+            open_txn_offset_by_producer[p] = -1
     return aborted, idle, began
 
 
@@ -195,13 +197,13 @@ def resolve_txn_outcomes_by_batch(kind: Int64s, producer: Int64s, base: Int64s, 
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedGroup:
+class SourceAndOutputBatches:
     """Batches of a group before and after cleaning: its source batches, its output batches without the filler (an empty batch at the end),
     and for each output batch the number of its source batch
     (``origin``).
     """
 
-    source: SourceBatches
+    source: SourceBatchHeaders
     outcomes: BatchTransactionOutcomes
     output: HeaderFields
     origin: Int64s
@@ -209,7 +211,7 @@ class ComparedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchedBatches:
+class MatchedBatchesOfSource:
     """Batches of one source segment that are still in the output: their numbers in the source (``origin``) and their headers in the
     output.
     """
@@ -219,14 +221,18 @@ class MatchedBatches:
     output: HeaderFields
 
     @staticmethod
-    def select_matched_batches(group: ComparedGroup, source: SourceSegment, first_batch: int, chosen_flags: Flags) -> MatchedBatches:
+    def select_matched_batches(
+        group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
+    ) -> MatchedBatchesOfSource:
         """Return the pairs of source batch and output batch of one source segment.
 
-        :param first_batch: number of the source's first batch in the group.
-        :param chosen_flags: a flag per source batch of the group: whether its pair is wanted.
+        :param first_batch_in_group: number of the source's first batch in the group.
+        :param wanted_flags: a flag per source batch of the group: whether its pair is wanted.
         """
-        mine = np.flatnonzero((group.origin >= first_batch) & (group.origin < first_batch + len(source.table)) & chosen_flags[group.origin])
-        return MatchedBatches(source, group.origin[mine] - first_batch, group.output[:, mine])
+        mine = np.flatnonzero(
+            (group.origin >= first_batch_in_group) & (group.origin < first_batch_in_group + len(source.table)) & wanted_flags[group.origin]
+        )
+        return MatchedBatchesOfSource(source, group.origin[mine] - first_batch_in_group, group.output[:, mine])
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
@@ -248,25 +254,25 @@ def is_possible_filler(batch_header: Int64s, end_offset: int) -> bool:
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
-def is_first_batch_offset_unset(table: BatchTable) -> bool:
+def has_first_wrapper_without_offset(table: BatchTable) -> bool:
     """Return whether the first batch is a v0/v1 wrapper whose own offset was never set (old librdkafka): its header does not state its last
     offset.
     """
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
 
-def match_output_to_source_batches(
-    source: SourceBatches, output: HeaderFields, first_batch_end_offset: int
+def match_output_batches_to_source(
+    source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
 ) -> tuple[Int64s, BatchProblem | None]:
     """Match output batches with source batches. Return the number of each one's source batch, and the first problem or None.
 
     Batches are never merged, split or reordered.
 
-    :param first_batch_end_offset: last offset of the first source batch if its header does not state it, else -1.
+    :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
     """
     lasts, bases = source[col.LAST], source[col.BASE]
-    if first_batch_end_offset >= 0:
-        lasts = np.concatenate((np.array([first_batch_end_offset]), lasts[1:]))
+    if end_offset_of_first_batch >= 0:
+        lasts = np.concatenate((np.array([end_offset_of_first_batch]), lasts[1:]))
     origin = np.searchsorted(lasts, output[col.LAST])
     if not len(source):
         return origin, ("a batch that no source has", int(output[col.LAST, 0])) if len(origin) else None
@@ -282,7 +288,7 @@ def match_output_to_source_batches(
     return origin, None
 
 
-def flag_batches_that_must_stay(headers: SourceBatches, retention_rules: RetentionRules) -> Flags:
+def flag_batches_that_must_stay(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
     producer, and the
     batch that
@@ -300,7 +306,7 @@ def flag_batches_that_must_stay(headers: SourceBatches, retention_rules: Retenti
     return stays & (headers[col.MAGIC] == 2)
 
 
-def flag_removable_markers(headers: SourceBatches, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
+def flag_removable_markers(headers: SourceBatchHeaders, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
     """Return a flag per batch: whether it is a control batch that may lose its record.
 
     It may if it is empty already, or if its transaction has no data left and its delete horizon has passed.
@@ -309,29 +315,29 @@ def flag_removable_markers(headers: SourceBatches, outcomes: BatchTransactionOut
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
 
 
-def find_header_problems(group: ComparedGroup, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
+def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
     """Yield the problems of a cleaned group that batch headers alone show. ``path_by_kind``: files of the cleaned segment by kind."""
-    of, out, rules = group.source.header_columns_of(group.origin), group.output, group.rules
+    of, out, rules = group.source.header_fields_of_batches(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
     stays, gone = flag_batches_that_must_stay(group.source, rules), flag_removable_markers(group.source, group.outcomes, rules.now_ms)
-    yield from _first_flagged_as_problem(out, "not of message format 2", out[col.MAGIC] != 2)
+    yield from _problem_of_first_flagged_batch(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
-    yield from _first_flagged_as_problem(out, "other offsets than its source batch", v2 & elsewhere)
+    yield from _problem_of_first_flagged_batch(out, "other offsets than its source batch", v2 & elsewhere)
     for column, name in _UNCHANGED_FIELDS.items():
-        yield from _first_flagged_as_problem(out, f"another {name} than its source batch", out[column] != of[column])
+        yield from _problem_of_first_flagged_batch(out, f"another {name} than its source batch", out[column] != of[column])
     changed = out[col.ATTRIBUTES] ^ of[col.ATTRIBUTES]
-    yield from _first_flagged_as_problem(
+    yield from _problem_of_first_flagged_batch(
         out, "other attributes than its source batch", changed & (LOG_APPEND | TRANSACTIONAL | CONTROL) != 0
     )
-    yield from _first_flagged_as_problem(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
+    yield from _problem_of_first_flagged_batch(out, "another codec than its source batch", ~empty & (changed & CODEC_MASK != 0))
     odd = (out[col.SIZE] != 61) | (out[col.ATTRIBUTES] & (CODEC_MASK | HORIZON) != 0) | (out[col.BASE_TIMESTAMP] != -1)
     odd |= out[col.MAX_TIMESTAMP] != of[col.MAX_TIMESTAMP]
-    yield from _first_flagged_as_problem(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
-    yield from _first_flagged_as_problem(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
-    yield from _first_flagged_as_problem(out, "records of an aborted transaction", ~empty & aborted)
-    yield from _first_flagged_as_problem(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
-    yield from _first_flagged_as_problem(
+    yield from _problem_of_first_flagged_batch(out, "an emptied batch whose header is not what Kafka leaves", empty & odd)
+    yield from _problem_of_first_flagged_batch(out, "an empty batch that nothing keeps", empty & ~stays[group.origin])
+    yield from _problem_of_first_flagged_batch(out, "records of an aborted transaction", ~empty & aborted)
+    yield from _problem_of_first_flagged_batch(out, "a marker whose horizon has passed", ~empty & gone[group.origin])
+    yield from _problem_of_first_flagged_batch(
         out,
         "a marker without data that did not just get its horizon",
         flag_markers_given_delete_horizon(of, idle, gone[group.origin]) & ~_flag_batches_given_delete_horizon(of, out, rules),
@@ -339,30 +345,30 @@ def find_header_problems(group: ComparedGroup, path_by_kind: Mapping[str, Path])
     lost = np.ones(len(group.source), np.bool_)
     lost[group.origin] = False
     cause = "the header of a producer's last batch, or of the batch at the high watermark, is missing"
-    yield from _first_flagged_as_problem(group.source, cause, lost & stays)
+    yield from _problem_of_first_flagged_batch(group.source, cause, lost & stays)
     control = group.source[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_flagged_as_problem(group.source, "a control batch is missing that must stay", lost & control & ~gone)
+    yield from _problem_of_first_flagged_batch(group.source, "a control batch is missing that must stay", lost & control & ~gone)
     yield from _find_txn_index_problems(of, idle, group.outcomes.began[group.origin], path_by_kind)
 
 
-def find_changed_copies(group: ComparedGroup) -> Iterator[BatchProblem]:
+def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[BatchProblem]:
     """Yield as problems those batches of a group that had to be copied byte for byte and differ from their source batch."""
-    of, out = group.source.header_columns_of(group.origin), group.output
+    of, out = group.source.header_fields_of_batches(group.origin), group.output
     copied, idle = flag_unchanged_batches(of, out), group.outcomes.idle[group.origin]
     gone = flag_removable_markers(group.source, group.outcomes, group.rules.now_ms)[group.origin]
     known = CODEC_MASK | LOG_APPEND | TRANSACTIONAL | CONTROL | HORIZON
-    yield from _first_flagged_as_problem(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
+    yield from _problem_of_first_flagged_batch(out, "unknown attributes", ~copied & (out[col.ATTRIBUTES] & ~known != 0))
     control = of[col.CONTROL_KIND] != NOT_CONTROL
-    yield from _first_flagged_as_problem(
+    yield from _problem_of_first_flagged_batch(
         out, "a control batch was changed", control & ~gone & ~flag_markers_given_delete_horizon(of, idle, gone) & ~copied
     )
 
 
-def flag_markers_given_delete_horizon(sources: HeaderFields, idle: Flags, removed: Flags) -> Flags:
+def flag_markers_given_delete_horizon(sources: HeaderFields, has_no_data_left: Flags, is_removed: Flags) -> Flags:
     """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction
     has no data left.
     """
-    return idle & ~removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
+    return has_no_data_left & ~is_removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
@@ -382,37 +388,41 @@ def find_headers_not_matching_records(
     flags = np.bitwise_or.reduceat(records.flags, begin)
     tombstones = flags & col.NULL_VALUE != 0
     copied = flag_unchanged_batches(sources, outputs)
-    yield from _first_flagged_as_problem(
+    yield from _problem_of_first_flagged_batch(
         outputs, "record attributes, which Kafka does not write", ~copied & (flags & col.ODD_ATTRIBUTES != 0)
     )
     had, has = sources[col.ATTRIBUTES] & HORIZON != 0, outputs[col.ATTRIBUTES] & HORIZON != 0
-    yield from _first_flagged_as_problem(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
+    yield from _problem_of_first_flagged_batch(outputs, "a delete horizon is missing, or has no reason", has != (had | tombstones))
     horizon = np.where(had, sources[col.BASE_TIMESTAMP], retention_rules.new_delete_horizon_ms)
-    yield from _first_flagged_as_problem(
+    yield from _problem_of_first_flagged_batch(
         outputs, "another delete horizon than the cleaner sets", has & (outputs[col.BASE_TIMESTAMP] != horizon)
     )
     other = outputs[col.BASE_TIMESTAMP] != records.timestamp[begin]
     appended = sources[col.ATTRIBUTES] & LOG_APPEND != 0
     # Magic 0 inside such a wrapper of magic 1 has no timestamp of its own.
     other &= ~(appended & (sources[col.MAGIC] == 1) & (outputs[col.BASE_TIMESTAMP] == -1))
-    yield from _first_flagged_as_problem(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
+    yield from _problem_of_first_flagged_batch(outputs, "a base timestamp that is not the first record's", ~has & ~copied & other)
     highest = np.where(appended | copied, sources[col.MAX_TIMESTAMP], np.maximum.reduceat(records.timestamp, begin))
-    yield from _first_flagged_as_problem(outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest)
+    yield from _problem_of_first_flagged_batch(
+        outputs, "another maximum timestamp than its records have", outputs[col.MAX_TIMESTAMP] != highest
+    )
     elsewhere = (outputs[col.BASE] != records.offset[begin]) | (outputs[col.LAST] != records.offset[end])
-    yield from _first_flagged_as_problem(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
+    yield from _problem_of_first_flagged_batch(outputs, "offsets that are not its records'", (sources[col.MAGIC] < 2) & elsewhere)
 
 
-def _first_flagged_as_problem(headers: HeaderFields | SourceBatches, cause: str, invalid: Flags) -> Iterator[BatchProblem]:
-    """Yield the first of the batches flagged as ``invalid``, if any, as a problem with this cause."""
-    if invalid.any():
-        yield cause, int(headers[col.LAST][invalid][0])
+def _problem_of_first_flagged_batch(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
+    """Yield the first of the batches flagged as ``invalid_flags``, if any, as a problem with this cause."""
+    if invalid_flags.any():
+        yield cause, int(headers[col.LAST][invalid_flags][0])
 
 
 # ---- indexes ----------------------------------------------------------------------------------------------------------------
 
 
-def _find_txn_index_problems(sources: HeaderFields, idle: Flags, began: Int64s, path_by_kind: Mapping[str, Path]) -> Iterator[BatchProblem]:
-    kept = (sources[col.CONTROL_KIND] == ABORT) & ~idle
+def _find_txn_index_problems(
+    sources: HeaderFields, has_no_data_left: Flags, first_data_offset: Int64s, path_by_kind: Mapping[str, Path]
+) -> Iterator[BatchProblem]:
+    kept = (sources[col.CONTROL_KIND] == ABORT) & ~has_no_data_left
     entries = np.frombuffer(path_by_kind["txnindex"].read_bytes() if "txnindex" in path_by_kind else b"", TXN_ENTRY)
     same = len(entries) == np.count_nonzero(kept)
     same = (
@@ -420,7 +430,7 @@ def _find_txn_index_problems(sources: HeaderFields, idle: Flags, began: Int64s, 
         and np.array_equal(entries["last_offset"], sources[col.LAST, kept])
         and np.array_equal(entries["producer_id"], sources[col.PRODUCER_ID, kept])
     )
-    if not same or np.any(entries["first_offset"] > began[kept]):
+    if not same or np.any(entries["first_offset"] > first_data_offset[kept]):
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 
 

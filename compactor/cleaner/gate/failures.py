@@ -48,7 +48,7 @@ class RecordSumMismatch:
     found: int
     excess: int
 
-    def to_error(self) -> GateFailed:
+    def error_without_culprit(self) -> GateFailed:
         """Return the error for this difference, for the case that no single record explains it."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
@@ -88,7 +88,7 @@ def raise_for_missing_or_superseded_record(
         )
 
 
-def raise_for_record_that_explains_sums(segment: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch) -> None:
+def raise_for_record_that_explains_mismatch(segment: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch) -> None:
     """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its
     fingerprint.
 

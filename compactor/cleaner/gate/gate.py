@@ -1,8 +1,8 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate(terms, table)          once per round
-    read_markers_after_dirty_range, read_pass_one_chunk, ...   pass 1, from the log's end: the last record of every key (``SecondReader``)
-    compute_transaction_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
+    read_markers_after_dirty_range, read_chunk_of_key_scan, ...   pass 1, from the log's end: the last record of every key
+    (``SecondReader``) compute_transaction_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
     check_cleaned_group(...)            each group: GateReport, or GateFailed with key, offset and segment
 
 Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own
@@ -17,168 +17,128 @@ The cleaner shows the gate the chunks that it has decompressed, so that nothing 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import siphash_key_halves
 from compactor.cleaner.gate import failures, parser as col
 from compactor.cleaner.gate.batch_checks import (
     BatchTransactionOutcomes,
-    ComparedGroup,
-    MatchedBatches,
-    SourceBatches,
-    columns_of_batch_table,
+    MatchedBatchesOfSource,
+    SourceAndOutputBatches,
+    SourceBatchHeaders,
     find_batch_table_mismatch,
-    find_changed_copies,
+    find_changes_in_copied_batches,
     find_header_problems,
     find_headers_not_matching_records,
     find_index_problems,
     flag_batches_that_must_stay,
     flag_markers_given_delete_horizon,
     flag_removable_markers,
-    is_first_batch_offset_unset,
+    has_first_wrapper_without_offset,
+    header_fields_of_batch_table,
     is_possible_filler,
-    match_output_to_source_batches,
+    match_output_batches_to_source,
     resolve_txn_outcomes_by_batch,
     transaction_outcomes_by_source,
 )
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.gate.key_table import DUE, GateSums, KeyTable, Words, pack_table_rows, zero_gate_sums
-from compactor.cleaner.gate.new_segment_balance import NewSegmentBalance
+from compactor.cleaner.gate.key_table import (
+    DUE,
+    FingerprintSumsBySegment,
+    LatestRecordTable,
+    Words,
+    pack_latest_record_rows,
+    zero_fingerprint_sums,
+)
+from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
+from compactor.cleaner.gate.parameters import GateParameters, GateReport
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
     NULL_VALUE,
+    GateRecordParser,
     GateRecords,
     HeaderFields,
     InflatedTooLargeError,
-    RecordReader,
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
     iterate_header_blocks,
     read_all_headers,
-    split_selected_batches_into_chunks,
+    split_batch_numbers_into_chunks,
     sum_fingerprints_by_batch,
 )
-from compactor.cleaner.passes.retention import RetentionRules
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.worker_threads import ThreadBuffers
-from compactor.cleaner.second_reader import SecondReaderRows
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
+from compactor.cleaner.second_reader import RowsOfSecondReader
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, map_file
 from compactor.records.rows import BatchChunk
 
-Mapped = Callable[[SourceSegment], AbstractContextManager[None]]
-
-_STRIDE: Final = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly."""
+MapSourceBytes = Callable[[SourceSegment], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class GateReport:
-    """Summary of the gate's check of a group: numbers of compared batches and records, and of dirty keys looked up with their share."""
-
-    batches: int
-    records: int
-    keys: int
-    coverage: float
-
-
-@dataclass(frozen=True, slots=True)
-class _SumsOutsideDirtyRange:
+class _FingerprintSumsOutsideDirtyRange:
     """Number and sum of fingerprints, per batch, of the records that must remain outside the dirty range; valid where ``known`` is set."""
 
     known: Flags
-    sums: GateSums
-
-
-@dataclass(frozen=True, slots=True)
-class GateParameters:
-    """Parameters of a round against which its cleaned segments are checked.
-
-    rules: the cleaner's rules.
-    first_dirty: first offset that the round cleans; the keys of the offsets from it to rules.latest_offset, both inclusive, are compared
-        (the mapped range).
-    hash_key: the cleaner's hash key, 16 bytes.
-    inflate_limit: most bytes that one batch may inflate to.
-    opened: by producer id, the first offset of a transaction that was open at the start of the first source.
-    """
-
-    rules: RetentionRules
-    first_dirty: int
-    hash_key: bytes
-    inflate_limit: int
-    opened: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def hash_key_halves(self) -> tuple[int, int]:
-        """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
-        return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
-
-    @property
-    def checked_hash_point(self) -> int:
-        """Return the position in the gate's 64-bit hash range around which keys are checked if memory does not suffice for all keys."""
-        return self.first_dirty * _STRIDE % 2**64
-
-    def has_dirty_offsets(self, source: SourceSegment) -> bool:
-        """Return whether a segment has offsets in the dirty range."""
-        return self.first_dirty <= self.rules.latest_offset and source.end > self.first_dirty and source.base <= self.rules.latest_offset
+    sums: FingerprintSumsBySegment
 
 
 class Gate:
     """Second, independent check of one round: reads the batches of both passes (``SecondReader``), then compares each group with its
-    sources. Used by one thread at a time, except ``read_pass_one_chunk`` and ``read_pass_two_chunk``, which any thread may call.
+    sources. Used by one thread at a time, except ``read_chunk_of_key_scan`` and ``read_chunk_of_rewrite``, which any thread may call.
     """
 
     def __init__(
         self,
         parameters: GateParameters,
-        table: KeyTable,
+        latest_record_table: LatestRecordTable,
         txn_outcomes_by_ordinal: Mapping[int, BatchTransactionOutcomes] | None = None,
-        expected_sums_by_ordinal: Mapping[int, Words] | None = None,
+        expected_fingerprint_sums_by_ordinal: Mapping[int, Words] | None = None,
     ) -> None:
         """Create a gate.
 
-        :param table: empty table for the last record of each key.
+        :param latest_record_table: empty table for the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_sums_by_ordinal: number and sum of fingerprints of the records that must remain, by ordinal, if known already.
+        :param expected_fingerprint_sums_by_ordinal: number and sum of fingerprints of the records that must remain, by ordinal, if known
+            already.
         """
         self._terms = parameters
         self._rules = parameters.rules
         self._first_dirty = parameters.first_dirty
-        self._table = table
+        self._table = latest_record_table
         self._outcomes_of = dict(txn_outcomes_by_ordinal or {})
         self._whole: dict[int, BatchTransactionOutcomes] = {}
-        self._left: dict[int, Words] = dict(expected_sums_by_ordinal or {})
+        self._left: dict[int, Words] = dict(expected_fingerprint_sums_by_ordinal or {})
         self._dirty: dict[int, SourceSegment] = {}
         self._outcomes: dict[int, int] = {}
         """By producer id, its first marker behind all that was read so far."""
         self._settled = False
         self._batches_read: Counter[int] = Counter()
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
-        self._outside: dict[int, _SumsOutsideDirtyRange] = {}
+        self._outside: dict[int, _FingerprintSumsOutsideDirtyRange] = {}
         self._key = (*parameters.hash_key_halves, parameters.inflate_limit)
-        self._reader = RecordReader(*self._key)
-        self._output_reader = RecordReader(*self._key)
+        self._reader = GateRecordParser(*self._key)
+        self._output_reader = GateRecordParser(*self._key)
 
     @property
     def checked_key_share(self) -> float:
         """Return the share of the keys that the gate looks up, 1.0 for all. It is less if memory does not suffice."""
         return 1 / self._table.range_count
 
-    def free_key_table(self) -> None:
+    def free_latest_record_table(self) -> None:
         """Free the memory of the key table. Afterwards no key can be checked."""
-        self._table = KeyTable(0, 0)
+        self._table = LatestRecordTable(0, 0)
 
     # ---- transactions
 
@@ -190,7 +150,7 @@ class Gate:
     def compute_transaction_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. May be called again when more segments are known.
 
-        :param sources: all live segments, or substitutes made from their sidecars (``substitute_segment_from_sidecar``).
+        :param sources: all live segments, or substitutes made from their sidecars (``segment_without_bytes_from_sidecar``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
         """
         before = {} if self._settled else {ordinal: self._outcomes_of[ordinal].aborted for ordinal in self._dirty}
@@ -204,7 +164,7 @@ class Gate:
                 )
         self._settled = True
 
-    def restrict_to_rewritten_batches(self, source: SourceSegment, batch_numbers: Int64s) -> None:
+    def restrict_outcomes_to_rewritten_batches(self, source: SourceSegment, batch_numbers: Int64s) -> None:
         """Restrict a segment to the batches that are rewritten. ``source`` consists of these batches; the outcomes of the whole segment's
         transactions must be known.
         """
@@ -241,17 +201,17 @@ class Gate:
     @measure_stage(WorkStage.GATE, lambda self, source: source.size)
     def read_dirty_segment_keys(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
-        self.begin_segment(source)
-        headers = columns_of_batch_table(source.table)
-        wanted = self._flag_batches_to_read(source, outside_range=False)
+        self.start_reading_segment(source)
+        headers = header_fields_of_batch_table(source.table)
+        wanted = self._flag_batches_to_read(source, is_outside_dirty_range=False)
         for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_chunk_rows(source, self._key_table_rows(records, headers[:, some], source, outside_range=False))
+            self.add_looked_up_rows(source, self._latest_record_rows(records, headers[:, some], source, is_outside_dirty_range=False))
 
-    def _flag_batches_to_read(self, source: SourceSegment, outside_range: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``outside_range``, records outside it."""
+    def _flag_batches_to_read(self, source: SourceSegment, is_outside_dirty_range: bool) -> Flags:
+        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``is_outside_dirty_range``, records outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
-        if not outside_range:
+        if not is_outside_dirty_range:
             return data & (table.last_offset >= self._first_dirty) & self._terms.has_dirty_offsets(source)
         # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
         outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
@@ -260,7 +220,7 @@ class Gate:
         return data & outside
 
     @measure_stage(WorkStage.GATE)
-    def begin_segment(self, source: SourceSegment) -> None:
+    def start_reading_segment(self, source: SourceSegment) -> None:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
             none, aborted = np.zeros(len(source.table), np.bool_), self._find_aborted_batches(source.table)
@@ -282,62 +242,62 @@ class Gate:
         if read != len(table):
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
-        self._outside[source.ordinal] = _SumsOutsideDirtyRange(
-            ~self._flag_batches_to_read(source, outside_range=True), zero_gate_sums(len(table))
+        self._outside[source.ordinal] = _FingerprintSumsOutsideDirtyRange(
+            ~self._flag_batches_to_read(source, is_outside_dirty_range=True), zero_fingerprint_sums(len(table))
         )
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_range=False: chunk.body_size_bytes)
-    def read_pass_one_chunk(
-        self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk, *, outside_range: bool = False
-    ) -> SecondReaderRows:
-        """Return the key table rows of a chunk's records in (or, if ``outside_range``, outside) the dirty range."""
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, is_outside_dirty_range=False: chunk.body_size_bytes)
+    def read_chunk_of_key_scan(
+        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, is_outside_dirty_range: bool = False
+    ) -> RowsOfSecondReader:
+        """Return the key table rows of a chunk's records in (or, if ``is_outside_dirty_range``, outside) the dirty range."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
-        mine = self._flag_batches_to_read(source, outside_range)[some]
+        mine = self._flag_batches_to_read(source, is_outside_dirty_range)[some]
         if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._key_table_rows(records, headers, source, outside_range)
+        return self._latest_record_rows(records, headers, source, is_outside_dirty_range)
 
     @measure_stage(WorkStage.GATE)
-    def add_chunk_rows(self, source: SourceSegment, chunk_rows: SecondReaderRows) -> None:
+    def add_looked_up_rows(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
-            self._table.halve_hash_range(self._terms.checked_hash_point)
+            self._table.halve_hash_range(self._terms.hash_point_of_checked_keys)
             done += self._table.put_rows_until_full(chunk_rows.rows[done:])
         self._batches_read[source.ordinal] += chunk_rows.batches
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
-    def read_pass_two_chunk(self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
-        mine = chunk.wanted & self._flag_batches_to_read(source, outside_range=True)[some]
+        mine = chunk.wanted & self._flag_batches_to_read(source, is_outside_dirty_range=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
-            self._add_sums_outside_dirty_range(source, chunk.first + np.flatnonzero(mine), headers, records)
+            self._add_fingerprints_outside_dirty_range(source, chunk.first + np.flatnonzero(mine), headers, records)
 
     def _parse_chunk(
-        self, buffers: ThreadBuffers, source: SourceSegment, chunk: BatchChunk, selected: Flags
+        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, selected_flags: Flags
     ) -> tuple[HeaderFields, GateRecords]:
-        """Parse the records of the batches flagged in ``selected``. Runs in a worker thread."""
+        """Parse the records of the batches flagged in ``selected_flags``. Runs in a worker thread."""
         if buffers.second_reader is None:
-            buffers.second_reader = RecordReader(*self._key)
-        headers = columns_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected]
-        body = np.stack((chunk.body_start[selected], chunk.body_end[selected]))
+            buffers.second_reader = GateRecordParser(*self._key)
+        headers = header_fields_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected_flags]
+        body = np.stack((chunk.body_start[selected_flags], chunk.body_end[selected_flags]))
         try:
             return headers, buffers.second_reader.parse_inflated_bodies(chunk.buf, headers, body)
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
     def _parse_batches(
-        self, reader: RecordReader, buf: Bytes, headers: HeaderFields, wanted: Flags, segment: str
+        self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment: str
     ) -> Iterator[tuple[Int64s, GateRecords]]:
         """Yield the records of the wanted batches in chunks, with the batch numbers. A chunk is valid until the next one is requested."""
-        waiting = list(split_selected_batches_into_chunks(headers, wanted))[::-1]
+        waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
             try:
@@ -349,17 +309,21 @@ class Gate:
                 raise GateFailed(f"unreadable: {problem}", segment=segment) from None
             yield some, records
 
-    def _key_table_rows(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_range: bool) -> SecondReaderRows:
-        """Return the table rows of records inside the dirty range, or, with ``outside_range``, outside it."""
+    def _latest_record_rows(
+        self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
+    ) -> RowsOfSecondReader:
+        """Return the table rows of records inside the dirty range, or, with ``is_outside_dirty_range``, outside it."""
         digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
-        picked = keyed & ((records.offset < self._first_dirty) == outside_range) & (records.offset <= self._rules.latest_offset)
-        if outside_range:
+        picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
+        if is_outside_dirty_range:
             picked &= ~due
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
         if picked.all():
-            return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes, records.offset, digests))
-        return SecondReaderRows(headers.shape[1], pack_table_rows(records.hashes[picked], records.offset[picked], digests[picked]))
+            return RowsOfSecondReader(headers.shape[1], pack_latest_record_rows(records.hashes, records.offset, digests))
+        return RowsOfSecondReader(
+            headers.shape[1], pack_latest_record_rows(records.hashes[picked], records.offset[picked], digests[picked])
+        )
 
     def _flag_due_tombstones(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return a flag per record: whether it is a tombstone that this round must remove."""
@@ -371,49 +335,57 @@ class Gate:
         due = dated | (~v2 & (source.mtime_ms <= self._rules.legacy_horizon_ms))
         return tombstones & np.repeat(due, np.diff(records.first_row))
 
-    def _add_sums_outside_dirty_range(self, source: SourceSegment, batches: Int64s, headers: HeaderFields, records: GateRecords) -> None:
+    def _add_fingerprints_outside_dirty_range(
+        self, source: SourceSegment, batch_numbers: Int64s, headers: HeaderFields, records: GateRecords
+    ) -> None:
         """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
         reported, latest = self._outside[source.ordinal], self._table.latest_offset_of_each_key(records.hashes)
         stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
         )
-        reported.sums[batches] = sum_fingerprints_by_batch(records, stays & self._flag_compared_records(records))
-        reported.known[batches] = True
+        reported.sums[batch_numbers] = sum_fingerprints_by_batch(records, stays & self._flag_records_with_checked_keys(records))
+        reported.known[batch_numbers] = True
 
-    def _flag_compared_records(self, records: GateRecords) -> Flags:
+    def _flag_records_with_checked_keys(self, records: GateRecords) -> Flags:
         """Return a flag per record: whether it is compared, because its key is looked up or because it lies after the mapped range."""
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
 
-    def _flag_records_to_remove(self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest: Int64s) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest``: last offset of each record's key in the dirty range, or
-        ABSENT_KEY.
+    def _flag_records_to_remove(
+        self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
+    ) -> Flags:
+        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: last offset of each record's key in the dirty
+        range, or ABSENT_KEY.
         """
-        gone = (latest > records.offset) | (records.flags & KEYLESS_RECORD != 0) | self._flag_due_tombstones(records, headers, source)
+        gone = (
+            (latest_offset_of_key > records.offset)
+            | (records.flags & KEYLESS_RECORD != 0)
+            | self._flag_due_tombstones(records, headers, source)
+        )
         return gone & (records.offset <= self._rules.latest_offset)
 
-    def _expected_sums_of_segment(self, source: SourceSegment, map_bytes: Mapped) -> Words:
+    def _expected_fingerprint_sums_of_segment(self, source: SourceSegment, map_bytes: MapSourceBytes) -> Words:
         """Return the number of records that must be left of a segment, and the sum of their fingerprints."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
         if not reported.known.all():
-            headers = columns_of_batch_table(source.table)
+            headers = header_fields_of_batch_table(source.table)
             with map_bytes(source):
                 for some, records in self._parse_batches(self._reader, source.buf, headers, ~reported.known, source.name):
-                    self._add_sums_outside_dirty_range(source, some, headers[:, some], records)
+                    self._add_fingerprints_outside_dirty_range(source, some, headers[:, some], records)
         below = reported.sums.sum(axis=0, dtype=np.uint64)
-        dirty = self._expected_sums_of_dirty_segments.get(source.ordinal)
+        dirty = self._fingerprint_sums_of_dirty_segments.get(source.ordinal)
         return below if dirty is None else below + dirty
 
     @cached_property
-    def _expected_sums_of_dirty_segments(self) -> dict[int, Words]:
+    def _fingerprint_sums_of_dirty_segments(self) -> dict[int, Words]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
-        sums = zero_gate_sums(len(dirty))
+        sums = zero_fingerprint_sums(len(dirty))
         if dirty:
-            self._table.add_expected_sums(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
+            self._table.add_expected_fingerprints(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
         return {source.ordinal: sums[number] for number, source in enumerate(dirty)}
 
     # ---- one group
@@ -425,8 +397,8 @@ class Gate:
         path_by_kind: Mapping[str, Path],
         *,
         end_offset: int | None,
-        map_bytes: Mapped = lambda source: nullcontext(),
-        new_segment_balance: NewSegmentBalance | None = None,
+        map_bytes: MapSourceBytes = lambda source: nullcontext(),
+        new_segment_balance: NewSegmentBalanceBuilder | None = None,
     ) -> GateReport:
         """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
 
@@ -438,16 +410,18 @@ class Gate:
         """
         for source in self._dirty.values():
             read = self._batches_read[source.ordinal]
-            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, outside_range=False)):
+            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, is_outside_dirty_range=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
         output = map_file(path_by_kind["log"])
         headers = self._read_checked_output_headers(output, sources[0].base, end_offset, name)
         if new_segment_balance:
-            new_segment_balance.set_segment(output, headers)
+            new_segment_balance.set_segment_bytes_and_headers(output, headers)
         for cause in find_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
-        group = self._match_group_batches(sources, headers, end_offset, self._last_offset_of_first_wrapper(sources[0], map_bytes), name)
+        group = self._match_output_to_sources(
+            sources, headers, end_offset, self._last_offset_of_wrapper_without_offset(sources[0], map_bytes), name
+        )
         for cause, offset in find_header_problems(group, path_by_kind):
             raise GateFailed(cause, segment=name, offset=offset)
         data = group.source[col.CONTROL_KIND] == NOT_CONTROL
@@ -457,14 +431,14 @@ class Gate:
         for source in sources:
             if source.ordinal not in self._crcs:
                 with map_bytes(source):
-                    self.begin_segment(source)
+                    self.start_reading_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
-            self._compare_markers_with_source(MatchedBatches.select_matched_batches(group, source, begin, dated), output, map_bytes)
+            self._compare_markers_with_source(MatchedBatchesOfSource.select_matched_batches(group, source, begin, dated), output, map_bytes)
             records += self._compare_records_with_source(
-                MatchedBatches.select_matched_batches(group, source, begin, data), output, map_bytes
+                MatchedBatchesOfSource.select_matched_batches(group, source, begin, data), output, map_bytes
             )
             begin += len(source.table)
-        for cause, offset in find_changed_copies(group):
+        for cause, offset in find_changes_in_copied_batches(group):
             raise GateFailed(cause, segment=name, offset=offset)
         return GateReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
@@ -486,20 +460,25 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=segment_name, offset=end_offset)
         return headers
 
-    def _last_offset_of_first_wrapper(self, source: SourceSegment, map_bytes: Mapped) -> int:
+    def _last_offset_of_wrapper_without_offset(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
         """Return the last offset of the first batch if its header does not state it (an old v0/v1 wrapper), else -1."""
-        if not is_first_batch_offset_unset(source.table):
+        if not has_first_wrapper_without_offset(source.table):
             return -1
         with map_bytes(source):
-            headers = columns_of_batch_table(source.table, slice(1))
+            headers = header_fields_of_batch_table(source.table, slice(1))
             _, records = next(self._parse_batches(self._reader, source.buf, headers, np.ones(1, np.bool_), source.name))
             return int(records.offset[-1])
 
-    def _match_group_batches(
-        self, sources: Sequence[SourceSegment], output: HeaderFields, end_offset: int | None, first_batch_end_offset: int, segment_name: str
-    ) -> ComparedGroup:
+    def _match_output_to_sources(
+        self,
+        sources: Sequence[SourceSegment],
+        output: HeaderFields,
+        end_offset: int | None,
+        end_offset_of_first_batch: int,
+        segment_name: str,
+    ) -> SourceAndOutputBatches:
         """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
-        source = SourceBatches([s.table for s in sources])
+        source = SourceBatchHeaders([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
         columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
         outcomes = BatchTransactionOutcomes(*columns)
@@ -510,17 +489,17 @@ class Gate:
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
                 raise GateFailed("a filler of another leader epoch than the last source batch", segment=segment_name, offset=end_offset)
         output = output[:, : output.shape[1] - int(filler)]
-        origin, problem = match_output_to_source_batches(source, output, first_batch_end_offset)
+        origin, problem = match_output_batches_to_source(source, output, end_offset_of_first_batch)
         if problem:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
-        return ComparedGroup(source, outcomes, output, origin, self._rules)
+        return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
-    def _compare_records_with_source(self, pairs: MatchedBatches, output: Bytes, map_bytes: Mapped) -> int:
+    def _compare_records_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> int:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_checked_output_records(pairs, output):
-            found += sum_fingerprints_by_batch(records, self._flag_compared_records(records)).sum(axis=0, dtype=np.uint64)
-        left = self._expected_sums_of_segment(pairs.source, map_bytes)
+            found += sum_fingerprints_by_batch(records, self._flag_records_with_checked_keys(records)).sum(axis=0, dtype=np.uint64)
+        left = self._expected_fingerprint_sums_of_segment(pairs.source, map_bytes)
         if np.any(found != left):
             with map_bytes(pairs.source):
                 excess = (int(found[1]) - int(left[1])) % 2**64
@@ -529,22 +508,22 @@ class Gate:
                 )
         return int(found[0])
 
-    def _compare_markers_with_source(self, pairs: MatchedBatches, output: Bytes, map_bytes: Mapped) -> None:
+    def _compare_markers_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> None:
         """Check that transaction markers that got their delete horizon in this round have the same record under a new header."""
         if not len(pairs.origin):
             return
         with map_bytes(pairs.source):
-            headers = SourceBatches([pairs.source.table]).header_columns_of(pairs.origin)
-            was, _ = self._record_sums_by_batch(self._reader, pairs.source.buf, headers, pairs.source.name)
-        became, highest = self._record_sums_by_batch(self._output_reader, output, pairs.output, pairs.source.name)
+            headers = SourceBatchHeaders([pairs.source.table]).header_fields_of_batches(pairs.origin)
+            was, _ = self._fingerprint_sums_and_max_timestamps(self._reader, pairs.source.buf, headers, pairs.source.name)
+        became, highest = self._fingerprint_sums_and_max_timestamps(self._output_reader, output, pairs.output, pairs.source.name)
         was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
             raise GateFailed("a marker that differs from its source", segment=pairs.source.name, offset=offset)
 
-    def _record_sums_by_batch(
-        self, reader: RecordReader, buf: Bytes, headers: HeaderFields, segment: str
+    def _fingerprint_sums_and_max_timestamps(
+        self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Return (count, sum of fingerprints, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
@@ -556,12 +535,12 @@ class Gate:
 
     # ---- output
 
-    def _parse_checked_output_records(self, pairs: MatchedBatches, output: Bytes) -> Iterator[tuple[Int64s, GateRecords]]:
+    def _parse_checked_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[tuple[Int64s, GateRecords]]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
-        name, sources = pairs.source.name, SourceBatches([pairs.source.table])
+        name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
-            out, of = pairs.output[:, some], sources.header_columns_of(pairs.origin[some])
+            out, of = pairs.output[:, some], sources.header_fields_of_batches(pairs.origin[some])
             begin, end = records.first_row[:-1], records.first_row[1:] - 1
             for cause, offset in find_headers_not_matching_records(of, out, records, self._rules):
                 raise GateFailed(cause, segment=name, offset=offset)
@@ -579,10 +558,10 @@ class Gate:
 
     # ---- what to say
 
-    def _raise_for_differing_record(self, pairs: MatchedBatches, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
+    def _raise_for_differing_record(self, pairs: MatchedBatchesOfSource, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
         """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
         source, name = pairs.source, pairs.source.name
-        headers = columns_of_batch_table(source.table)
+        headers = header_fields_of_batch_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         filled = pairs.output[col.COUNT] > 0
         for some, records in self._parse_batches(self._reader, source.buf, headers, data, name):
@@ -590,9 +569,11 @@ class Gate:
             for _, written in self._parse_batches(self._output_reader, output, pairs.output, filled & np.isin(pairs.origin, some), name):
                 there[failures.source_rows_of_written_records(name, records, written)] = True
             if source.ordinal in self._left:
-                failures.raise_for_record_that_explains_sums(name, records, there, mismatch)
+                failures.raise_for_record_that_explains_mismatch(name, records, there, mismatch)
             else:
                 latest = self._table.latest_offset_of_each_key(records.hashes)
                 must_go = self._flag_records_to_remove(records, headers[:, some], source, latest)
-                failures.raise_for_missing_or_superseded_record(name, records, there, latest, must_go, self._flag_compared_records(records))
-        raise mismatch.to_error()
+                failures.raise_for_missing_or_superseded_record(
+                    name, records, there, latest, must_go, self._flag_records_with_checked_keys(records)
+                )
+        raise mismatch.error_without_culprit()

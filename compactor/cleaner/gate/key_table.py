@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.row_spool import hash_range_of_word
+from compactor.cleaner.row_spool import hash_range_of_first_word
 from compactor.errors import OutOfBudget
+from compactor.kernels.common import CellOrComplement, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_word_of_product, prefetch
 from compactor.records.batches import Int64s
@@ -41,22 +42,22 @@ TABLE_ENTRIES, TABLE_CAPACITY, TABLE_LIMIT, RANGES, RANGE = range(5)
 MAX_GATE_RANGES: Final = 2**62
 
 Words = npt.NDArray[np.uint64]
-GateRows = Words
+LatestRecordRows = Words
 """Shape (n, 3)."""
 
-GateSums = Words
+FingerprintSumsBySegment = Words
 """Per segment: how many records must be left, and the sum of their fingerprints. Shape (segments, 2)."""
 
 
-class KeyTable:
+class LatestRecordTable:
     """Hash table of the gate: the last record of each key in one range of the hash. Takes at most ``budget_bytes``."""
 
-    def __init__(self, budget_bytes: int, max_rows: int) -> None:
-        """Create an empty table that holds all keys. ``max_rows``: upper bound of the records that will be put."""
+    def __init__(self, budget_bytes: int, max_record_count: int) -> None:
+        """Create an empty table that holds all keys. ``max_record_count``: upper bound of the records that will be put."""
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
-        self._cells: Words = np.zeros(WORDS * self._cell_count_for_rows(max_rows), np.uint64)
+        self._cells: Words = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
         self._state = np.zeros(5, np.int64)
-        self._reset_table(len(self._cells) // WORDS, 1, 0)
+        self._set_table_state(len(self._cells) // WORDS, 1, 0)
 
     @property
     def key_count(self) -> int:
@@ -68,25 +69,27 @@ class KeyTable:
         """Return the number of ranges into which the hash is divided; the table holds the keys of one of them."""
         return int(self._state[RANGES])
 
-    def reset_to_hash_range(self, max_rows: int, range_count: int, range_number: int) -> None:
-        """Remove all keys, and hold the keys of range ``range_number`` of ``range_count`` from now on, for at most ``max_rows`` records."""
-        cells = self._cell_count_for_rows(max_rows)
+    def reset_to_hash_range(self, max_record_count: int, range_count: int, range_number: int) -> None:
+        """Remove all keys, and hold the keys of range ``range_number`` of ``range_count`` from now on, for at most ``max_record_count``
+        records.
+        """
+        cells = self._cell_count_for_rows(max_record_count)
         if WORDS * cells > len(self._cells):
             self._cells = np.zeros(
-                WORDS * self._cell_count_for_rows(max_rows + max_rows // 8), np.uint64
+                WORDS * self._cell_count_for_rows(max_record_count + max_record_count // 8), np.uint64
             )  # the next range may be a little larger
         else:
             self._cells[: WORDS * cells] = 0
-        self._reset_table(cells, range_count, range_number)
+        self._set_table_state(cells, range_count, range_number)
 
-    def put_rows_until_full(self, rows: GateRows) -> int:
+    def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
         """Add records in any order; the one with the highest offset is kept of each key. Rows of other hash ranges are ignored. Return the
         number of rows, or the number of the first row for which there is no space.
         """
-        return int(_put_rows(self._cells, self._state, rows))
+        return int(_put_latest_record_rows(self._cells, self._state, rows))
 
-    def halve_hash_range(self, hash_point: int) -> None:
-        """Hold half of the range from now on: the half that contains ``hash_point``, a 64-bit position in the order of the
+    def halve_hash_range(self, hash_point_to_keep: int) -> None:
+        """Hold half of the range from now on: the half that contains ``hash_point_to_keep``, a 64-bit position in the order of the
         ranges.
 
         Raises OutOfBudget if so many keys share one hash that no range is small enough.
@@ -94,8 +97,8 @@ class KeyTable:
         ranges = 2 * self.range_count
         if ranges > MAX_GATE_RANGES:
             raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
-        self._state[RANGES], self._state[RANGE] = ranges, (hash_point * ranges) >> 64
-        _drop_other_ranges(self._cells, self._state)
+        self._state[RANGES], self._state[RANGE] = ranges, (hash_point_to_keep * ranges) >> 64
+        _remove_keys_of_other_ranges(self._cells, self._state)
 
     def flag_keys_in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
         """Return a flag per key: whether it belongs to the range that the table holds."""
@@ -106,35 +109,37 @@ class KeyTable:
     def latest_offset_of_each_key(self, hashes: Words) -> Int64s:
         """Return the last offset of each key, or ABSENT_KEY where the table does not hold the key."""
         out = np.empty(len(hashes), np.int64)
-        _find_latest_offsets(self._cells, self._state, hashes, out)
+        _find_latest_offset_of_each_key(self._cells, self._state, hashes, out)
         return out
 
-    def add_expected_sums(self, segment_bounds: Int64s, sums: GateSums) -> None:
-        """Add the records that must remain of the dirty range to ``sums``, by segment. Segment i has the offsets from ``segment_bounds[i]``
-        up to ``segment_bounds[i + 1]`` (exclusive).
+    def add_expected_fingerprints(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
+        """Add the records that must remain of the dirty range to ``out_sums``, by segment. Segment i has the offsets from
+        ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
         """
-        _add_expected_sums(self._cells, int(self._state[TABLE_CAPACITY]), segment_bounds, sums)
+        _add_expected_fingerprints(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
-    def add_expected_sums_outside_dirty_range(self, rows: GateRows, segment_bounds: Int64s, sums: GateSums) -> None:
-        """Add those records outside the dirty range to ``sums``, by segment, that must remain because the dirty range does not have their
-        keys. Segment i has the offsets from ``segment_bounds[i]`` up to ``segment_bounds[i + 1]`` (exclusive).
+    def add_expected_fingerprints_outside_dirty_range(
+        self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
+    ) -> None:
+        """Add those records outside the dirty range to ``out_sums``, by segment, that must remain because the dirty range does not have
+        their keys. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
         """
-        _add_expected_sums_outside(self._cells, self._state, rows, segment_bounds, sums)
+        _add_expected_fingerprints_outside_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
-    def _cell_count_for_rows(self, rows: int) -> int:
+    def _cell_count_for_rows(self, row_count: int) -> int:
         """Return the number of cells that a table needs for so many rows, within the budget."""
-        return max(8, min(self._most, int(rows / _LOAD) + 64))
+        return max(8, min(self._most, int(row_count / _LOAD) + 64))
 
-    def _reset_table(self, cell_count: int, range_count: int, range_number: int) -> None:
+    def _set_table_state(self, cell_count: int, range_count: int, range_number: int) -> None:
         self._state[:] = 0, cell_count, int(cell_count * _LOAD), range_count, range_number
 
 
-def pack_table_rows(hashes: Words, offsets: Int64s, digests: Words) -> GateRows:
+def pack_latest_record_rows(hashes: Words, offsets: Int64s, digests: Words) -> LatestRecordRows:
     """Return rows of the key table, packed from key hashes, offsets and digests of records. ``hashes``: shape (n, 2); In ``digests``
     the flag DUE marks tombstones that are due for removal: their delete horizon has passed.
     """
     rows = np.empty((len(offsets), WORDS), np.uint64)
-    _pack_rows(hashes, offsets, digests, rows)
+    _pack_latest_record_rows(hashes, offsets, digests, rows)
     return rows
 
 
@@ -155,12 +160,12 @@ def record_fingerprint(offset: np.uint64, digest: np.uint64) -> np.uint64:
 
 
 @inline_kernel
-def find_segment_number(offset: np.uint64, segment_bounds: Int64s) -> int:
-    """Return the number of the segment that contains this offset: the last i with ``segment_bounds[i] <= offset``."""
-    low, high = 0, len(segment_bounds) - 1
+def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
+    """Return the number of the segment that contains this offset: the last i with ``segment_base_offsets[i] <= offset``."""
+    low, high = 0, len(segment_base_offsets) - 1
     while low + 1 < high:
         middle = (low + high) // 2
-        if segment_bounds[middle] <= np.int64(offset):
+        if segment_base_offsets[middle] <= np.int64(offset):
             low = middle
         else:
             high = middle
@@ -168,36 +173,36 @@ def find_segment_number(offset: np.uint64, segment_bounds: Int64s) -> int:
 
 
 @inline_kernel
-def _nonzero_key_tag(h0: np.uint64) -> np.uint64:
+def _nonzero_key_tag(h0: KeyHashHalf) -> np.uint64:
     """Return the half of a key hash that chooses the key's cell. 0 becomes another value, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @inline_kernel
-def _stored_key_bits(h1: np.uint64) -> np.uint64:
+def _stored_key_bits(h1: KeyHashHalf) -> np.uint64:
     """Return 30 further bits of a key's hash, as they are stored in a row's last word."""
     return (h1 & np.uint64(2**30 - 1)) << np.uint64(32)
 
 
 @inline_kernel
-def _find_cell(cells: Words, capacity: int, tag: np.uint64, extra: np.uint64) -> int:
+def _find_cell(cells: Words, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplement:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
-    cell = np.int64(high_word_of_product(tag, np.uint64(capacity)))
+    cell = np.int64(high_word_of_product(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
-        if cells[WORDS * cell] == tag and (cells[WORDS * cell + 2] & _KEY_BITS) == extra:
+        if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:
             return cell
         cell = cell + 1 if cell + 1 < capacity else 0
     return ~cell
 
 
 @inline_kernel
-def _is_in_range(state: Int64s, tag: np.uint64) -> bool:
+def _is_key_in_held_range(state: Int64s, cell_tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
-    return state[RANGES] == 1 or hash_range_of_word(tag, state[RANGES]) == state[RANGE]
+    return state[RANGES] == 1 or hash_range_of_first_word(cell_tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
-def _prefetch_cell_of_row(cells: Words, capacity: int, rows: GateRows, row: int) -> None:
+def _prefetch_cell_of_row(cells: Words, capacity: int, rows: LatestRecordRows, row: int) -> None:
     """Prefetch the table cell of a row that will be processed later. There is no branch on the row's range, because that costs more than it
     saves.
     """
@@ -206,27 +211,27 @@ def _prefetch_cell_of_row(cells: Words, capacity: int, rows: GateRows, row: int)
 
 
 @kernel
-def _pack_rows(hashes: Words, offsets: Int64s, digests: Words, rows: GateRows) -> None:
+def _pack_latest_record_rows(hashes: Words, offsets: Int64s, digests: Words, out_rows: LatestRecordRows) -> None:
     for row in range(len(offsets)):
-        rows[row, 0] = _nonzero_key_tag(hashes[row, 0])
-        rows[row, 1] = np.uint64(offsets[row])
-        rows[row, 2] = digests[row] | _stored_key_bits(hashes[row, 1])
+        out_rows[row, 0] = _nonzero_key_tag(hashes[row, 0])
+        out_rows[row, 1] = np.uint64(offsets[row])
+        out_rows[row, 2] = digests[row] | _stored_key_bits(hashes[row, 1])
 
 
 @kernel
-def _compute_fingerprints(offsets: Int64s, digests: Words, out: Words) -> None:
+def _compute_fingerprints(offsets: Int64s, digests: Words, out_fingerprints: Words) -> None:
     for row in range(len(offsets)):
-        out[row] = record_fingerprint(np.uint64(offsets[row]), digests[row])
+        out_fingerprints[row] = record_fingerprint(np.uint64(offsets[row]), digests[row])
 
 
 @kernel
-def _flag_rows_in_range(state: Int64s, hashes: Words, out: npt.NDArray[np.bool_]) -> None:
+def _flag_rows_in_range(state: Int64s, hashes: Words, out_flags: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
-        out[row] = _is_in_range(state, _nonzero_key_tag(hashes[row, 0]))
+        out_flags[row] = _is_key_in_held_range(state, _nonzero_key_tag(hashes[row, 0]))
 
 
 @kernel
-def _drop_other_ranges(cells: Words, state: Int64s) -> None:
+def _remove_keys_of_other_ranges(cells: Words, state: Int64s) -> None:
     """Remove the keys of other ranges without a second table.
 
     Starts after an empty cell, which no search passes, and puts every key back into the first empty cell from its home on. That cell is at
@@ -242,18 +247,18 @@ def _drop_other_ranges(cells: Words, state: Int64s) -> None:
         if tag == 0:
             continue
         cells[WORDS * cell] = 0
-        if _is_in_range(state, tag):
+        if _is_key_in_held_range(state, tag):
             cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
             cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
             state[TABLE_ENTRIES] += 1
 
 
 @kernel
-def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
+def _put_latest_record_rows(cells: Words, state: Int64s, rows: LatestRecordRows) -> RowCount:
     capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
-        if not _is_in_range(state, rows[row, 0]):
+        if not _is_key_in_held_range(state, rows[row, 0]):
             continue
         cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
@@ -269,35 +274,37 @@ def _put_rows(cells: Words, state: Int64s, rows: GateRows) -> int:
 
 
 @kernel
-def _find_latest_offsets(cells: Words, state: Int64s, hashes: Words, out: Int64s) -> None:
+def _find_latest_offset_of_each_key(cells: Words, state: Int64s, hashes: Words, out_offsets: Int64s) -> None:
     for row in range(len(hashes)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
         tag = _nonzero_key_tag(hashes[row, 0])
-        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1])) if _is_in_range(state, tag) else -1
-        out[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
+        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1])) if _is_key_in_held_range(state, tag) else -1
+        out_offsets[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
 @kernel
-def _add_expected_sums(cells: Words, capacity: int, bounds: Int64s, sums: GateSums) -> None:
+def _add_expected_fingerprints(cells: Words, capacity: int, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
     for cell in range(capacity):
         if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
-            segment = find_segment_number(cells[WORDS * cell + 1], bounds)
-            sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += record_fingerprint(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
+            segment = find_segment_number(cells[WORDS * cell + 1], segment_base_offsets)
+            out_sums[segment, 0] += np.uint64(1)
+            out_sums[segment, 1] += record_fingerprint(cells[WORDS * cell + 1], cells[WORDS * cell + 2])
 
 
 @kernel
-def _add_expected_sums_outside(cells: Words, state: Int64s, rows: GateRows, bounds: Int64s, sums: GateSums) -> None:
+def _add_expected_fingerprints_outside_range(
+    cells: Words, state: Int64s, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
+) -> None:
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
-        if not _is_in_range(state, rows[row, 0]):
+        if not _is_key_in_held_range(state, rows[row, 0]):
             continue
         if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
-            segment = find_segment_number(rows[row, 1], bounds)
-            sums[segment, 0] += np.uint64(1)
-            sums[segment, 1] += record_fingerprint(rows[row, 1], rows[row, 2])
+            segment = find_segment_number(rows[row, 1], segment_base_offsets)
+            out_sums[segment, 0] += np.uint64(1)
+            out_sums[segment, 1] += record_fingerprint(rows[row, 1], rows[row, 2])
 
 
-def zero_gate_sums(segment_count: int) -> GateSums:
+def zero_fingerprint_sums(segment_count: int) -> FingerprintSumsBySegment:
     """Create an array of sums for this number of segments, all zero."""
     return np.zeros((segment_count, 2), np.uint64)

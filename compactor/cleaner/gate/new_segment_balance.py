@@ -8,19 +8,19 @@ from compactor.cleaner.gate.parser import (
     COUNT,
     MAGIC,
     POSITION,
+    GateRecordParser,
     GateRecords,
     HeaderFields,
     InflatedTooLargeError,
-    RecordReader,
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
     parse_varint,
     read_all_headers,
-    split_selected_batches_into_chunks,
+    split_batch_numbers_into_chunks,
 )
 from compactor.cleaner.passes.rewrite import CleanedSegment
 from compactor.errors import BadData
-from compactor.kernels.common import Flags
+from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf
 from compactor.kernels.jit import kernel
 from compactor.model.balance import Balance
 from compactor.profiling import WorkStage, measure_stage
@@ -39,7 +39,7 @@ from compactor.records.balance import (
 from compactor.records.batches import Bytes, Int64s, map_file
 
 
-class NewSegmentBalance:
+class NewSegmentBalanceBuilder:
     """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
     parses; ``compute_balance`` parses the others.
     """
@@ -52,7 +52,7 @@ class NewSegmentBalance:
         self._anew = self._wanted = cleaned.anew
         self._records = np.zeros(3, np.uint64)
 
-    def set_segment(self, buf: Bytes, headers: HeaderFields) -> None:
+    def set_segment_bytes_and_headers(self, buf: Bytes, headers: HeaderFields) -> None:
         """Set the segment's bytes and the headers of all its batches, whose checksums were verified."""
         if headers.shape[1] != len(self._anew):
             self._anew = np.zeros(headers.shape[1], np.bool_)  # nobody knows which is which, and nothing will add up
@@ -61,7 +61,7 @@ class NewSegmentBalance:
 
     def add_parsed_records(self, headers: HeaderFields, records: GateRecords) -> None:
         """Add the records of some batches of the segment. Batches that were added before are ignored."""
-        batches = np.searchsorted(self._segment_headers()[1][POSITION], headers[POSITION])
+        batches = np.searchsorted(self._segment_bytes_and_headers()[1][POSITION], headers[POSITION])
         _add_record_digests(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
             records.key_length, *self._key.halves, self._records,
@@ -73,8 +73,8 @@ class NewSegmentBalance:
 
         Called once. Raises BadData if the segment cannot be parsed.
         """
-        buf, headers = self._segment_headers()
-        self._parse_remaining(buf, headers)
+        buf, headers = self._segment_bytes_and_headers()
+        self._parse_records_not_added(buf, headers)
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
@@ -90,7 +90,7 @@ class NewSegmentBalance:
             records_dropped={reason: to_digest_sum(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
         )
 
-    def _segment_headers(self) -> tuple[Bytes, HeaderFields]:
+    def _segment_bytes_and_headers(self) -> tuple[Bytes, HeaderFields]:
         """Return the segment's bytes and headers, and read them if the gate has not."""
         if self._begun is None:
             buf = map_file(self._cleaned.paths["log"])
@@ -100,16 +100,16 @@ class NewSegmentBalance:
                 raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
             if first_batch_with_crc_mismatch(buf, headers) >= 0:
                 raise self._unparsable_segment_error("has a batch with an invalid CRC")
-            self.set_segment(buf, headers)
+            self.set_segment_bytes_and_headers(buf, headers)
             return buf, headers
         return self._begun
 
-    def _parse_remaining(self, buf: Bytes, headers: HeaderFields) -> None:
+    def _parse_records_not_added(self, buf: Bytes, headers: HeaderFields) -> None:
         """Parse the records that the gate has not parsed. Without a gate, these are all records."""
-        waiting = list(split_selected_batches_into_chunks(headers, self._wanted))[::-1]
+        waiting = list(split_batch_numbers_into_chunks(headers, self._wanted))[::-1]
         if not waiting:
             return
-        reader = RecordReader(np.uint64(0), np.uint64(0), self._limit)
+        reader = GateRecordParser(np.uint64(0), np.uint64(0), self._limit)
         reader.on_records = self.add_parsed_records
         while waiting:
             some = waiting.pop()
@@ -127,35 +127,42 @@ class NewSegmentBalance:
 
 @kernel
 def _add_record_digests(
-    batches: Int64s,
-    wanted: Flags,
+    batch_numbers: Int64s,
+    wanted_flags: Flags,
     buf: Bytes,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     offset: Int64s,
     key_start: Int64s,
     key_length: Int64s,
-    k0: np.uint64,
-    k1: np.uint64,
-    out: Sums,
+    k0: HashKeyHalf,
+    k1: HashKeyHalf,
+    out_sums: Sums,
 ) -> None:
     """Add the digests of v2 records, in which the length of the value follows the key."""
-    for i in range(batches.size):
-        if not wanted[batches[i]]:
+    for i in range(batch_numbers.size):
+        if not wanted_flags[batch_numbers[i]]:
             continue
-        wanted[batches[i]] = False
+        wanted_flags[batch_numbers[i]] = False
         for row in range(first_row[i], first_row[i + 1]):
             value_length, value_start = parse_varint(buf, key_start[row] + max(key_length[row], 0), buf.size)
             one = first_half_of_record_digest(buf, offset[row], key_start[row], key_length[row], value_start, max(value_length, -1), k0)
-            out[0] += np.uint64(1)
-            out[1] += one
-            out[2] += second_half_of_digest(one, k1)
+            out_sums[0] += np.uint64(1)
+            out_sums[1] += one
+            out_sums[2] += second_half_of_digest(one, k1)
 
 
 @kernel
 def _add_batch_digests(
-    buf: Bytes, position: Int64s, magic: Int64s, rewritten: Flags, k0: np.uint64, k1: np.uint64, unchanged_sums: Sums, new_sums: Sums
+    buf: Bytes,
+    position: Int64s,
+    magic: Int64s,
+    rewritten_flags: Flags,
+    k0: HashKeyHalf,
+    k1: HashKeyHalf,
+    unchanged_sums: Sums,
+    new_sums: Sums,
 ) -> None:
     for i in range(position.size):
         add_batch_digest(buf, position[i], magic[i], k0, k1, new_sums)
-        if not rewritten[i]:
+        if not rewritten_flags[i]:
             add_batch_digest(buf, position[i], magic[i], k0, k1, unchanged_sums)

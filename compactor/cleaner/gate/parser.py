@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bloom.siphash import siphash128
 from compactor.cleaner.gate.key_table import record_fingerprint
 from compactor.constants import MAX_OFFSET
-from compactor.kernels.common import ValueAndNextPosition
+from compactor.kernels.common import BatchNumberOrMinusOne, FirstRowByBatch, HashKeyHalf, ValueAndNextPosition
 from compactor.kernels.crc import START, crc32c, extend, extend_word
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch_read
@@ -54,6 +54,12 @@ ODD_NAMES: Final = 4  # a header name that is not ASCII: Java may write other by
 ODD_ATTRIBUTES: Final = 8  # unused bits, which only a copy keeps
 
 
+HeaderParseResult = tuple[int, int, bool]
+"""Number of parsed batches, byte position after the last one, and whether all headers were valid."""
+ControlKindAndEpoch = tuple[int, int]
+"""Kind of a control batch, and the coordinator epoch of its marker (-1 for none)."""
+
+
 class UnreadableBatchesError(Exception):
     """Raised for bytes that are not valid batches or records. The message states the reason and the position."""
 
@@ -71,7 +77,7 @@ class GateRecords:
     digest: checksum of everything but the offset.
     """
 
-    first_row: Int64s
+    first_row: FirstRowByBatch
     offset: Int64s
     timestamp: Int64s
     hashes: npt.NDArray[np.uint64]
@@ -114,16 +120,16 @@ def read_all_headers(buf: Bytes) -> HeaderFields:
     return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_header_blocks(buf))], axis=1)
 
 
-def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
+def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
     """Return the first v2 batch whose CRC does not match its bytes, or -1."""
-    return int(_find_crc_mismatch(buf, np.ascontiguousarray(headers)))
+    return int(_find_batch_with_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
 @inline_kernel
-def _read_big_endian(buf: Bytes, position: int, size: int) -> int:
-    """Return a signed big-endian number of ``size`` bytes."""
+def _read_big_endian(buf: Bytes, position: int, byte_count: int) -> int:
+    """Return a signed big-endian number of ``byte_count`` bytes."""
     value = np.int64(np.int8(buf[position]))
-    for i in range(position + 1, position + size):
+    for i in range(position + 1, position + byte_count):
         value = (value << 8) | np.int64(buf[i])
     return value
 
@@ -147,13 +153,13 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 
 @kernel
-def _parse_headers_from(buf: Bytes, position: int, headers: HeaderFields) -> tuple[int, int, bool]:
-    """Fill ``headers`` with the batches from ``position`` on. Return (number of batches, position after the last one, whether all were
+def _parse_headers_from(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
+    """Fill ``out_headers`` with the batches from ``position`` on. Return (number of batches, position after the last one, whether all were
     valid).
     """
     count = 0
-    row = np.empty(len(headers), np.int64)
-    while count < headers.shape[1] and position + 26 <= buf.size:
+    row = np.empty(len(out_headers), np.int64)
+    while count < out_headers.shape[1] and position + 26 <= buf.size:
         size = 12 + _read_big_endian(buf, position + 8, 4)
         magic = np.int64(buf[position + 16])
         if magic > 2 or size < (61 if magic == 2 else 26) or position + size > buf.size:
@@ -173,7 +179,7 @@ def _parse_headers_from(buf: Bytes, position: int, headers: HeaderFields) -> tup
             row[BASE_SEQUENCE] = _read_big_endian(buf, position + 53, 4)
             row[COUNT] = _read_big_endian(buf, position + 57, 4)
             if row[ATTRIBUTES] & CONTROL:
-                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _parse_control_kind_and_epoch(buf, row)
+                row[CONTROL_KIND], row[COORDINATOR_EPOCH] = _parse_control_kind_and_coordinator_epoch(buf, row)
             if row[BASE] < 0 or row[LAST] < row[BASE] or row[COUNT] < 0:
                 return count, position, False
         else:
@@ -186,21 +192,21 @@ def _parse_headers_from(buf: Bytes, position: int, headers: HeaderFields) -> tup
             row[BASE_TIMESTAMP] = row[MAX_TIMESTAMP] = _read_big_endian(buf, position + 18, 8) if magic == 1 else -1
             row[LEADER_EPOCH], row[PRODUCER_ID], row[PRODUCER_EPOCH], row[BASE_SEQUENCE] = -1, -1, -1, -1
         for field in range(row.size):
-            headers[field, count] = row[field]
+            out_headers[field, count] = row[field]
         count += 1
         position += size
     return count, position, True
 
 
 @inline_kernel
-def _parse_control_kind_and_epoch(buf: Bytes, columns: Int64s) -> tuple[int, int]:
+def _parse_control_kind_and_coordinator_epoch(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
     """Parse the marker of a control batch. Return its kind and its coordinator epoch."""
-    if columns[ATTRIBUTES] & CODEC_MASK:
+    if header[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
-    if columns[COUNT] == 0:
+    if header[COUNT] == 0:
         return EMPTIED, -1
-    end = columns[POSITION] + columns[SIZE]
-    _, at = parse_varint(buf, columns[POSITION] + 61, end)
+    end = header[POSITION] + header[SIZE]
+    _, at = parse_varint(buf, header[POSITION] + 61, end)
     _, at = parse_varint(buf, at + 1, end)
     _, at = parse_varint(buf, at, end)
     length, at = parse_varint(buf, at, end)
@@ -214,7 +220,7 @@ def _parse_control_kind_and_epoch(buf: Bytes, columns: Int64s) -> tuple[int, int
 
 
 @kernel
-def _find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
+def _find_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
     for i in range(headers.shape[1]):
         begin = headers[POSITION, i]
         if headers[MAGIC, i] == 2 and crc32c(buf, begin + 21, begin + headers[SIZE, i]) != headers[STORED_CRC, i]:
@@ -225,16 +231,16 @@ def _find_crc_mismatch(buf: Bytes, headers: HeaderFields) -> int:
 # ---- records ----------------------------------------------------------------------------------------------------------------
 
 
-class RecordReader:
+class GateRecordParser:
     """Parser of the records of a few batches at a time. Results are valid until the next call."""
 
-    def __init__(self, k0: np.uint64, k1: np.uint64, inflate_limit: int) -> None:
+    def __init__(self, k0: HashKeyHalf, k1: HashKeyHalf, inflate_limit: int) -> None:
         self.on_records: Callable[[HeaderFields, GateRecords], None] | None = None
         """Function that receives the headers and records of every ``parse_records_of_batches``; None for none."""
         self._key = (k0, k1)
         self._limit = inflate_limit
         self._bodies = codecs.ByteBuffer()
-        self._columns = _allocate_columns(1 << 14)
+        self._columns = _allocate_record_columns(1 << 14)
 
     def parse_records_of_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
         """Parse the records of these batches of one segment.
@@ -265,7 +271,7 @@ class RecordReader:
         first_row = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         rows = int(first_row[-1])
         if rows > len(self._columns[0]):
-            self._columns = _allocate_columns(max(rows, 2 * len(self._columns[0])))
+            self._columns = _allocate_record_columns(max(rows, 2 * len(self._columns[0])))
         offset, timestamp, hashes, digest, flags, key_start, key_length = (column[:rows] for column in self._columns)
         batch = _parse_records_into_columns(
             buf, headers, body_bounds, first_row, *self._key, offset, timestamp, hashes, digest, flags, key_start, key_length
@@ -274,7 +280,7 @@ class RecordReader:
         if batch >= 0:
             raise UnreadableBatchesError(f"offset {headers[LAST, batch]}: records that cannot be read")
         for row in np.flatnonzero(records.flags & ODD_NAMES).tolist():
-            records.digest[row] = _digest_with_java_header_names(records, row)
+            records.digest[row] = _digest_with_reencoded_header_names(records, row)
         return records
 
     def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
@@ -297,9 +303,9 @@ class RecordReader:
         out_body_bounds[1] = ends
 
 
-def split_selected_batches_into_chunks(headers: HeaderFields, selected: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
+def split_batch_numbers_into_chunks(headers: HeaderFields, selected_flags: npt.NDArray[np.bool_]) -> Iterator[Int64s]:
     """Yield the numbers of the selected batches in chunks of bounded size, each either all compressed or all uncompressed."""
-    batches = np.flatnonzero(selected)
+    batches = np.flatnonzero(selected_flags)
     if not len(batches):
         return
     packed = (headers[ATTRIBUTES, batches] & CODEC_MASK != 0).astype(np.int8)
@@ -308,11 +314,12 @@ def split_selected_batches_into_chunks(headers: HeaderFields, selected: npt.NDAr
     yield from np.split(batches, cuts)
 
 
-def _allocate_columns(rows: int) -> tuple[Any, ...]:
-    """Return uninitialized columns of a GateRecords object for ``rows`` records."""
+def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
+    """Return uninitialized columns of a GateRecords object for ``record_count`` records."""
     return (
-        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty((rows, 2), np.uint64), np.empty(rows, np.uint64),
-        np.empty(rows, np.uint8), np.empty(rows, np.int64), np.empty(rows, np.int64),
+        np.empty(record_count, np.int64), np.empty(record_count, np.int64), np.empty((record_count, 2), np.uint64),
+        np.empty(record_count, np.uint64), np.empty(record_count, np.uint8), np.empty(record_count, np.int64),
+        np.empty(record_count, np.int64),
     )  # fmt: skip
 
 
@@ -334,17 +341,18 @@ def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int6
 
 
 @inline_kernel
-def _extend_digest(state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
+def _extend_digest_by_field(digest_state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
     """Return the digest after one more part of a record: its length (-1 for null) and its bytes."""
-    state = extend_word(state, np.uint64(length))
-    return extend(state, buf, start, start + length) if length > 0 else state
+    digest_state = extend_word(digest_state, np.uint64(length))
+    return extend(digest_state, buf, start, start + length) if length > 0 else digest_state
 
 
 @kernel
 def _parse_records_into_columns(
-    buf: Bytes, headers: HeaderFields, bounds: Int64s, first_row: Int64s, k0: np.uint64, k1: np.uint64, offset: Int64s, timestamp: Int64s,
-    hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s, key_length: Int64s,
-) -> int:  # fmt: skip
+    buf: Bytes, headers: HeaderFields, bounds: Int64s, first_row: FirstRowByBatch, k0: HashKeyHalf, k1: HashKeyHalf, offset: Int64s,
+    timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
+    key_length: Int64s,
+) -> BatchNumberOrMinusOne:  # fmt: skip
     """Fill the columns with the parsed records of all batches. Returns the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at = bounds[0, batch]
@@ -398,8 +406,8 @@ def _parse_records_into_columns(
                 at = stop
             key_start[row], key_length[row] = kstart, max(klen, -1)
             state = extend_word(START, np.uint64(timestamp[row]))
-            state = _extend_digest(state, buf, kstart, max(klen, -1))
-            state = _extend_digest(state, buf, vstart, max(vlen, -1))
+            state = _extend_digest_by_field(state, buf, kstart, max(klen, -1))
+            state = _extend_digest_by_field(state, buf, vstart, max(vlen, -1))
             state = extend_word(state, np.uint64(names))
             for _ in range(names):
                 length, start = parse_varint(buf, at, stop)
@@ -408,11 +416,11 @@ def _parse_records_into_columns(
                 for i in range(start, start + length):
                     if buf[i] > 127:
                         flags[row] |= ODD_NAMES
-                state = _extend_digest(state, buf, start, length)
+                state = _extend_digest_by_field(state, buf, start, length)
                 length, at = parse_varint(buf, start + length, stop)
                 if at > stop or length > stop - at:
                     return batch
-                state = _extend_digest(state, buf, at, max(length, -1))
+                state = _extend_digest_by_field(state, buf, at, max(length, -1))
                 at += max(length, 0)
             if at != stop:
                 return batch
@@ -434,7 +442,7 @@ def _parse_records_into_columns(
     return -1
 
 
-def _digest_with_java_header_names(records: GateRecords, row: int) -> int:
+def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
     """Return the digest that a record has after rewriting, if its header names are not valid UTF-8 and Java writes other names."""
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
@@ -444,24 +452,24 @@ def _digest_with_java_header_names(records: GateRecords, row: int) -> int:
         value, after = parse_varint(buf, position, end)
         return int(value), int(after)
 
-    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_digest_input_of_field(records.key_of_row(row))]
+    parts = [int(records.timestamp[row]).to_bytes(8, "little", signed=True), *_length_and_bytes_of_field(records.key_of_row(row))]
     with np.errstate(over="ignore"):
         length, at = parse_varint_at(key_end)
-        parts += _digest_input_of_field(None if length < 0 else buf[at : at + length].tobytes())
+        parts += _length_and_bytes_of_field(None if length < 0 else buf[at : at + length].tobytes())
         names, at = parse_varint_at(at + max(length, 0))
         parts.append(names.to_bytes(8, "little", signed=True))
         for _ in range(names):
             length, at = parse_varint_at(at)
-            parts += _digest_input_of_field(reencode_as_java_utf8(buf[at : at + length].tobytes()))
+            parts += _length_and_bytes_of_field(reencode_as_java_utf8(buf[at : at + length].tobytes()))
             length, at = parse_varint_at(at + length)
-            parts += _digest_input_of_field(None if length < 0 else buf[at : at + length].tobytes())
+            parts += _length_and_bytes_of_field(None if length < 0 else buf[at : at + length].tobytes())
             at += max(length, 0)
     return checksums.crc32c(b"".join(parts)) ^ int(START)
 
 
-def _digest_input_of_field(data: bytes | None) -> tuple[bytes, bytes]:
+def _length_and_bytes_of_field(key_or_value: bytes | None) -> tuple[bytes, bytes]:
     """Return the bytes that a record's key or value adds to its digest: length and content."""
-    return (-1 if data is None else len(data)).to_bytes(8, "little", signed=True), data or b""
+    return (-1 if key_or_value is None else len(key_or_value)).to_bytes(8, "little", signed=True), key_or_value or b""
 
 
 def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
@@ -475,10 +483,14 @@ def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[n
 
 @kernel
 def _sum_fingerprints(
-    first_row: Int64s, offset: Int64s, digest: npt.NDArray[np.uint64], counted: npt.NDArray[np.bool_], sums: npt.NDArray[np.uint64]
+    first_row: FirstRowByBatch,
+    offset: Int64s,
+    digest: npt.NDArray[np.uint64],
+    counted_flags: npt.NDArray[np.bool_],
+    out_sums: npt.NDArray[np.uint64],
 ) -> None:
     for batch in range(first_row.size - 1):
         for row in range(first_row[batch], first_row[batch + 1]):
-            if counted[row]:
-                sums[batch, 0] += np.uint64(1)
-                sums[batch, 1] += record_fingerprint(np.uint64(offset[row]), digest[row])
+            if counted_flags[row]:
+                out_sums[batch, 0] += np.uint64(1)
+                out_sums[batch, 1] += record_fingerprint(np.uint64(offset[row]), digest[row])

@@ -1,8 +1,8 @@
 """The offset map on local disk: for when the keys of one round do not fit the map budget.
 
-Rows of (key, ordinal), 16 bytes each, are written in the order of the scan, newest record first, to a ``RowSpool``. Afterwards one range of
-the hash at a time is read back, again newest first, into a small KeySet; the first row of a key survives. A range is chosen by the key's
-tag, the part of the hash that a KeySet does not take its homes from.
+Rows of (key, ordinal), 16 bytes each, are written in the order of the scan, newest record first, to a ``HashRangeRowFile``. Afterwards one
+range of the hash at a time is read back, again newest first, into a small KeyHashSet; the first row of a key survives. A range is chosen by
+the key's tag, the part of the hash that a KeyHashSet does not take its homes from.
 
     row:   tag:4  hash:8  ordinal:4
 
@@ -21,10 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import key_hash_tag
-from compactor.cleaner.keys.key_set import AHEAD, CAPACITY, HashTable, KeySet, State, holds_key, home_cell, put_key_if_absent
-from compactor.cleaner.row_spool import DiskReservation, HashRanges, RowSpool, hash_range_of_word
+from compactor.cleaner.keys.key_set import (
+    AHEAD,
+    CAPACITY,
+    HashTable,
+    KeyHashSet,
+    KeySetState,
+    first_cell_to_probe,
+    is_key_in_table,
+    put_key_if_absent,
+)
+from compactor.cleaner.row_spool import DiskReservation, HashRangeRowFile, HashRangeSpan, hash_range_of_first_word
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import KEY_BYTES, Flags, Hashes
+from compactor.kernels.common import KEY_BYTES, Flags, Hashes, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch
 from compactor.profiling import WorkStage, measure_stage
@@ -41,15 +50,15 @@ DIRTY, CLEAN = range(2)
 """Sections of the spool: the dirty range, and rows below it that are looked up."""
 
 KeyRows = npt.NDArray[np.uint32]
-Ordinals = npt.NDArray[np.uint32]
-Bitmap = npt.NDArray[np.uint8]
+RowOrdinals = npt.NDArray[np.uint32]
+RowBitmap = npt.NDArray[np.uint8]
 
 
-def scans_needed(row_count: int, disk_share_bytes: int) -> int:
+def count_log_scans_for_disk(row_count: int, available_disk_bytes: int) -> int:
     """Return how often the log must be scanned so that the rows of one scan fit the disk share, with a tenth of it
     spare for uneven parts.
     """
-    return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, disk_share_bytes) * 10)))
+    return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
 
 def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
@@ -59,7 +68,7 @@ def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
 
 
 class DiskOffsetMap:
-    """Offset map on local disk. Gives the same answers as a KeySet with all keys. ``close`` removes its file; can be used as a context
+    """Offset map on local disk. Gives the same answers as a KeyHashSet with all keys. ``close`` removes its file; can be used as a context
     manager.
     """
 
@@ -69,25 +78,25 @@ class DiskOffsetMap:
         disk_reservation: DiskReservation,
         *,
         map_budget_bytes: int,
-        expected_rows: int,
-        part_number: int = 0,
-        part_count: int = 1,
+        expected_row_count: int,
+        key_part_number: int = 0,
+        key_part_count: int = 1,
     ) -> None:
         """Create the map's file.
 
         :param path: path of the file, which exists until ``close``.
         :param map_budget_bytes: memory for the keys of one hash range.
-        :param expected_rows: estimated number of rows with a key; it sizes the hash ranges.
-        :param part_number, part_count: the map takes only this part of the keys. A row survives if the bitmap of any part
+        :param expected_row_count: estimated number of rows with a key; it sizes the hash ranges.
+        :param key_part_number, key_part_count: the map takes only this part of the keys. A row survives if the bitmap of any part
             has its bit set.
         :raises OutOfBudget: if the map budget is less than the smallest hash table needs.
         """
-        KeySet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
+        KeyHashSet(map_budget_bytes)  # a budget that no set can use is refused before the scan, not after it
         self._map_budget_bytes = map_budget_bytes
-        expected_bytes = -(-expected_rows // part_count) * KEY_BYTES
+        expected_bytes = -(-expected_row_count // key_part_count) * KEY_BYTES
         count = min(MAX_DISK_RANGES, max(1, -(-expected_bytes // min(map_budget_bytes, CACHE_BYTES))))
-        self._ranges = HashRanges.ranges_of_part(count, part_number, part_count)
-        self._spool = RowSpool(path, disk_reservation, self._ranges, 4, np.uint32, "the keys of the offset map")
+        self._ranges = HashRangeSpan.span_of_key_part(count, key_part_number, key_part_count)
+        self._spool = HashRangeRowFile(path, disk_reservation, self._ranges, 4, np.uint32, "the keys of the offset map")
         self._guess = 0
         self._most = -1
         self.entries = 0
@@ -96,25 +105,25 @@ class DiskOffsetMap:
         """Memory in bytes of the largest key set that ``find_survivors`` needed."""
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add_dirty_rows(self, hashes: Hashes, ordinals: Ordinals) -> None:
+    def add_keys_of_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk share, or the disk, is used up.
 
         :param hashes: key hashes, shape (n, 2).
         :param ordinals: the rows' numbers, below SEEN.
         """
-        self._add_rows(DIRTY, hashes, self._check_ordinals(ordinals))
+        self._add_key_rows(DIRTY, hashes, self._checked_ordinals(ordinals))
 
     def add_keys_with_known_newest_record(self, hashes: Hashes) -> None:
-        """Add the keys of a full KeySet, whose newest records are known already, so that no row with such a key survives.
+        """Add the keys of a full KeyHashSet, whose newest records are known already, so that no row with such a key survives.
 
-        Must be called before ``add_dirty_rows``.
+        Must be called before ``add_keys_of_dirty_rows``.
         """
-        self._add_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
+        self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
-    def add_clean_rows(self, hashes: Hashes, ordinals: Ordinals) -> None:
+    def add_keys_of_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
-        self._add_rows(CLEAN, hashes, self._check_ordinals(ordinals))
+        self._add_key_rows(CLEAN, hashes, self._checked_ordinals(ordinals))
 
     @property
     def written_bytes(self) -> int:
@@ -124,7 +133,7 @@ class DiskOffsetMap:
     def flag_keys_in_part(self, hashes: Hashes) -> Flags:
         """Return a flag per row: whether its key belongs to the part of the keys that this map holds."""
         answer = np.empty(len(hashes), dtype=np.bool_)
-        _flag_rows_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
+        _flag_keys_in_part(hashes, self._ranges.total, self._ranges.first, self._ranges.count, answer)
         return answer
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
@@ -136,13 +145,13 @@ class DiskOffsetMap:
             yield stored_key_hashes_of_rows(rows)
 
     @measure_stage(WorkStage.MAP)
-    def survivor_bitmap(self, ordinal_count: int) -> Bitmap:
-        """Return a bitmap with one bit for each row number (ordinal) below ``ordinal_count``, in the bit order of ``np.packbits``: set if a
+    def survivor_bitmap(self, row_count: int) -> RowBitmap:
+        """Return a bitmap with one bit for each row number (ordinal) below ``row_count``, in the bit order of ``np.packbits``: set if a
         row with that ordinal survives.
         """
-        if self._most >= ordinal_count:
-            raise ValueError(f"ordinal {self._most} was added, the bitmap is for {ordinal_count}")
-        bitmap = np.zeros((ordinal_count + 7) // 8, dtype=np.uint8)
+        if self._most >= row_count:
+            raise ValueError(f"ordinal {self._most} was added, the bitmap is for {row_count}")
+        bitmap = np.zeros((row_count + 7) // 8, dtype=np.uint8)
         for bucket in range(self._ranges.count):
             self._mark_survivors_in_range(bucket, self._ranges.total, self._ranges.first + bucket, bitmap)
         return bitmap
@@ -157,7 +166,7 @@ class DiskOffsetMap:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check_ordinals(self, ordinals: Ordinals) -> Ordinals:
+    def _checked_ordinals(self, ordinals: RowOrdinals) -> RowOrdinals:
         """Check that row numbers (ordinals) lie within the bitmap, and return them. The compiled code does not check that."""
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
@@ -165,33 +174,33 @@ class DiskOffsetMap:
         self._most = max(self._most, most)
         return ordinals
 
-    def _add_rows(self, section: int, hashes: Hashes, ordinals: Ordinals) -> None:
+    def _add_key_rows(self, section: int, hashes: Hashes, ordinals: RowOrdinals) -> None:
         rows = np.empty((len(hashes), 4), np.uint32)
-        _pack_rows(hashes, ordinals, rows)
-        self._spool.add_rows(section, rows)
+        _pack_key_rows(hashes, ordinals, rows)
+        self._spool.add_rows_to_section(section, rows)
 
-    def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange: int, bitmap: Bitmap) -> None:
+    def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
         """Set the bits of the surviving rows of a spool range. Of the range's rows, only those count whose tag (the upper bits of the key's
-        hash) lies in part ``subrange``, counted from 0, of ``subrange_count`` equal parts.
+        hash) lies in part ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
         """
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
-        keys = KeySet(self._map_budget_bytes, expected_keys=self._guess)
+        keys = KeyHashSet(self._map_budget_bytes, expected_key_count=self._guess)
         done = 0
         for rows in self._spool.read_rows_of_range(DIRTY, range_number):
-            taken = mark_newest_of_each_key(keys.table, keys.state, rows, 0, subrange_count, subrange, bitmap)
+            taken = mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, subrange_count, subrange_number, out_bitmap)
             while taken < len(rows) and keys.grow_within_budget():
-                taken = mark_newest_of_each_key(keys.table, keys.state, rows, taken, subrange_count, subrange, bitmap)
+                taken = mark_newest_row_of_each_key(keys.table, keys.state, rows, taken, subrange_count, subrange_number, out_bitmap)
             done += taken
             if taken < len(rows):
                 # The bits set so far are valid; the smaller ranges set them once more.
                 del keys
-                pieces = max(2, -(-self._spool.count_rows(DIRTY, range_number) // max(1, done)))
+                pieces = max(2, -(-self._spool.count_rows_of_range(DIRTY, range_number) // max(1, done)))
                 for piece in range(pieces):
-                    self._mark_survivors_in_range(range_number, subrange_count * pieces, subrange * pieces + piece, bitmap)
+                    self._mark_survivors_in_range(range_number, subrange_count * pieces, subrange_number * pieces + piece, out_bitmap)
                 return
         for rows in self._spool.read_rows_of_range(CLEAN, range_number):
-            mark_absent_keys(keys.table, keys.state, rows, subrange_count, subrange, bitmap)
+            mark_rows_with_absent_keys(keys.table, keys.state, rows, subrange_count, subrange_number, out_bitmap)
         self.entries += keys.key_count
         self.peak_bytes = max(self.peak_bytes, keys.peak_bytes)
         self._guess = keys.key_count + keys.key_count // 20
@@ -207,50 +216,52 @@ def second_key_hash_half_of_row(rows: KeyRows, row: int) -> np.uint64:
 
 
 @kernel
-def _pack_rows(hashes: Hashes, ordinals: Ordinals, rows: KeyRows) -> None:
+def _pack_key_rows(hashes: Hashes, ordinals: RowOrdinals, out_rows: KeyRows) -> None:
     for row in range(len(hashes)):
-        rows[row, 0] = key_hash_tag(hashes[row, 0])
-        rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
-        rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
-        rows[row, 3] = ordinals[row]
+        out_rows[row, 0] = key_hash_tag(hashes[row, 0])
+        out_rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
+        out_rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
+        out_rows[row, 3] = ordinals[row]
 
 
 @kernel
-def _flag_rows_in_part(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
+def _flag_keys_in_part(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
     for row in range(len(hashes)):
         out_flags[row] = (
-            first_range <= hash_range_of_word(np.uint64(key_hash_tag(hashes[row, 0])), range_count) < first_range + part_range_count
+            first_range <= hash_range_of_first_word(np.uint64(key_hash_tag(hashes[row, 0])), range_count) < first_range + part_range_count
         )
 
 
 @kernel
-def mark_newest_of_each_key(
-    table: HashTable, state: State, rows: KeyRows, start: int, range_count: int, range_number: int, bitmap: Bitmap
-) -> int:
+def mark_newest_row_of_each_key(
+    key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
+) -> RowCount:
     """Set the bit of the first row of each key. Rows come newest first.
 
     Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``range_number`` of
     ``range_count`` count.
     """
-    for row in range(start, len(rows)):
+    for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_cell(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of_word(np.uint64(rows[row, 0]), range_count) == range_number:
-            answer = put_key_if_absent(table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row))
+            prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number:
+            answer = put_key_if_absent(key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row))
             if answer < 0:
                 return row
             if answer == 1 and rows[row, 3] != SEEN:
-                bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))
+                out_bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))
     return len(rows)
 
 
 @kernel
-def mark_absent_keys(table: HashTable, state: State, rows: KeyRows, range_count: int, range_number: int, bitmap: Bitmap) -> None:
+def mark_rows_with_absent_keys(
+    key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
+) -> None:
     """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``range_number`` of ``range_count`` count."""
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
-            prefetch(table, 3 * home_cell(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
-        if hash_range_of_word(np.uint64(rows[row, 0]), range_count) == range_number and not holds_key(
-            table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row)
+            prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))
+        if hash_range_of_first_word(np.uint64(rows[row, 0]), range_count) == range_number and not is_key_in_table(
+            key_set_table, state, np.uint64(rows[row, 0]), second_key_hash_half_of_row(rows, row)
         ):
-            bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))
+            out_bitmap[rows[row, 3] >> 3] |= np.uint8(128 >> (rows[row, 3] & 7))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from bloom.siphash import key_hash_tag
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import Hashes
+from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import high_word_of_product, prefetch
 from compactor.profiling import WorkStage, measure_stage
@@ -42,21 +42,23 @@ AHEAD = 24
 """Rows between asking for a cache line and using it."""
 
 HashTable = npt.NDArray[np.uint32]
-State = npt.NDArray[np.int64]
+PutResult = int
+"""1: the key was absent and is stored; 0: it was there; -1: it was absent and there is no space."""
+KeySetState = npt.NDArray[np.int64]
 
 
 @inline_kernel
-def home_cell(h1: np.uint64, capacity: int) -> int:
+def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
     """Return the cell of a hash table where the search for a key begins: its hash scaled to the capacity."""
     return np.int64(high_word_of_product(h1, np.uint64(capacity)))  # type: ignore[return-value]
 
 
 @inline_kernel
-def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) -> int:
+def find_cell_or_complement(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplement:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored."""
     low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
     high = np.uint32(h1 >> np.uint64(32))
-    cell = home_cell(h1, capacity)
+    cell = first_cell_to_probe(h1, capacity)
     while True:
         found = table[3 * cell]
         if found == 0:
@@ -67,10 +69,10 @@ def find_cell(table: HashTable, capacity: int, tag: np.uint32, h1: np.uint64) ->
 
 
 @inline_kernel
-def put_key_if_absent(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> int:
+def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
     """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
     tag = key_hash_tag(h0)
-    cell = find_cell(table, state[CAPACITY], tag, h1)
+    cell = find_cell_or_complement(table, state[CAPACITY], tag, h1)
     if cell >= 0:
         return 0
     cell = ~cell
@@ -84,13 +86,15 @@ def put_key_if_absent(table: HashTable, state: State, h0: np.uint64, h1: np.uint
 
 
 @inline_kernel
-def holds_key(table: HashTable, state: State, h0: np.uint64, h1: np.uint64) -> bool:
+def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> bool:
     """Return whether the set holds a key."""
-    return find_cell(table, state[CAPACITY], key_hash_tag(h0), h1) >= 0
+    return find_cell_or_complement(table, state[CAPACITY], key_hash_tag(h0), h1) >= 0
 
 
 @kernel
-def put_absent_keys(table: HashTable, state: State, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]) -> int:
+def put_keys_until_full(
+    table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]
+) -> RowCount:
     """Add keys in order, from row ``first_row`` on, and set ``out_first_seen`` where the key was absent. Return the number of rows, or the
     first row for which there is no space.
     """
@@ -98,7 +102,7 @@ def put_absent_keys(table: HashTable, state: State, hashes: Hashes, first_row: i
     capacity = state[CAPACITY]
     for row in range(first_row, rows):
         if row + AHEAD < rows:
-            prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], capacity))
+            prefetch(table, 3 * first_cell_to_probe(hashes[row + AHEAD, 1], capacity))
         answer = put_key_if_absent(table, state, hashes[row, 0], hashes[row, 1])
         if answer < 0:
             return row
@@ -107,17 +111,17 @@ def put_absent_keys(table: HashTable, state: State, hashes: Hashes, first_row: i
 
 
 @kernel
-def flag_held_keys(table: HashTable, state: State, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
+def flag_keys_in_table(table: HashTable, state: KeySetState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     """Set ``out_flags[row]`` to whether the set holds the row's key."""
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
-            prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], state[CAPACITY]))
-        out_flags[row] = holds_key(table, state, hashes[row, 0], hashes[row, 1])
+            prefetch(table, 3 * first_cell_to_probe(hashes[row + AHEAD, 1], state[CAPACITY]))
+        out_flags[row] = is_key_in_table(table, state, hashes[row, 0], hashes[row, 1])
 
 
 @kernel
-def longest_cluster_cells(table: HashTable, cell_count: int) -> int:
+def longest_run_of_filled_cells(table: HashTable, cell_count: int) -> int:
     """Return the number of cells in the longest run of filled cells."""
     longest = 0
     size = 0
@@ -128,7 +132,7 @@ def longest_cluster_cells(table: HashTable, cell_count: int) -> int:
 
 
 @kernel
-def spread_table_to_capacity(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
+def enlarge_table_in_place(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
     """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``.
 
     ``scratch`` must have the size of the longest cluster. An entry's new home is at or after its old one, hence after every entry that is
@@ -145,7 +149,7 @@ def spread_table_to_capacity(table: HashTable, old_capacity: int, new_capacity: 
             words += 3
             cell -= 1
         for word in range(0, words, 3):
-            home = home_cell(np.uint64(scratch[word + 1]) | (np.uint64(scratch[word + 2]) << np.uint64(32)), new_capacity)
+            home = first_cell_to_probe(np.uint64(scratch[word + 1]) | (np.uint64(scratch[word + 2]) << np.uint64(32)), new_capacity)
             while table[3 * home] != 0:
                 home += 1
             for i in range(3):
@@ -153,13 +157,13 @@ def spread_table_to_capacity(table: HashTable, old_capacity: int, new_capacity: 
         cell -= 1
 
 
-class KeySet:
+class KeyHashSet:
     """A set of key hashes that takes at most ``budget_bytes``. One thread may write; any number may read while none writes."""
 
-    def __init__(self, budget_bytes: int, *, expected_keys: int = 0) -> None:
+    def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
         """Create an empty set.
 
-        :param expected_keys: number of keys for which memory is allocated at once.
+        :param expected_key_count: number of keys for which memory is allocated at once.
         :raises OutOfBudget: if the budget is less than LEAST_BYTES, or more memory than the system gives.
         """
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
@@ -169,8 +173,8 @@ class KeySet:
             self.table: HashTable = np.zeros(3 * (self._most_homes + SPACE), dtype=np.uint32)
         except MemoryError as error:
             raise OutOfBudget(f"this machine cannot give a map of {format_size(budget_bytes)}", hint="Lower map_budget_bytes") from error
-        self.state: State = np.zeros(4, dtype=np.int64)
-        self._resize(max(SMALLEST, int(expected_keys / MAX_LOAD) + 1))
+        self.state: KeySetState = np.zeros(4, dtype=np.int64)
+        self._grow_table_to_capacity(max(SMALLEST, int(expected_key_count / MAX_LOAD) + 1))
 
     @property
     def key_count(self) -> int:
@@ -183,19 +187,19 @@ class KeySet:
         return int(self.state[CELLS]) * ENTRY_BYTES
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def insert_if_absent(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> int:
+    def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> RowCount:
         """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` where the key was absent. Return n, or the number of
         the first row for which the budget has no space; the rows before it are inserted.
         """
         while True:
-            first_row = put_absent_keys(self.table, self.state, hashes, first_row, out_first_seen)
+            first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
             if first_row == len(hashes) or not self.grow_within_budget():
                 return first_row
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def flag_contained_keys(self, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
         """Set ``out_flags[row]`` to True where the row's key is in the set."""
-        flag_held_keys(self.table, self.state, hashes, out_flags)
+        flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
     def grow_within_budget(self) -> bool:
         """Enlarge the set, so that more keys fit. Return False if the budget is used up. ``table`` stays the same array."""
@@ -203,8 +207,8 @@ class KeySet:
         if capacity <= self.state[CAPACITY]:
             return False
         cells = int(self.state[CELLS])
-        spread_table_to_capacity(self.table, cells, capacity, np.empty(3 * longest_cluster_cells(self.table, cells), dtype=np.uint32))
-        self._resize(capacity)
+        enlarge_table_in_place(self.table, cells, capacity, np.empty(3 * longest_run_of_filled_cells(self.table, cells), dtype=np.uint32))
+        self._grow_table_to_capacity(capacity)
         return True
 
     def iterate_key_hashes(self, max_rows: int = 1 << 16) -> Iterator[Hashes]:
@@ -218,7 +222,7 @@ class KeySet:
             chunk = chunk[chunk[:, 0] != 0]
             yield np.column_stack([chunk[:, 0], chunk[:, 1] | (chunk[:, 2] << np.uint64(32))])
 
-    def _resize(self, capacity: int) -> None:
+    def _grow_table_to_capacity(self, capacity: int) -> None:
         capacity = min(capacity, self._most_homes)
         self.state[CAPACITY] = capacity
         self.state[LIMIT] = int(capacity * MAX_LOAD)
@@ -229,9 +233,9 @@ ABSENT = -1
 
 
 @inline_kernel
-def find_bounded_cell(table: Hashes, cell_count: int, h0: np.uint64, h1: np.uint64) -> int:
+def find_cell_in_bounded_map(table: Hashes, cell_count: int, h0: KeyHashHalf, h1: KeyHashHalf) -> CellOrComplement:
     """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored. ``h0`` is not 0."""
-    cell = home_cell(h1, cell_count)
+    cell = first_cell_to_probe(h1, cell_count)
     while True:
         found = table[3 * cell]
         if found == 0:
@@ -242,13 +246,13 @@ def find_bounded_cell(table: Hashes, cell_count: int, h0: np.uint64, h1: np.uint
 
 
 @inline_kernel
-def replace_zero_hash(h0: np.uint64) -> np.uint64:
+def nonzero_hash_half(h0: KeyHashHalf) -> np.uint64:
     """Return a half of a key hash, with 0 replaced by another value, because 0 marks an empty cell."""
     return h0 if h0 != 0 else np.uint64(1)
 
 
 @kernel
-def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
     """Add keys in ascending order of their offsets, as Kafka's pass 1 does, keeping the latest offset of each key, until the map is full.
     Return the number of rows taken. As in Kafka, the first row after the table is full ends the pass, even if its key is in the table.
     """
@@ -256,8 +260,8 @@ def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: np
     for row in range(len(hashes)):
         if state[ENTRIES] >= state[LIMIT]:
             return row
-        h0 = replace_zero_hash(hashes[row, 0])
-        cell = find_bounded_cell(table, cells, h0, hashes[row, 1])
+        h0 = nonzero_hash_half(hashes[row, 0])
+        cell = find_cell_in_bounded_map(table, cells, h0, hashes[row, 1])
         if cell < 0:
             cell = ~cell
             table[3 * cell] = h0
@@ -268,28 +272,28 @@ def put_rows_until_full(table: Hashes, state: State, hashes: Hashes, offsets: np
 
 
 @kernel
-def find_latest_offsets(table: Hashes, state: State, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
+def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
     """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
     for row in range(rows):
         if row + AHEAD < rows:
-            prefetch(table, 3 * home_cell(hashes[row + AHEAD, 1], cells))
-        cell = find_bounded_cell(table, cells, replace_zero_hash(hashes[row, 0]), hashes[row, 1])
+            prefetch(table, 3 * first_cell_to_probe(hashes[row + AHEAD, 1], cells))
+        cell = find_cell_in_bounded_map(table, cells, nonzero_hash_half(hashes[row, 0]), hashes[row, 1])
         out_offsets[row] = np.int64(table[3 * cell + 2]) if cell >= 0 else ABSENT
 
 
 class BoundedOffsetMap:
     """Kafka's offset map with space for ``max_keys`` keys (SkimpyOffsetMap: floor(slots * load factor)). It takes 32 bytes per key."""
 
-    def __init__(self, max_keys: int, *, max_rows: int) -> None:
-        """Create an empty map. ``max_rows``: upper bound of the rows that will be put, which limits the memory. Raises OutOfBudget."""
-        cells = min(max_keys, max_rows) * 4 // 3 + 2
+    def __init__(self, max_keys: int, *, max_record_count: int) -> None:
+        """Create an empty map. ``max_record_count``: upper bound of the rows that will be put, which limits the memory. Raises OutOfBudget."""
+        cells = min(max_keys, max_record_count) * 4 // 3 + 2
         try:
             self.table: Hashes = np.zeros(3 * cells, dtype=np.uint64)
         except MemoryError as error:
             raise OutOfBudget(f"this machine cannot give a map of {max_keys} entries", hint="Lower --map-entries") from error
-        self.state: State = np.zeros(4, dtype=np.int64)
+        self.state: KeySetState = np.zeros(4, dtype=np.int64)
         self.state[[CAPACITY, CELLS]] = cells
         self.state[LIMIT] = max_keys
 
@@ -304,7 +308,7 @@ class BoundedOffsetMap:
         return self.table.nbytes
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> int:
+    def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
         """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If it is less than the
         number given, the pass is over.
         """

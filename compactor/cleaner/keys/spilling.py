@@ -1,7 +1,7 @@
 """Pass 1 within bounded memory: a set of keys while they fit, rows on local disk from then on.
 
-The answers are those of BackwardKeyScan, record by record. What the set has answered stays answered; its keys go to the disk before the
-rows that come after them. Rows below the dirty range are looked up in pass 1 too, because no set of all keys is left.
+The answers are those of BackwardSurvivorScan, record by record. What the set has answered stays answered; its keys go to the disk before
+the rows that come after them. Rows below the dirty range are looked up in pass 1 too, because no set of all keys is left.
 
 The bits of all segments form one bitmap in the order of the scan, and the position of a row there is its ordinal on disk.
 """
@@ -16,41 +16,49 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
-from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeySet
-from compactor.cleaner.keys.survivors import BackwardKeyScan, HashedChunkKeys, KeyScanParameters, SurvivorBitmap
+from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
+from compactor.cleaner.keys.survivors import (
+    BackwardSurvivorScan,
+    FlagsAndWhetherFinal,
+    HashedChunkKeys,
+    KeyScanParameters,
+    SegmentSurvivorBitmap,
+)
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import CompactorError, OutOfBudget
-from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.common import FirstRowByBatch, Flags, Hashes
 from compactor.records.batches import Int64s
 from compactor.records.rows import BatchChunk, RecordRows
 
-OpenDiskMap = Callable[[int, int], DiskOffsetMap]
+OpenDiskMapOfPart = Callable[[int, int], DiskOffsetMap]
 """(part, parts) -> an empty engine on disk."""
 
 
-class SpillingKeyScan(BackwardKeyScan):
-    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``find_survivors_of_key_part`` was called for
-    every part of the keys.
+class KeyScanSpillingToDisk(BackwardSurvivorScan):
+    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``find_survivors_of_current_key_part`` was
+    called for every part of the keys.
 
         for part in range(parts):
             scan ...         # dirty segments in descending order
             (keys)           # what filters are asked about
             scan_below ...   # segments below, in any order, that have rows to look up
-            find_survivors_of_key_part()
+            find_survivors_of_current_key_part()
 
     :param key_set: the set to begin with; None: on disk from the first row. With several parts always None.
     :param open_disk_map: told (part, parts).
     """
 
-    def __init__(self, key_scan: KeyScanParameters, key_set: KeySet | None, open_disk_map: OpenDiskMap, part_count: int = 1) -> None:
-        super().__init__(key_scan, key_set or KeySet(MIN_MAP_BYTES))
+    def __init__(
+        self, key_scan: KeyScanParameters, key_set: KeyHashSet | None, open_disk_map: OpenDiskMapOfPart, part_count: int = 1
+    ) -> None:
+        super().__init__(key_scan, key_set or KeyHashSet(MIN_MAP_BYTES))
         self._open = open_disk_map
         self._part, self._parts = 0, part_count
         self._map = open_disk_map(0, part_count) if key_set is None else None
         self._next = 0
         self._places: dict[int, int] = {}
-        self._clean: dict[int, SurvivorBitmap] = {}
+        self._clean: dict[int, SegmentSurvivorBitmap] = {}
         self._clean_places: dict[int, tuple[int, npt.NDArray[np.uint8]]] = {}
         self._entries = 0
         self._peak = 0
@@ -90,70 +98,75 @@ class SpillingKeyScan(BackwardKeyScan):
         return self._map is not None or self._entries > 0
 
     @override
-    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
+    def scan_dirty_segment(
+        self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_at_once: bool = True
+    ) -> None:
         """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
-        :param wanted: a flag per batch: whether it may have rows of the dirty range.
-        :param clean_at_once: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
+        :param wanted_batch_flags: a flag per batch: whether it may have rows of the dirty range.
+        :param cleans_chunks_at_once: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are
+            known.
         """
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
-        super().scan_dirty_segment(source, wanted, workers, clean_at_once=clean_at_once)
+        super().scan_dirty_segment(source, wanted_batch_flags, workers, cleans_chunks_at_once=cleans_chunks_at_once)
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 
     @override
-    def _flag_first_rows_of_keys(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
+    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherFinal:
         rows = int(hashed.first_row[-1])
         place = self._reserve_ordinals(rows)
         survives = np.zeros(rows, np.bool_)
         done = 0
         if self._map is None:
             seen = np.zeros(len(hashed.hashes), np.bool_)
-            done = self._set.insert_if_absent(hashed.hashes, seen)
+            done = self._set.insert_keys_until_full(hashed.hashes, seen)
             survives[hashed.picked[:done]] = seen[:done]
             if done == len(hashed.hashes):
                 return survives, True
             self._move_keys_to_disk()
-        self._current_disk_map.add_dirty_rows(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
+        self._current_disk_map.add_keys_of_dirty_rows(hashed.hashes[done:], (place + hashed.picked[done:]).astype(np.uint32))
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
         """Return the keys of the dirty range that belong to this part, including repeated ones."""
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
-    def scan_clean_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads) -> None:
+    def scan_clean_segment(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
         """Read the rows of a segment below the dirty range and add them to the disk map. Does nothing while the set in memory has all keys.
         Raises BadData, OutOfBudget.
 
-        :param wanted: batches that may have such rows.
+        :param wanted_batch_flags: batches that may have such rows.
         """
         if self._map is None:
             return
         key_scan = self._scan
-        bits = SurvivorBitmap(len(source.table))
+        bits = SegmentSurvivorBitmap(len(source.table))
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_batch_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[HashedChunkKeys]:
+        def hash_batch_range(buffers: ReusableJobBuffers, job: tuple[int, int]) -> list[HashedChunkKeys]:
             first, last = job
-            return key_scan.hash_chunks(buffers, source, first, last, wanted[first:last], backwards=False, below_dirty_range=True)
+            return key_scan.hash_keys_of_batch_range(
+                buffers, source, first, last, wanted_batch_flags[first:last], backwards=False, below_dirty_range=True
+            )
 
         for pieces in workers.run_jobs_in_order(
-            hash_batch_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
+            hash_batch_range, [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted_batch_flags[first:last].any()]
         ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
                 place = self._reserve_ordinals(rows)
-                self._current_disk_map.add_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
-                bits.add_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, is_final=False)
+                self._current_disk_map.add_keys_of_clean_rows(piece.hashes, (place + piece.picked).astype(np.uint32))
+                bits.add_survivors_of_chunk(piece, np.ones(rows, np.bool_), key_scan.first_dirty, source, is_final=False)
                 mine = np.zeros(rows, np.bool_)
                 mine[piece.picked[self._current_disk_map.flag_keys_in_part(piece.hashes)]] = True
                 added.append(np.packbits(mine))
-        bits.join_chunk_flags()
+        bits.join_survivors_of_chunks()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
-    def find_survivors_of_key_part(self) -> None:
+    def find_survivors_of_current_key_part(self) -> None:
         """Finish one part of the keys: find its survivors on disk. Raises OutOfBudget, StoreError."""
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
@@ -181,18 +194,18 @@ class SpillingKeyScan(BackwardKeyScan):
     def free_key_set(self) -> None:
         """Free the memory of the key set. Afterwards no key can be looked up."""
         self._entries, self._peak = self.key_count, self.peak_bytes
-        self._set = KeySet(MIN_MAP_BYTES)
+        self._set = KeyHashSet(MIN_MAP_BYTES)
 
     @override
     def _flag_superseded_clean_rows(
-        self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s, below: Int64s
+        self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch, row_numbers: Int64s
     ) -> Flags:
         if not self.has_moved_keys_to_disk:
-            found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
+            found = super()._flag_superseded_clean_rows(source, chunk, rows, first_row, row_numbers)
         elif source.ordinal in self._clean:
-            found = self._clean[source.ordinal].flag_superseded_rows_of_chunk(chunk, first_row)[below]
+            found = self._clean[source.ordinal].flag_superseded_rows_of_chunk(chunk, first_row)[row_numbers]
         else:
-            return np.zeros(len(below), np.bool_)  # nobody had a reason to look them up: its filter met no key
+            return np.zeros(len(row_numbers), np.bool_)  # nobody had a reason to look them up: its filter met no key
         if found.any():
             self.segments_superseded.add(source.ordinal)
         return found
@@ -220,4 +233,4 @@ class SpillingKeyScan(BackwardKeyScan):
         for keys in self._set.iterate_key_hashes():
             self._map.add_keys_with_known_newest_record(keys)
         self._peak = self._set.peak_bytes
-        self._set = KeySet(MIN_MAP_BYTES)
+        self._set = KeyHashSet(MIN_MAP_BYTES)

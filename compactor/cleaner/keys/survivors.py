@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import siphash128, siphash_key_halves
-from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeySet
+from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeyHashSet
 from compactor.cleaner.passes.chunks import CleanedChunkCache, clean_batches_of_chunk
 from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
-from compactor.cleaner.second_reader import SecondReader, SecondReaderRows
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
+from compactor.cleaner.second_reader import RowsOfSecondReader, SecondReader
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf
 from compactor.kernels.jit import kernel
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
@@ -32,10 +32,14 @@ from compactor.records.encode import FILTER
 from compactor.records.rows import BatchChunk, Int32s, RecordRows, parse_records
 
 _END = 2**63 - 1
+FlagsAndWhetherFinal = tuple[Flags, bool]
+"""A flag per row, and whether no later part of the scan can change the flags."""
+HashesAndRowNumbers = tuple[Hashes, Int64s]
+"""Key hashes, and for each of them the number of its row."""
 
 
 @dataclass(frozen=True, slots=True)
-class SurvivorCounts:
+class SurvivorCountsByBatch:
     """Counts of pass 1 for each batch of a segment.
 
     kept: number of survivors, -1 if unknown.
@@ -61,10 +65,10 @@ class SurvivorLookup(Protocol):
     def peak_bytes(self) -> int:
         """Return the memory of the map at its largest, in bytes."""
 
-    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
         """Return the number of surviving records per batch, as far as it is known without reading records, or None."""
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
 
 
@@ -103,13 +107,13 @@ class KeyScanParameters:
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
-    def hash_chunks(
+    def hash_keys_of_batch_range(
         self,
-        buffers: ThreadBuffers,
+        buffers: ReusableJobBuffers,
         source: SourceSegment,
         first_batch: int,
         end_batch: int,
-        wanted: Flags,
+        wanted_batch_flags: Flags,
         *,
         backwards: bool,
         below_dirty_range: bool = False,
@@ -121,12 +125,14 @@ class KeyScanParameters:
         """
         low, high = (-1, self.first_dirty) if below_dirty_range else (self.first_dirty, _END)
         found = []
-        for chunk in source.read_chunks(first_batch, end_batch, wanted, self.inflate_limit, buffers.bodies, backwards=backwards):
+        for chunk in source.read_chunks(
+            first_batch, end_batch, wanted_batch_flags, self.inflate_limit, buffers.bodies, is_backwards=backwards
+        ):
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
-            hashes, picked = _hash_keyed_rows_of_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
+            hashes, picked = _hash_keys_of_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
             shown = self.second_reader is not None and backwards and not below_dirty_range
             second_reader_rows = (
-                self.second_reader.read_pass_one_chunk(buffers, source, chunk) if self.second_reader is not None and shown else None
+                self.second_reader.read_chunk_of_key_scan(buffers, source, chunk) if self.second_reader is not None and shown else None
             )
             piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, second_reader_rows)
             found.append(piece if chunk.last - chunk.first == end_batch - first_batch else piece.copy_from_buffers())
@@ -141,13 +147,13 @@ class HashedChunkKeys:
     """
 
     chunk: BatchChunk
-    first_row: Int64s
+    first_row: FirstRowByBatch
     hashes: Hashes
     picked: Int64s
     offset: Int64s
     value_length: Int32s
     rows: RecordRows | None
-    second_reader_rows: SecondReaderRows | None
+    second_reader_rows: RowsOfSecondReader | None
 
     def copy_from_buffers(self) -> HashedChunkKeys:
         """Return a copy that stays valid when the thread's buffers are reused."""
@@ -155,7 +161,7 @@ class HashedChunkKeys:
         return HashedChunkKeys(self.chunk, self.first_row, hashes, picked, offset, value_length, None, self.second_reader_rows)
 
 
-class SurvivorBitmap:
+class SegmentSurvivorBitmap:
     """Bitmap of the surviving records of one dirty segment, with the position of each batch's first bit (-1: not in the map)."""
 
     def __init__(self, batch_count: int) -> None:
@@ -168,7 +174,7 @@ class SurvivorBitmap:
         """The bits of all chunks, complete after ``finish``."""
 
     @measure_stage(WorkStage.DECIDE)
-    def add_chunk(
+    def add_survivors_of_chunk(
         self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, is_final: bool
     ) -> None:
         """Add which rows of a chunk survive.
@@ -185,48 +191,48 @@ class SurvivorBitmap:
         self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
 
-    def join_chunk_flags(self) -> None:
+    def join_survivors_of_chunks(self) -> None:
         """Join the flags of all chunks to the segment's bitmap. Called after the last chunk was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
         self._parts = []
 
     @measure_stage(WorkStage.DECIDE)
-    def flag_superseded_rows_of_chunk(self, chunk: BatchChunk, first_row: Int64s) -> Flags:
+    def flag_superseded_rows_of_chunk(self, chunk: BatchChunk, first_row: FirstRowByBatch) -> Flags:
         """Return a flag per row of the chunk: whether a later record has its key."""
         out = np.zeros(int(first_row[-1]), np.bool_)
-        _unpack_superseded(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
+        _unpack_superseded_flags(self.packed, self.begin[chunk.first : chunk.last], first_row, out)
         return out
 
 
 @dataclass(frozen=True, slots=True)
-class _SegmentScan:
+class _SegmentScanState:
     """State of the scan of one segment. ``decisions`` is None if none of its chunks may be cleaned at once."""
 
     source: SourceSegment
-    bits: SurvivorBitmap
+    bits: SegmentSurvivorBitmap
     decisions: BatchRetentionDecisions | None
 
 
 @dataclass(frozen=True, slots=True)
-class _ScanJob:
+class _BatchRangeToHash:
     """A range of batches of one dirty segment, to be hashed by a worker thread."""
 
-    scanned: _SegmentScan
+    scanned: _SegmentScanState
     first: int
     last: int
     wanted: Flags
 
 
-class BackwardKeyScan:
+class BackwardSurvivorScan:
     """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the dirty
     range survive, and the key set tells which records before it.
     """
 
-    def __init__(self, key_scan: KeyScanParameters, key_set: KeySet) -> None:
+    def __init__(self, key_scan: KeyScanParameters, key_set: KeyHashSet) -> None:
         self._scan = key_scan
         self._set = key_set
-        self._bits: dict[int, SurvivorBitmap] = {}
+        self._bits: dict[int, SegmentSurvivorBitmap] = {}
 
     @property
     def last_mapped_offset(self) -> int:
@@ -241,64 +247,78 @@ class BackwardKeyScan:
     def peak_bytes(self) -> int:
         return self._set.peak_bytes
 
-    def scan_dirty_segment(self, source: SourceSegment, wanted: Flags, workers: WorkerThreads, *, clean_at_once: bool = True) -> None:
+    def scan_dirty_segment(
+        self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_at_once: bool = True
+    ) -> None:
         """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
         OutOfBudget if the set is full.
 
-        :param clean_at_once: compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
+        :param cleans_chunks_at_once: compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
         """
-        self.scan_dirty_segments([(source, wanted)], workers, clean_at_once=clean_at_once)
+        self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_at_once=cleans_chunks_at_once)
 
     def scan_dirty_segments(
-        self, segments: Iterable[tuple[SourceSegment, Flags]], workers: WorkerThreads, *, clean_at_once: bool = True
+        self,
+        segments_and_wanted_batches: Iterable[tuple[SourceSegment, Flags]],
+        workers: WorkerThreads,
+        *,
+        cleans_chunks_at_once: bool = True,
     ) -> None:
         """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
         while the last chunks of one are being processed.
 
-        :param clean_at_once: whether chunks whose records are all decided are cleaned in the same pass.
+        :param cleans_chunks_at_once: whether chunks whose records are all decided are cleaned in the same pass.
         """
         key_scan = self._scan
-        begun: list[_SegmentScan] = []
+        begun: list[_SegmentScanState] = []
 
-        def scan_jobs() -> Iterator[_ScanJob]:
-            for source, wanted in segments:
-                begun.append(self._prepare_segment_scan(source, clean_at_once))
-                for first, last in reversed(source.uniform_batch_ranges()):
+        def batch_ranges_to_hash() -> Iterator[_BatchRangeToHash]:
+            for source, wanted in segments_and_wanted_batches:
+                begun.append(self._prepare_segment_scan(source, cleans_chunks_at_once))
+                for first, last in reversed(source.batch_ranges_of_one_kind()):
                     if wanted[first:last].any():
-                        yield _ScanJob(begun[-1], first, last, wanted[first:last])
+                        yield _BatchRangeToHash(begun[-1], first, last, wanted[first:last])
 
-        def hash_batch_range(buffers: ThreadBuffers, job: _ScanJob) -> tuple[_SegmentScan, list[HashedChunkKeys]]:
-            return job.scanned, key_scan.hash_chunks(buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True)
+        def hash_batch_range(buffers: ReusableJobBuffers, job: _BatchRangeToHash) -> tuple[_SegmentScanState, list[HashedChunkKeys]]:
+            return job.scanned, key_scan.hash_keys_of_batch_range(
+                buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True
+            )
 
-        def mark_survivors(prepared: tuple[_SegmentScan, list[HashedChunkKeys]]) -> tuple[_SegmentScan, HashedChunkKeys, Flags] | None:
+        def mark_survivors_of_range(
+            prepared: tuple[_SegmentScanState, list[HashedChunkKeys]],
+        ) -> tuple[_SegmentScanState, HashedChunkKeys, Flags] | None:
             scanned, pieces = prepared
-            marked = [(piece, *self._flag_first_rows_of_keys(piece)) for piece in pieces]
+            marked = [(piece, *self._flag_newest_row_of_each_key(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.second_reader is not None and piece.second_reader_rows is not None:
-                    key_scan.second_reader.add_chunk_rows(scanned.source, piece.second_reader_rows)
+                    key_scan.second_reader.add_looked_up_rows(scanned.source, piece.second_reader_rows)
             for piece, survives, final in marked:
-                scanned.bits.add_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
+                scanned.bits.add_survivors_of_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
-        for _ in workers.run_three_step_jobs(hash_batch_range, mark_survivors, self._clean_decided_chunk, scan_jobs()):
+        for _ in workers.run_jobs_with_ordered_middle_step(
+            hash_batch_range, mark_survivors_of_range, self._clean_and_cache_decided_chunk, batch_ranges_to_hash()
+        ):
             pass
         for scanned in begun:
-            scanned.bits.join_chunk_flags()
+            scanned.bits.join_survivors_of_chunks()
 
-    def _prepare_segment_scan(self, source: SourceSegment, clean_at_once: bool) -> _SegmentScan:
+    def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_at_once: bool) -> _SegmentScanState:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
         key_scan = self._scan
         if key_scan.second_reader is not None:
-            key_scan.second_reader.begin_segment(source)
-        bits = self._bits.setdefault(source.ordinal, SurvivorBitmap(len(source.table)))
+            key_scan.second_reader.start_reading_segment(source)
+        bits = self._bits.setdefault(source.ordinal, SegmentSurvivorBitmap(len(source.table)))
         decisions = (
             decide_batches_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
-            if key_scan.rules and clean_at_once
+            if key_scan.rules and cleans_chunks_at_once
             else None
         )
-        return _SegmentScan(source, bits, decisions)
+        return _SegmentScanState(source, bits, decisions)
 
-    def _clean_decided_chunk(self, buffers: ThreadBuffers, decided: tuple[_SegmentScan, HashedChunkKeys, Flags] | None) -> None:
+    def _clean_and_cache_decided_chunk(
+        self, buffers: ReusableJobBuffers, decided: tuple[_SegmentScanState, HashedChunkKeys, Flags] | None
+    ) -> None:
         """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Nothing is done if
         ``decided`` is None, because then it is not known yet which of its records survive.
         """
@@ -315,16 +335,16 @@ class BackwardKeyScan:
         if rows.offset.min(initial=key_scan.end) < key_scan.first_dirty:
             return  # older records are looked up when all keys are known
         clean = clean_batches_of_chunk(
-            buffers, source, chunk, rows, piece.first_row, ~survives, decisions.decisions_of_rows(some), key_scan.rules
+            buffers, source, chunk, rows, piece.first_row, ~survives, decisions.decisions_of_batch_slice(some), key_scan.rules
         )
         key_scan.finished.store_chunk_within_budget(source, chunk, clean)
 
-    def _flag_first_rows_of_keys(self, hashed: HashedChunkKeys) -> tuple[Flags, bool]:
+    def _flag_newest_row_of_each_key(self, hashed: HashedChunkKeys) -> FlagsAndWhetherFinal:
         """Return a flag per row of the chunk, set if the row is the first one with its key (the newest, because the log is read backwards),
         and whether the flags are final.
         """
         seen = np.empty(len(hashed.hashes), np.bool_)
-        if self._set.insert_if_absent(hashed.hashes, seen) < len(seen):
+        if self._set.insert_keys_until_full(hashed.hashes, seen) < len(seen):
             raise OutOfBudget(
                 f"the offset map is full at {self._set.key_count} keys ({format_size(self._set.peak_bytes)})",
                 hint='Raise map_budget_bytes, or let map_engine = "auto" choose an engine that needs less memory',
@@ -333,31 +353,31 @@ class BackwardKeyScan:
         survives[hashed.picked] = seen
         return survives, True
 
-    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
         bits = self._bits.get(source.ordinal)
-        return None if bits is None else SurvivorCounts(bits.kept, bits.tombstones)
+        return None if bits is None else SurvivorCountsByBatch(bits.kept, bits.tombstones)
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         bits = self._bits.get(source.ordinal)
         superseded = bits.flag_superseded_rows_of_chunk(chunk, first_row) if bits is not None else np.zeros(len(rows), np.bool_)
         if source.base < self._scan.first_dirty:
-            below = _keyed_rows_below(rows.offset, rows.key_length, self._scan.first_dirty)
+            below = _rows_with_key_below_offset(rows.offset, rows.key_length, self._scan.first_dirty)
             if len(below):
                 superseded[below] = self._flag_superseded_clean_rows(source, chunk, rows, first_row, below)
         return superseded
 
     def _flag_superseded_clean_rows(
-        self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s, below: Int64s
+        self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch, row_numbers: Int64s
     ) -> Flags:
         """Return a flag per row: whether it lies below the dirty range and the dirty range has its key."""
-        found = np.empty(len(below), np.bool_)
-        self._set.flag_contained_keys(_hash_picked_rows(chunk, rows, below, self._scan.hash_key), found)
+        found = np.empty(len(row_numbers), np.bool_)
+        self._set.flag_contained_keys(_hash_keys_of_rows(chunk, rows, row_numbers, self._scan.hash_key), found)
         return found
 
 
-def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeySet, workers: WorkerThreads) -> BackwardKeyScan:
+def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
     """Read the dirty range from its end to its beginning, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
-    found = BackwardKeyScan(key_scan, key_set)
+    found = BackwardSurvivorScan(key_scan, key_set)
     found.scan_dirty_segments(reversed(key_scan.dirty_segments_with_batches()), workers)
     return found
 
@@ -378,66 +398,72 @@ class BoundedMapSurvivors:
     def peak_bytes(self) -> int:
         return self._table.peak_bytes
 
-    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
         return None
 
-    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> Flags:
+    def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_mapped_offset))
         latest = np.empty(len(keyed), np.int64)
-        self._table.find_latest_offsets(_hash_picked_rows(chunk, rows, keyed, self._scan.hash_key), latest)
+        self._table.find_latest_offsets(_hash_keys_of_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
 
-    def add_chunk_unless_full(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
+    def add_keys_of_chunk_until_full(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
         """Add the rows of a chunk to the map. Return False if the map was full when another record with a key came."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
         if taken == len(offsets):
-            self._move_end_of_mapped_range(int(source.table.last_offset[chunk.last - 1]))
+            self._set_last_mapped_offset(int(source.table.last_offset[chunk.last - 1]))
             return True
         # Batches before the one that holds the first row without room were read completely.
         batch = int(np.searchsorted(hashed.first_row, hashed.picked[taken], side="right")) - 1
         if chunk.first + batch:
-            self._move_end_of_mapped_range(int(source.table.last_offset[chunk.first + batch - 1]))
+            self._set_last_mapped_offset(int(source.table.last_offset[chunk.first + batch - 1]))
         if taken and hashed.picked[taken - 1] >= hashed.first_row[batch]:
             self.last_mapped_offset = int(offsets[taken - 1])
         return False
 
-    def _move_end_of_mapped_range(self, last_offset: int) -> None:
+    def _set_last_mapped_offset(self, last_offset: int) -> None:
         """Move the end of the mapped range. Kafka sets it even backwards: an old wrapper at offset 0 ends below its own records."""
         if last_offset >= self._scan.first_dirty:
             self.last_mapped_offset = last_offset
 
-    def move_end_to_next_segment(self, source: SourceSegment) -> None:
+    def set_last_mapped_offset_before_next_segment(self, source: SourceSegment) -> None:
         """Move the end of the mapped range to the next segment's base: gaps between offsets are skipped (KAFKA-8764)."""
-        self._move_end_of_mapped_range(min(source.end, self._scan.end) - 1)
+        self._set_last_mapped_offset(min(source.end, self._scan.end) - 1)
 
 
-def find_survivors_with_bounded_map(key_scan: KeyScanParameters, table: BoundedOffsetMap, workers: WorkerThreads) -> BoundedMapSurvivors:
+def find_survivors_with_bounded_map(
+    key_scan: KeyScanParameters, bounded_map: BoundedOffsetMap, workers: WorkerThreads
+) -> BoundedMapSurvivors:
     """Read the dirty range in order until Kafka's bounded offset map is full, and return the survivors. Raises BadData."""
-    found = BoundedMapSurvivors(key_scan, table)
+    found = BoundedMapSurvivors(key_scan, bounded_map)
     for source, wanted in key_scan.dirty_segments_with_batches():
         # Chunks without a record that may enter count as read too, so they are not left out.
-        jobs = [(source, first, last, wanted[first:last]) for first, last in source.uniform_batch_ranges()]
-        for pieces in workers.run_jobs_in_order(lambda buffers, job: key_scan.hash_chunks(buffers, *job, backwards=False), jobs):
+        jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges_of_one_kind()]
+        for pieces in workers.run_jobs_in_order(
+            lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, backwards=False), jobs
+        ):
             for piece in pieces:
-                if not found.add_chunk_unless_full(source, piece):
+                if not found.add_keys_of_chunk_until_full(source, piece):
                     return found
-        found.move_end_to_next_segment(source)
+        found.set_last_mapped_offset_before_next_segment(source)
     return found
 
 
 @measure_stage(WorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
-def _hash_keyed_rows_of_chunk(
-    buffers: ThreadBuffers, chunk: BatchChunk, rows: RecordRows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
-) -> tuple[Hashes, Int64s]:
+def _hash_keys_of_chunk(
+    buffers: ReusableJobBuffers, chunk: BatchChunk, rows: RecordRows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
+) -> HashesAndRowNumbers:
     """Return the key hashes of the rows with offsets from ``first_offset`` up to ``end_offset`` (exclusive) that have a key, and the
     numbers of these rows.
     """
-    hashes, picked = buffers.hashes.buffers_for_rows(_count_keyed_rows(rows.offset, rows.key_length, first_offset, end_offset))
-    _hash_keyed_rows(
+    hashes, picked = buffers.hashes.hash_and_row_number_buffers(
+        _count_rows_with_key(rows.offset, rows.key_length, first_offset, end_offset)
+    )
+    _hash_keys_in_offset_range(
         chunk.buf,
         rows.offset,
         rows.key_start,
@@ -452,17 +478,17 @@ def _hash_keyed_rows_of_chunk(
     return hashes, picked
 
 
-@measure_stage(WorkStage.HASH, lambda chunk, rows, picked, _: int(rows.key_length[picked].sum()))
-def _hash_picked_rows(chunk: BatchChunk, rows: RecordRows, picked: Int64s, key: bytes) -> Hashes:
-    """Return the key hashes of the rows with the numbers ``picked``."""
-    return _hash_rows(chunk.buf, picked, rows.key_start, rows.key_length, *siphash_key_halves(key))
+@measure_stage(WorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
+def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s, hash_key: bytes) -> Hashes:
+    """Return the key hashes of the rows with the numbers ``row_numbers``."""
+    return _hash_keys_of_row_numbers(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
 
 
 @kernel
-def _count_keyed_rows(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
+def _count_rows_with_key(offset: Int64s, key_length: Int32s, first_offset: int, end_offset: int) -> int:
     """Return the number of rows with a key and an offset from ``first_offset`` up to ``end_offset`` (exclusive)."""
     count = 0
     for row in range(offset.size):
@@ -472,44 +498,46 @@ def _count_keyed_rows(offset: Int64s, key_length: Int32s, first_offset: int, end
 
 
 @kernel
-def _hash_keyed_rows(
+def _hash_keys_in_offset_range(
     buf: Bytes,
     offset: Int64s,
     key_start: Int64s,
     key_length: Int32s,
     first_offset: int,
     end_offset: int,
-    k0: np.uint64,
-    k1: np.uint64,
+    k0: HashKeyHalf,
+    k1: HashKeyHalf,
     backwards: bool,
-    hashes: Hashes,
-    picked: Int64s,
+    out_hashes: Hashes,
+    out_row_numbers: Int64s,
 ) -> None:
-    at = picked.size - 1 if backwards else 0
+    at = out_row_numbers.size - 1 if backwards else 0
     step = -1 if backwards else 1
     for row in range(offset.size):
         if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
-            hashes[at, 0], hashes[at, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
-            picked[at] = row
+            out_hashes[at, 0], out_hashes[at, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
+            out_row_numbers[at] = row
             at += step
 
 
 @kernel
-def _hash_rows(buf: Bytes, picked: Int64s, key_start: Int64s, key_length: Int32s, k0: np.uint64, k1: np.uint64) -> Hashes:
-    hashes = np.empty((picked.size, 2), np.uint64)
-    for i in range(picked.size):
-        row = picked[i]
+def _hash_keys_of_row_numbers(
+    buf: Bytes, row_numbers: Int64s, key_start: Int64s, key_length: Int32s, k0: HashKeyHalf, k1: HashKeyHalf
+) -> Hashes:
+    hashes = np.empty((row_numbers.size, 2), np.uint64)
+    for i in range(row_numbers.size):
+        row = row_numbers[i]
         hashes[i, 0], hashes[i, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)
     return hashes
 
 
 @kernel
-def _keyed_rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> Int64s:
+def _rows_with_key_below_offset(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
     """Return the numbers of the rows that have a key and lie below the dirty range."""
     found = np.empty(offset.size, np.int64)
     count = 0
     for row in range(offset.size):
-        if key_length[row] >= 0 and offset[row] < first_dirty:
+        if key_length[row] >= 0 and offset[row] < end_offset:
             found[count] = row
             count += 1
     return found[:count]
@@ -517,29 +545,36 @@ def _keyed_rows_below(offset: Int64s, key_length: Int32s, first_dirty: int) -> I
 
 @kernel
 def _count_survivors_by_batch(
-    first_row: Int64s, survives_flags: Flags, value_length: Int32s, complete_flags: Flags, survivor_counts: Int32s, tombstones: Flags
+    first_row: FirstRowByBatch,
+    survives_flags: Flags,
+    value_length: Int32s,
+    complete_flags: Flags,
+    out_survivor_counts: Int32s,
+    out_tombstone_flags: Flags,
 ) -> None:
-    """Set in ``survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in
-    ``tombstones``
+    """Set in ``out_survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in
+    ``out_tombstone_flags``
     whether there are tombstones among them.
     """
-    for batch in range(survivor_counts.size):
+    for batch in range(out_survivor_counts.size):
         count = 0
         null = False
         for row in range(first_row[batch], first_row[batch + 1]):
             count += survives_flags[row]
             null = null or (survives_flags[row] and value_length[row] < 0)
-        survivor_counts[batch] = count if complete_flags[batch] else -1
-        tombstones[batch] = null
+        out_survivor_counts[batch] = count if complete_flags[batch] else -1
+        out_tombstone_flags[batch] = null
 
 
 @kernel
-def _unpack_superseded(packed: npt.NDArray[np.uint8], begin: Int64s, first_row: Int64s, superseded: Flags) -> None:
+def _unpack_superseded_flags(
+    packed_survivor_bits: npt.NDArray[np.uint8], first_bit_by_batch: Int64s, first_row: FirstRowByBatch, out_superseded_flags: Flags
+) -> None:
     """Set a flag per row, True if the record is superseded, from the packed bits of its batch; rows of batches that are not in the map stay
     as they are.
     """
-    for batch in range(begin.size):
-        if begin[batch] >= 0:
+    for batch in range(first_bit_by_batch.size):
+        if first_bit_by_batch[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):
-                bit = begin[batch] + row - first_row[batch]
-                superseded[row] = ((packed[bit >> 3] >> (7 - (bit & 7))) & 1) == 0
+                bit = first_bit_by_batch[batch] + row - first_row[batch]
+                out_superseded_flags[row] = ((packed_survivor_bits[bit >> 3] >> (7 - (bit & 7))) & 1) == 0

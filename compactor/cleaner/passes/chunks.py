@@ -14,12 +14,12 @@ import numpy as np
 
 from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_records
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.worker_threads import ThreadBuffers
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData
-from compactor.kernels.common import Flags
+from compactor.kernels.common import FirstRowByBatch, Flags
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import Sums, digest_sums_by_account
-from compactor.records.batches import NOT_CONTROL, Int64s
+from compactor.records.batches import NOT_CONTROL
 from compactor.records.encode import COPY, EncodedBatches, encode_cleaned_chunk
 from compactor.records.rows import BatchChunk, RecordRows
 
@@ -36,26 +36,26 @@ class CleanedChunk:
     records_kept: int
     sums: Sums | None = None
 
-    def copy_bytes_into(self, out: memoryview) -> CleanedChunk:
-        """Return the chunk with its bytes copied into ``out``, so that the thread's buffers can be reused."""
+    def copy_chunk_into(self, out_buffer: memoryview) -> CleanedChunk:
+        """Return the chunk with its bytes copied into ``out_buffer``, so that the thread's buffers can be reused."""
         old = self.encoded
-        if len(out):  # numpy lets other threads run meanwhile: memory that was never touched is slow
-            np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(old.data, np.uint8))
-        moved = EncodedBatches(out, old.size, old.last_offset, old.max_timestamp, old.anew)
+        if len(out_buffer):  # numpy lets other threads run meanwhile: memory that was never touched is slow
+            np.copyto(np.frombuffer(out_buffer, np.uint8), np.frombuffer(old.data, np.uint8))
+        moved = EncodedBatches(out_buffer, old.size, old.last_offset, old.max_timestamp, old.anew)
         return CleanedChunk(moved, self.records_read, self.records_kept, self.sums)
 
-    def copy_bytes(self) -> CleanedChunk:
+    def copy_chunk(self) -> CleanedChunk:
         """Return the chunk with a copy of its bytes."""
-        return self.copy_bytes_into(memoryview(bytearray(len(self.encoded.data))))
+        return self.copy_chunk_into(memoryview(bytearray(len(self.encoded.data))))
 
 
 def clean_batches_of_chunk(
-    buffers: ThreadBuffers,
+    buffers: ReusableJobBuffers,
     source: SourceSegment,
     chunk: BatchChunk,
     rows: RecordRows,
-    first_row: Int64s,
-    superseded: Flags,
+    first_row: FirstRowByBatch,
+    superseded_flags: Flags,
     decisions: BatchRetentionDecisions,
     retention_rules: RetentionRules,
 ) -> CleanedChunk:
@@ -65,12 +65,12 @@ def clean_batches_of_chunk(
     Raises BadData if Kafka would refuse a batch.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
-        _reject_unordered_wrappers(source, chunk, rows, first_row)
+        _reject_wrappers_with_unordered_records(source, chunk, rows, first_row)
     _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
     action = decisions.action.copy()
     keep, horizon = decide_batches_by_records(
-        source.table, chunk, rows, first_row, superseded, action, decisions.retain_empty, retention_rules, source.mtime_ms
+        source.table, chunk, rows, first_row, superseded_flags, action, decisions.retain_empty, retention_rules, source.mtime_ms
     )
     encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
@@ -86,13 +86,13 @@ def clean_batches_of_chunk(
             decisions.action,
             action,
             keep,
-            superseded,
+            superseded_flags,
             decisions.discarded,
         )
     return CleanedChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
 
 
-def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> None:
+def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
     """Raise BadData for a control record without a value: Kafka's cleaner would take it for a tombstone, and brokers cannot load such a
     log.
     """
@@ -110,7 +110,7 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
         )
 
 
-def _reject_unordered_wrappers(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> None:
+def _reject_wrappers_with_unordered_records(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
     """Raise BadData if the records of a v0/v1 wrapper are out of order, because the wrapper's header does not state its base offset."""
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
@@ -167,7 +167,7 @@ class CleanedChunkCache:
             if size > len(self._block):
                 self._block = np.empty(max(size, self._BLOCK), np.uint8).data
             mine, self._block = self._block[:size], self._block[size:]
-        self._chunks[source.ordinal, chunk.first] = cleaned.copy_bytes_into(mine)
+        self._chunks[source.ordinal, chunk.first] = cleaned.copy_chunk_into(mine)
 
     def clear_and_stop_storing(self) -> None:
         """Drop all chunks, and store none from now on."""
@@ -175,6 +175,6 @@ class CleanedChunkCache:
         self._block = memoryview(bytearray())
         self._chunks.clear()
 
-    def pop_chunk(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
+    def take_chunk_at_batch(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
         """Remove and return the cleaned chunk that begins at batch ``first_batch``, or return None if it was not stored."""
         return self._chunks.pop((source.ordinal, first_batch), None)

@@ -16,7 +16,7 @@ from compactor.records.rows import RowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentContentSummary:
+class SegmentTimestampsAndCount:
     """Timestamps and number of records of a segment.
 
     max_timestamp_ms: largest timestamp, without control records, whose timestamps come from the broker's clock; -1 for none.
@@ -28,10 +28,10 @@ class SegmentContentSummary:
     records: int
 
 
-def summarize_segment_content(table: BatchTable) -> SegmentContentSummary:
+def summarize_timestamps_and_count(table: BatchTable) -> SegmentTimestampsAndCount:
     """Return timestamps and number of records of a segment."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
-    return SegmentContentSummary(
+    return SegmentTimestampsAndCount(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,
         records=int(table.count.sum()),
@@ -43,10 +43,10 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
     batches with a horizon.
     """
     table = source.table
-    due = _earliest_marker_horizon_ms(table)
+    due = _earliest_delete_horizon_of_markers_ms(table)
     maybe = _flag_batches_with_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RowBuffers()
-    for first, last in source.uniform_batch_ranges():
+    for first, last in source.batch_ranges_of_one_kind():
         wanted = maybe[first:last]
         if not wanted.any():
             continue
@@ -63,7 +63,7 @@ def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRec
     """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, from the numbers of tombstones that were collected
     for a sidecar.
     """
-    due = min(_earliest_marker_horizon_ms(table), removable_counts.earliest_tombstone_horizon_ms)
+    due = min(_earliest_delete_horizon_of_markers_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
 
 
@@ -73,7 +73,7 @@ def _flag_batches_with_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
     return dated
 
 
-def _earliest_marker_horizon_ms(table: BatchTable) -> int:
+def _earliest_delete_horizon_of_markers_ms(table: BatchTable) -> int:
     """Return the earliest delete horizon of a transaction marker, in milliseconds, or a time that is never reached if there is none."""
     return int(table.base_timestamp[_flag_batches_with_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
@@ -94,7 +94,7 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     one.
     """
     buffers, found = RowBuffers(), 0
-    for first, last in source.uniform_batch_ranges():
+    for first, last in source.batch_ranges_of_one_kind():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
             rows, _ = parse_records(source.table, chunk, buffers, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))

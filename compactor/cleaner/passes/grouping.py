@@ -24,7 +24,7 @@ class GroupableSegment(Protocol):
 S = TypeVar("S", bound=GroupableSegment)
 
 
-def _always_join(current: list[S], segment: S) -> bool:
+def _allow_every_join(group: list[S], segment: S) -> bool:
     """Return True, so that only size limits decide whether a segment joins a group."""
     return True
 
@@ -33,29 +33,33 @@ def group_segments(
     segments: Sequence[S],
     segment_bytes: int,
     segment_index_bytes: int,
-    first_uncleanable: int,
-    may_join: Callable[[list[S], S], bool] = _always_join,
+    end_offset: int,
+    may_join_group: Callable[[list[S], S], bool] = _allow_every_join,
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
     ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets are.
 
-    :param may_join: returns whether a segment may join a group, in addition to the size limits.
+    :param may_join_group: returns whether a segment may join a group, in addition to the size limits.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
-        last = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
-        if groups and _fits_group_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes) and may_join(groups[-1], segment):
+        last = (segments[i + 1].base if i + 1 < len(segments) else end_offset) - 1
+        if (
+            groups
+            and _fits_group_limits(groups[-1], segment, last, segment_bytes, segment_index_bytes)
+            and may_join_group(groups[-1], segment)
+        ):
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return groups
 
 
-def _fits_group_limits(current: list[S], segment: S, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
+def _fits_group_limits(group: list[S], segment: S, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
     """Return whether a group with one more segment stays within the limits. ``last_offset``: last offset of that segment."""
     return (
-        sum(s.size for s in current) + segment.size <= segment_bytes
-        and sum(s.index_bytes for s in current) + segment.index_bytes <= segment_index_bytes
-        and sum(s.timeindex_bytes for s in current) + segment.timeindex_bytes <= segment_index_bytes
-        and (segment.size == 0 or last_offset - current[0].base <= MAX32)
+        sum(s.size for s in group) + segment.size <= segment_bytes
+        and sum(s.index_bytes for s in group) + segment.index_bytes <= segment_index_bytes
+        and sum(s.timeindex_bytes for s in group) + segment.timeindex_bytes <= segment_index_bytes
+        and (segment.size == 0 or last_offset - group[0].base <= MAX32)
     )

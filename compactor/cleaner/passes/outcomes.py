@@ -16,13 +16,13 @@ from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, BatchTable, Int64s
 
-Kinds = npt.NDArray[np.int8]
+TxnOutcomes = npt.NDArray[np.int8]
 
 UNDECIDED: Final = -1
 """Beside ABORT and COMMIT: no marker of the producer was seen yet, or the batch is not data of a transaction."""
 
 
-def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> Kinds:
+def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
     """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first.
 
     :param next_outcome_by_producer: by producer id, the outcome of the next marker after the segment; updated to that after the segment's
@@ -34,7 +34,7 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
     if len(some):
         ids, producer = np.unique(table.producer_id[some], return_inverse=True)
         outcome = np.array([next_outcome_by_producer.get(each, UNDECIDED) for each in ids.tolist()], np.int64)
-        kinds[some] = fold_txn_outcomes_backwards(table.control[some], transactional[some], producer.astype(np.int64), outcome)
+        kinds[some] = txn_outcomes_by_batch_from_columns(table.control[some], transactional[some], producer.astype(np.int64), outcome)
         next_outcome_by_producer.update(
             (each, kind) for each, kind in zip(ids.tolist(), outcome.tolist(), strict=True) if kind != UNDECIDED
         )
@@ -42,7 +42,9 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
 
 
 @kernel
-def fold_txn_outcomes_backwards(control: Kinds, transactional: Flags, producer: Int64s, next_outcome_by_producer: Int64s) -> Kinds:
+def txn_outcomes_by_batch_from_columns(
+    control: TxnOutcomes, transactional: Flags, producer: Int64s, next_outcome_by_producer: Int64s
+) -> TxnOutcomes:
     """Return for each batch the outcome of the transaction to which its data belongs.
 
     :param next_outcome_by_producer: by producer, outcome of its first marker after these batches; updated.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, Flags
+from compactor.kernels.common import NO_HORIZON, FirstRowByBatch, Flags
 from compactor.kernels.jit import kernel
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import BalanceKey
@@ -19,6 +19,10 @@ from compactor.records.producers import ProducerStates
 from compactor.records.rows import BatchChunk, Int32s, RecordRows
 
 LAST_MS = 2**63 - 1
+
+
+KeepFlagsAndHorizons = tuple[Flags, Int64s]
+"""A flag per row, set if the record stays, and the delete horizon of each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,9 @@ class BatchRetentionDecisions:
     retain_empty: Flags
     discarded: Flags
 
-    def decisions_of_rows(self, rows: slice) -> BatchRetentionDecisions:
+    def decisions_of_batch_slice(self, batch_slice: slice) -> BatchRetentionDecisions:
         """Return the decisions on the batches in a slice of rows."""
-        return BatchRetentionDecisions(self.action[rows], self.retain_empty[rows], self.discarded[rows])
+        return BatchRetentionDecisions(self.action[batch_slice], self.retain_empty[batch_slice], self.discarded[batch_slice])
 
 
 @measure_stage(WorkStage.DECIDE)
@@ -94,28 +98,33 @@ def decide_batches_by_headers(
         last_data >= 0, table.last_offset == last_data, (table.control != NOT_CONTROL) & (table.producer_epoch == epoch)
     )
     retain_empty = is_last | (table.last_offset + 1 == retention_rules.high_watermark)
-    action = _header_action_of_batches(
+    action = _actions_decided_by_headers(
         table.control, table.attributes, table.base_timestamp, verdicts.discardable, retain_empty, retention_rules.now_ms
     )
     return BatchRetentionDecisions(action, retain_empty, verdicts.discardable)
 
 
 @kernel
-def _header_action_of_batches(
-    control: npt.NDArray[np.int8], attributes: npt.NDArray[np.int16], horizon: Int64s, discardable: Flags, retain_empty: Flags, now_ms: int
+def _actions_decided_by_headers(
+    control: npt.NDArray[np.int8],
+    attributes: npt.NDArray[np.int16],
+    delete_horizon_ms: Int64s,
+    discardable_flags: Flags,
+    retain_empty_flags: Flags,
+    now_ms: int,
 ) -> Actions:
     action = np.empty(control.size, np.uint8)
     for i in range(control.size):
         if control[i] == NOT_CONTROL:
-            discard = discardable[i]
+            discard = discardable_flags[i]
             action[i] = FILTER
         else:
             has_horizon = (attributes[i] & HORIZON) != 0
-            discard = control[i] == EMPTIED or (discardable[i] and has_horizon and horizon[i] <= now_ms)
+            discard = control[i] == EMPTIED or (discardable_flags[i] and has_horizon and delete_horizon_ms[i] <= now_ms)
             # A marker whose data is gone gets its horizon now, which is a rewrite.
-            action[i] = FILTER if discardable[i] and not has_horizon else COPY
+            action[i] = FILTER if discardable_flags[i] and not has_horizon else COPY
         if discard:
-            action[i] = EMPTY if retain_empty[i] else DROP
+            action[i] = EMPTY if retain_empty_flags[i] else DROP
     return action
 
 
@@ -124,22 +133,22 @@ def decide_batches_by_records(
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,
-    first_row: Int64s,
-    superseded: Flags,
-    action: Actions,
-    retain_empty: Flags,
+    first_row: FirstRowByBatch,
+    superseded_flags: Flags,
+    action_by_batch: Actions,
+    retain_empty_flags: Flags,
     retention_rules: RetentionRules,
-    mtime_ms: int,
-) -> tuple[Flags, Int64s]:
+    segment_mtime_ms: int,
+) -> KeepFlagsAndHorizons:
     """Decide the FILTER batches of a chunk by their records. Return a flag per row (whether the record stays) and the delete horizon of
-    each batch. ``action`` is changed in place.
+    each batch. ``action_by_batch`` is changed in place.
 
-    :param superseded: a flag per row: whether a later record of the key exists in the mapped range.
-    :param mtime_ms: modification time of the segment; a v0/v1 tombstone stays only if it is above the legacy horizon.
+    :param superseded_flags: a flag per row: whether a later record of the key exists in the mapped range.
+    :param segment_mtime_ms: modification time of the segment; a v0/v1 tombstone stays only if it is above the legacy horizon.
     """
     some = slice(chunk.first, chunk.last)
     keep = np.zeros(len(rows), np.bool_)
-    horizon = np.full(len(action), NO_HORIZON, np.int64)
+    horizon = np.full(len(action_by_batch), NO_HORIZON, np.int64)
     _decide_records_and_horizons(
         table.control[some],
         table.attributes[some],
@@ -149,13 +158,13 @@ def decide_batches_by_records(
         rows.offset,
         rows.key_length,
         rows.value_length,
-        superseded,
-        retain_empty,
+        superseded_flags,
+        retain_empty_flags,
         retention_rules.latest_offset,
         retention_rules.now_ms,
         retention_rules.new_delete_horizon_ms,
-        mtime_ms > retention_rules.legacy_horizon_ms,
-        action,
+        segment_mtime_ms > retention_rules.legacy_horizon_ms,
+        action_by_batch,
         keep,
         horizon,
     )
@@ -168,7 +177,7 @@ def _decide_records_and_horizons(
     attributes: npt.NDArray[np.int16],
     base_timestamp: Int64s,
     magic: int,
-    first_row: Int64s,
+    first_row: FirstRowByBatch,
     offset: Int64s,
     key_length: Int32s,
     value_length: Int32s,

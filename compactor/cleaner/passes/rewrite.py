@@ -11,12 +11,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from compactor.cleaner.keys.survivors import SurvivorCounts, SurvivorLookup
+from compactor.cleaner.keys.survivors import SurvivorCountsByBatch, SurvivorLookup
 from compactor.cleaner.passes.chunks import CleanedChunk, CleanedChunkCache, clean_batches_of_chunk
 from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.passes.worker_threads import BARRIER, Barrier, ThreadBuffers, WorkerThreads
+from compactor.cleaner.passes.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
 from compactor.cleaner.row_spool import NO_LIMIT, DiskReservation
 from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import BadData
@@ -52,7 +52,7 @@ class CleanedSegment:
 
 
 @dataclass(slots=True)
-class _RewriteProgress:
+class _NewSegmentProgress:
     """Progress of writing a group's new segment: the batches and sums written so far."""
 
     sizes: list[Int64s] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _RewriteProgress:
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def add_encoded_batches(self, encoded: EncodedBatches) -> None:
+    def count_encoded_batches(self, encoded: EncodedBatches) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -81,7 +81,7 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGroupMember:
+class OpenSourceOfGroup:
     """A function that opens a source segment of a group (segments that are rewritten together).
 
     Its bytes stay available until its last chunk is written, while the next source is opened already.
@@ -95,7 +95,7 @@ class OpenGroupMember:
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchRange:
+class _BatchRangeWithDecisions:
     """Range of batches of a source segment, from ``first`` up to ``last`` (exclusive), with the decisions on them."""
 
     source: SourceSegment
@@ -105,7 +105,7 @@ class _BatchRange:
 
 
 @dataclass(frozen=True, slots=True)
-class RewritePass:
+class GroupRewriter:
     """Pass 2 of a round: writes the new segment of each of its groups."""
 
     survivors: SurvivorLookup
@@ -136,24 +136,28 @@ class RewritePass:
         :param disk_reservation: reserves the bytes of each write before it is done.
         :raises BadData: if a source cannot be cleaned. Files written so far are left to the caller.
         """
-        done = _RewriteProgress(end_epoch=filler_epoch)
+        done = _NewSegmentProgress(end_epoch=filler_epoch)
         log = folder / f"{base_offset:020d}.log"
         with log.open("xb") as file:
 
-            def append_chunks(cleaned: tuple[SourceSegment, list[CleanedChunk]]) -> None:
-                source, pieces = cleaned
+            def append_chunks_of_source(source_and_chunks: tuple[SourceSegment, list[CleanedChunk]]) -> None:
+                source, pieces = source_and_chunks
                 for piece in pieces:
-                    _append_chunk(file, piece, source, done, disk_reservation)
+                    _append_cleaned_chunk(file, piece, source, done, disk_reservation)
 
             # Whatever happens, no buffers is at work any more when a source loses its bytes.
             with (
-                closing(self._iterate_batch_ranges(group, done)) as ranges,
-                closing(workers.run_three_step_jobs(self._clean_batch_range, append_chunks, lambda buffers, _: None, ranges)) as written,
+                closing(self._iterate_batch_ranges_and_barriers(group, done)) as ranges,
+                closing(
+                    workers.run_jobs_with_ordered_middle_step(
+                        self._clean_batch_range, append_chunks_of_source, lambda buffers, _: None, ranges
+                    )
+                ) as written,
             ):
                 for _ in written:
                     pass
             if end_offset is not None:
-                _append_filler(file, done, base_offset, end_offset, disk_reservation)
+                _append_filler_batch_if_needed(file, done, base_offset, end_offset, disk_reservation)
         sizes, lasts, maxima = (
             np.concatenate(c) if c else np.empty(0, np.int64) for c in (done.sizes, done.last_offsets, done.max_timestamps)
         )
@@ -171,104 +175,121 @@ class RewritePass:
             np.concatenate(done.anew), done.sources, done.sums,
         )  # fmt: skip
 
-    def _iterate_batch_ranges(
-        self, group: Sequence[GroupMember], progress: _RewriteProgress
-    ) -> Generator[_BatchRange | Barrier, None, None]:
+    def _iterate_batch_ranges_and_barriers(
+        self, group: Sequence[GroupMember], progress: _NewSegmentProgress
+    ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
         """Yield every range of every source in order. A source is closed when all its ranges were written."""
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
-                    self.second_reader.begin_segment(source)
+                    self.second_reader.start_reading_segment(source)
                 decisions = decide_batches_by_headers(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
-                    _decide_batches_by_counts(source.table, decisions, counts, self.rules.now_ms)
+                    _decide_batches_by_survivor_counts(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
                     progress.sources = progress.sources.plus(digest_sum_of_segment(source.buf, self.rules.balance_key))
                 progress.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else progress.end_epoch
                 progress.mtime_ms = source.mtime_ms
                 progress.txnindex += verdicts.txn_entries.tobytes()
-                for first, last in source.uniform_batch_ranges():
-                    yield _BatchRange(source, first, last, decisions.decisions_of_rows(slice(first, last)))
-                if not isinstance(member, OpenGroupMember):
+                for first, last in source.batch_ranges_of_one_kind():
+                    yield _BatchRangeWithDecisions(source, first, last, decisions.decisions_of_batch_slice(slice(first, last)))
+                if not isinstance(member, OpenSourceOfGroup):
                     yield BARRIER
 
-    def _clean_batch_range(self, buffers: ThreadBuffers, job: _BatchRange) -> tuple[SourceSegment, list[CleanedChunk]]:
-        return job.source, self._clean_chunks_of_range(buffers, job.source, job.first, job.last, job.decisions)
+    def _clean_batch_range(
+        self, buffers: ReusableJobBuffers, batch_range: _BatchRangeWithDecisions
+    ) -> tuple[SourceSegment, list[CleanedChunk]]:
+        return batch_range.source, self._clean_chunks_of_range(
+            buffers, batch_range.source, batch_range.first, batch_range.last, batch_range.decisions
+        )
 
     def _clean_chunks_of_range(
-        self, buffers: ThreadBuffers, source: SourceSegment, first: int, last: int, decisions: BatchRetentionDecisions
+        self, buffers: ReusableJobBuffers, source: SourceSegment, first_batch: int, end_batch: int, decisions: BatchRetentionDecisions
     ) -> list[CleanedChunk]:
         """Return the cleaned chunks of one range of batches: taken from pass 1, made from the batch headers alone, or read now."""
         action = decisions.action
-        finished = self.finished.pop_chunk(source, first)
+        finished = self.finished.take_chunk_at_batch(source, first_batch)
         if finished is not None:
             return [finished]
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
-        wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first:last] != NOT_CONTROL))
+        wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first_batch:end_batch] != NOT_CONTROL))
         if not wanted.any():
-            source.verify_crcs_once(first, last)
-            nowhere = np.zeros(last - first, np.int64)
-            chunk = BatchChunk(first, last, source.buf[:0], nowhere, nowhere, wanted)
+            source.verify_crcs_once(first_batch, end_batch)
+            nowhere = np.zeros(end_batch - first_batch, np.int64)
+            chunk = BatchChunk(first_batch, end_batch, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)
             return [
                 clean_batches_of_chunk(
-                    buffers, source, chunk, buffers.rows.allocate_rows(0), np.zeros(last - first + 1, np.int64), none, decisions, self.rules
+                    buffers,
+                    source,
+                    chunk,
+                    buffers.rows.allocate_rows(0),
+                    np.zeros(end_batch - first_batch + 1, np.int64),
+                    none,
+                    decisions,
+                    self.rules,
                 )
             ]
         found = []
-        for chunk in source.read_chunks(first, last, wanted, self.inflate_limit, buffers.bodies):
-            some = slice(chunk.first - first, chunk.last - first)
+        for chunk in source.read_chunks(first_batch, end_batch, wanted, self.inflate_limit, buffers.bodies):
+            some = slice(chunk.first - first_batch, chunk.last - first_batch)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.second_reader is not None:
-                self.second_reader.read_pass_two_chunk(buffers, source, chunk)
+                self.second_reader.read_chunk_of_rewrite(buffers, source, chunk)
             superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
             clean = clean_batches_of_chunk(
-                buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_rows(some), self.rules
+                buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_batch_slice(some), self.rules
             )
             # The buffers is used again for the next chunk of this range.
-            found.append(clean if chunk.last == last else clean.copy_bytes())
+            found.append(clean if chunk.last == end_batch else clean.copy_chunk())
         return found
 
 
-def _append_chunk(file: BinaryIO, piece: CleanedChunk, source: SourceSegment, progress: _RewriteProgress, disk: DiskReservation) -> None:
+def _append_cleaned_chunk(
+    file: BinaryIO, cleaned: CleanedChunk, source: SourceSegment, progress: _NewSegmentProgress, disk_reservation: DiskReservation
+) -> None:
     """Write a cleaned chunk. Raises BadData if the segment would exceed 2 GiB."""
-    if progress.written + len(piece.encoded.data) > MAX_SEGMENT:
+    if progress.written + len(cleaned.encoded.data) > MAX_SEGMENT:
         raise BadData(
             "the cleaned segment would exceed 2 GiB",
             segment=source.name,
             hint="Lower segment_bytes; recompression at the default level can make batches larger",
         )
-    disk.reserve_bytes(len(piece.encoded.data))
-    _write_unbuffered(file, piece.encoded.data)
-    progress.add_encoded_batches(piece.encoded)
-    progress.records_read += piece.records_read
-    progress.records_kept += piece.records_kept
-    if piece.sums is not None:
-        progress.sums += piece.sums
+    disk_reservation.reserve_bytes(len(cleaned.encoded.data))
+    _write_unbuffered(file, cleaned.encoded.data)
+    progress.count_encoded_batches(cleaned.encoded)
+    progress.records_read += cleaned.records_read
+    progress.records_kept += cleaned.records_kept
+    if cleaned.sums is not None:
+        progress.sums += cleaned.sums
 
 
-def _append_filler(file: BinaryIO, progress: _RewriteProgress, base: int, end_offset: int, disk: DiskReservation) -> None:
+def _append_filler_batch_if_needed(
+    file: BinaryIO, progress: _NewSegmentProgress, base_offset: int, end_offset: int, disk_reservation: DiskReservation
+) -> None:
     """Write a filler (an empty batch) if the segment would end before ``end_offset``."""
-    last = max((int(lasts[-1]) for lasts in reversed(progress.last_offsets) if len(lasts)), default=base - 1)
+    last = max((int(lasts[-1]) for lasts in reversed(progress.last_offsets) if len(lasts)), default=base_offset - 1)
     if last >= end_offset:
         return
     filler = encode_filler_batch(end_offset, end_offset, progress.leader_epoch)
-    disk.reserve_bytes(len(filler))
+    disk_reservation.reserve_bytes(len(filler))
     _write_unbuffered(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    progress.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    progress.count_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _decide_batches_by_counts(table: BatchTable, decisions: BatchRetentionDecisions, counts: SurvivorCounts, now_ms: int) -> None:
+def _decide_batches_by_survivor_counts(
+    table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
+) -> None:
     """Decide those batches by the counts of pass 1 that need not be read again: no record survives, or all do and no tombstone is due."""
     action, retain_empty = decisions.action, decisions.retain_empty
-    open_ = (action == FILTER) & (counts.kept >= 0)
-    nothing = open_ & (counts.kept == 0)
+    open_ = (action == FILTER) & (survivor_counts.kept >= 0)
+    nothing = open_ & (survivor_counts.kept == 0)
     action[nothing & retain_empty] = EMPTY
     action[nothing & ~retain_empty] = DROP
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (now_ms < table.base_timestamp)
-    action[open_ & (counts.kept > 0) & (counts.kept == table.count) & (~counts.tombstones | waiting)] = COPY
+    action[open_ & (survivor_counts.kept > 0) & (survivor_counts.kept == table.count) & (~survivor_counts.tombstones | waiting)] = COPY
 
 
 @measure_stage(WorkStage.WRITE, lambda file, data: len(data))

@@ -1,7 +1,7 @@
 """Sidecars made from segments, and stand-ins made from sidecars.
 
 In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
-segment is read later, ``verdicts_of_substituted_segment`` converts the verdicts.
+segment is read later, ``convert_verdicts_of_substitute`` converts the verdicts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from bloom.sidecar import KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts, prefer_given_txn_index_entries
-from compactor.cleaner.passes.worker_threads import ThreadBuffers, WorkerThreads
+from compactor.cleaner.passes.transactions import TransactionVerdicts, replace_by_existing_txn_index_entries
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
+from compactor.kernels.common import FirstRowByBatch, SegmentOrdinal
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only_view
 from compactor.records.headers import copy_batch_headers
 from compactor.records.producer_runs import batch_table_from_runs_and_markers, extract_producer_runs_and_markers
@@ -28,7 +29,7 @@ NO_BYTES = read_only_view(np.empty(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
-class SidecarChunkSummary:
+class ChunkSummaryForSidecar:
     """Facts about the batches of a chunk that a sidecar needs.
 
     first: number of the first of these batches.
@@ -53,29 +54,29 @@ class SidecarBuilder:
     def __init__(
         self,
         source: SourceSegment,
-        design: FilterDesign | None,
+        filter_design: FilterDesign | None,
         hash_key: bytes,
         *,
         counts_distinct_keys: bool,
-        collects_directory: bool = False,
+        collects_key_directory: bool = False,
     ) -> None:
         """Create an empty builder.
 
-        :param design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
+        :param filter_design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
         :param counts_distinct_keys: whether distinct keys are counted. Without filter, sketch and directory no key is hashed.
-        :param collects_directory: whether ``build_key_directory`` will be called; all batches must be of v2 then.
+        :param collects_key_directory: whether ``build_key_directory`` will be called; all batches must be of v2 then.
         """
         self._source = source
         self._table = source.table
         self._data = source.table.control == NOT_CONTROL
-        self._hashing = counts_distinct_keys or collects_directory or design is not None
-        self._summaries: list[SidecarChunkSummary] | None = [] if collects_directory else None
-        self._sidecar = KeyCollector(design)
+        self._hashing = counts_distinct_keys or collects_key_directory or filter_design is not None
+        self._summaries: list[ChunkSummaryForSidecar] | None = [] if collects_key_directory else None
+        self._sidecar = KeyCollector(filter_design)
         self.hash_key = hash_key
         self._halves = siphash_key_halves(hash_key)
         self.due = RemovableRecordCounts()
 
-    def summarize_chunk(self, chunk: BatchChunk, rows: RecordRows, first_row: Int64s) -> SidecarChunkSummary:
+    def summarize_chunk(self, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> ChunkSummaryForSidecar:
         """Summarize a chunk while its rows are valid, leaving out control records. May be called in any thread."""
         table = self._table
         keyed = rows.key_length >= 0
@@ -93,21 +94,21 @@ class SidecarBuilder:
         dated = ((table.attributes[batches] & np.int16(HORIZON)) != 0) & (table.magic[batches] == 2)
         earliest = int(table.base_timestamp[batches][dated].min(initial=NEVER_MS))
         keyless = records - int(np.count_nonzero(keyed))
-        keys, flags = self._directory_counts_and_flags(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
-        return SidecarChunkSummary(
+        keys, flags = self._key_counts_and_flags_by_batch(rows, first_row, chunk, keyed) if self._summaries is not None else _NO_DIRECTORY
+        return ChunkSummaryForSidecar(
             hashes, chunk.first, keys, flags, len(tombstones), len(tombstones) - int(np.count_nonzero(dated)), earliest, keyless
         )
 
-    def _directory_counts_and_flags(
-        self, rows: RecordRows, first_row: Int64s, chunk: BatchChunk, keyed: npt.NDArray[np.bool_]
+    def _key_counts_and_flags_by_batch(
+        self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
         """Return number of keys and flags of each batch, for the key directory."""
-        keys = _count_flagged_rows_by_batch(keyed, first_row)
+        keys = _count_flagged_rows_by_batch(has_key_flags, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
-        buried = _count_flagged_rows_by_batch(keyed & (rows.value_length < 0), first_row) > 0
+        buried = _count_flagged_rows_by_batch(has_key_flags & (rows.value_length < 0), first_row) > 0
         return keys.astype(np.int32), (keyless * np.uint8(HAS_KEYLESS_RECORD) | buried * np.uint8(HAS_TOMBSTONE)).astype(np.uint8)
 
-    def add_chunk_summary(self, summary: SidecarChunkSummary) -> None:
+    def add_chunk_summary(self, summary: ChunkSummaryForSidecar) -> None:
         """Add the summary of a chunk. Must be called by one thread at a time."""
         self._sidecar.add_hashes(summary.hashes)
         if self._summaries is not None:
@@ -143,9 +144,9 @@ class SidecarBuilder:
 _NO_DIRECTORY = np.empty(0, np.int32), np.empty(0, np.uint8)
 
 
-def _count_flagged_rows_by_batch(chosen: npt.NDArray[np.bool_], first_row: Int64s) -> Int64s:
-    """Return for each batch the number of its rows whose flag in ``chosen`` is set."""
-    before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(chosen, dtype=np.int64)))
+def _count_flagged_rows_by_batch(row_flags: npt.NDArray[np.bool_], first_row: FirstRowByBatch) -> Int64s:
+    """Return for each batch the number of its rows whose flag in ``row_flags`` is set."""
+    before: Int64s = np.concatenate((np.zeros(1, np.int64), np.cumsum(row_flags, dtype=np.int64)))
     counted: Int64s = before[first_row[1:]] - before[first_row[:-1]]
     return counted
 
@@ -153,7 +154,7 @@ def _count_flagged_rows_by_batch(chosen: npt.NDArray[np.bool_], first_row: Int64
 def build_sidecar(
     segment_id: str,
     source: SourceSegment,
-    design: FilterDesign | None,
+    filter_design: FilterDesign | None,
     hash_key: bytes,
     max_inflated_bytes: int,
     workers: WorkerThreads,
@@ -164,30 +165,32 @@ def build_sidecar(
 
     :raises BadData: the segment cannot be read.
     """
-    return add_segment_to_builder(
-        SidecarBuilder(source, design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
+    return add_segment_to_sidecar_builder(
+        SidecarBuilder(source, filter_design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
     ).build_sidecar(segment_id)
 
 
-def add_segment_to_builder(builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads) -> SidecarBuilder:
+def add_segment_to_sidecar_builder(
+    builder: SidecarBuilder, source: SourceSegment, inflate_limit: int, workers: WorkerThreads
+) -> SidecarBuilder:
     """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
-    def summarize_batch_range(buffers: ThreadBuffers, job: tuple[int, int]) -> list[SidecarChunkSummary]:
-        first, last = job
+    def summarize_batch_range(buffers: ReusableJobBuffers, batch_range: tuple[int, int]) -> list[ChunkSummaryForSidecar]:
+        first, last = batch_range
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
     for found in workers.run_jobs_in_order(
-        summarize_batch_range, [(first, last) for first, last in source.uniform_batch_ranges() if wanted[first:last].any()]
+        summarize_batch_range, [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted[first:last].any()]
     ):
         for summary in found:
             builder.add_chunk_summary(summary)
     return builder
 
 
-def substitute_segment_from_sidecar(
-    ordinal: int, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
+def segment_without_bytes_from_sidecar(
+    ordinal: SegmentOrdinal, name: str, base_offset: int, end_offset: int, mtime_ms: int, sidecar: Sidecar
 ) -> SourceSegment:
     """Return a substitute for a segment, made from its sidecar, to compute outcomes of transactions without reading the segment.
 
@@ -197,9 +200,9 @@ def substitute_segment_from_sidecar(
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def verdicts_of_substituted_segment(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
+def convert_verdicts_of_substitute(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
     """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute
-    (``substitute_segment_from_sidecar``) to those for the batches of the segment itself.
+    (``segment_without_bytes_from_sidecar``) to those for the batches of the segment itself.
 
     A marker has a batch of its own in the substitute; a data batch has the verdict of its run, which is the next batch of its producer
     there.
@@ -207,17 +210,17 @@ def verdicts_of_substituted_segment(source: SourceSegment, substitute: SourceSeg
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
 
-    def sort_key_by_producer_and_offset(table: BatchTable) -> npt.NDArray[np.int64]:
+    def sort_keys_by_producer_and_offset(table: BatchTable) -> npt.NDArray[np.int64]:
         """Return one number per batch that sorts by producer and base offset."""
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
-    events_at = sort_key_by_producer_and_offset(substitute.table)
+    events_at = sort_keys_by_producer_and_offset(substitute.table)
     order = np.argsort(events_at, kind="stable")
-    following = np.searchsorted(events_at[order], sort_key_by_producer_and_offset(source.table))
+    following = np.searchsorted(events_at[order], sort_keys_by_producer_and_offset(source.table))
     known = np.isin(source.table.producer_id, producers) & (following < len(order))
     event = order[following[known]]
     flags = {}
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=prefer_given_txn_index_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=replace_by_existing_txn_index_entries(verdicts.txn_entries.copy(), source.txn_entries))

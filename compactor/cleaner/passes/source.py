@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, Flags
+from compactor.kernels.common import NO_HORIZON, Flags, SegmentOrdinal
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -51,7 +51,7 @@ class SourceSegment:
     is_last: whether it is the last one, so that no other segment determines where it ends.
     """
 
-    ordinal: int
+    ordinal: SegmentOrdinal
     name: str
     base: int
     end: int
@@ -71,7 +71,7 @@ class SourceSegment:
     def size(self) -> int:
         return len(self.buf)
 
-    def uniform_batch_ranges(self) -> list[tuple[int, int]]:
+    def batch_ranges_of_one_kind(self) -> list[tuple[int, int]]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
 
         Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small
@@ -104,7 +104,7 @@ class SourceSegment:
         return found
 
     @property
-    def max_record_count(self) -> int:
+    def upper_bound_of_record_count(self) -> int:
         """Return an upper bound of the number of records.
 
         Wrappers do not state how many messages they hold, and a header may claim more than its bytes can hold. Codecs seldom shrink more
@@ -125,77 +125,85 @@ class SourceSegment:
         self,
         first_batch: int,
         end_batch: int,
-        wanted: Flags,
+        wanted_flags: Flags,
         max_body_bytes: int,
-        bodies: codecs.ByteBuffer | None = None,
+        inflate_buffer: codecs.ByteBuffer | None = None,
         *,
-        backwards: bool = False,
+        is_backwards: bool = False,
     ) -> Iterator[BatchChunk]:
         """Yield the batches from ``first_batch`` up to ``end_batch`` (exclusive) as chunks, with the bodies of the wanted batches.
 
-        :param wanted: a flag per batch of the range.
+        :param wanted_flags: a flag per batch of the range.
         :param max_body_bytes: most bytes that one body may inflate to.
-        :param bodies: buffer for inflated bodies; a chunk is valid until the next one is requested.
+        :param inflate_buffer: buffer for inflated bodies; a chunk is valid until the next one is requested.
         :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
         self.verify_crcs_once(first_batch, end_batch)
         if not self.table.codec_ids[first_batch:end_batch].any():
-            yield uncompressed_chunk(self.buf, self.table, first_batch, end_batch, wanted)
+            yield uncompressed_chunk(self.buf, self.table, first_batch, end_batch, wanted_flags)
             return
-        if bodies is None:
-            bodies = codecs.ByteBuffer()
-        ends = self._inflate_wanted_bodies(first_batch, end_batch, wanted, max_body_bytes, bodies)
+        if inflate_buffer is None:
+            inflate_buffer = codecs.ByteBuffer()
+        ends = self._inflate_wanted_bodies(first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-            yield BatchChunk(first_batch, end_batch, read_only_view(bodies.array[: bodies.size]), starts, ends, wanted)
+            yield BatchChunk(
+                first_batch, end_batch, read_only_view(inflate_buffer.array[: inflate_buffer.size]), starts, ends, wanted_flags
+            )
             return
         middle = (first_batch + end_batch) // 2
-        for one, two in [(middle, end_batch), (first_batch, middle)] if backwards else [(first_batch, middle), (middle, end_batch)]:
+        for one, two in [(middle, end_batch), (first_batch, middle)] if is_backwards else [(first_batch, middle), (middle, end_batch)]:
             yield from self.read_chunks(
-                one, two, wanted[one - first_batch : two - first_batch], max_body_bytes, bodies, backwards=backwards
+                one, two, wanted_flags[one - first_batch : two - first_batch], max_body_bytes, inflate_buffer, is_backwards=is_backwards
             )
 
-    @measure_stage(WorkStage.INFLATE, lambda self, first_batch, end_batch, wanted, max_body_bytes, bodies: bodies.size)
+    @measure_stage(
+        WorkStage.INFLATE, lambda self, first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer: inflate_buffer.size
+    )
     def _inflate_wanted_bodies(
-        self, first_batch: int, end_batch: int, wanted: Flags, max_body_bytes: int, bodies: codecs.ByteBuffer
+        self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.ByteBuffer
     ) -> Int64s | None:
-        """Inflate the wanted batches into ``bodies``. Return where each body ends, or None if all together are too large."""
-        bodies.clear()
+        """Inflate the wanted batches into ``inflate_buffer``. Return where each body ends, or None if all together are too large."""
+        inflate_buffer.clear()
         table, some = self.table, slice(first_batch, end_batch)
         start, end = table.position[some] + HEADER, table.position[some] + table.size[some]
         if table.magic[first_batch] < 2:
-            for batch in np.flatnonzero(wanted).tolist():
-                start[batch], end[batch] = self._wrapper_body_bounds(first_batch + batch)
+            for batch in np.flatnonzero(wanted_flags).tolist():
+                start[batch], end[batch] = self._start_and_end_of_wrapper_body(first_batch + batch)
         most = INFLATED_CHUNK if end_batch - first_batch > 1 else np.iinfo(np.int64).max
         try:
             ends = decompress_batch_bodies(
-                self.buf, table.codec_ids[some], start, end, wanted, bodies, max_body_bytes, most, table.magic[some]
+                self.buf, table.codec_ids[some], start, end, wanted_flags, inflate_buffer, max_body_bytes, most, table.magic[some]
             )
         except BatchUnreadable as error:
-            raise self._batch_error(
+            raise self._unreadable_batch_error(
                 first_batch + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
             ) from None
-        return ends if bodies.size <= most else None
+        return ends if inflate_buffer.size <= most else None
 
-    def _wrapper_body_bounds(self, batch: int) -> tuple[int, int]:
+    def _start_and_end_of_wrapper_body(self, batch_number: int) -> tuple[int, int]:
         """Return start and end of the value of a v0/v1 wrapper, which holds its messages."""
-        position, size, magic = int(self.table.position[batch]), int(self.table.size[batch]), int(self.table.magic[batch])
+        position, size, magic = (
+            int(self.table.position[batch_number]),
+            int(self.table.size[batch_number]),
+            int(self.table.magic[batch_number]),
+        )
         at = position + 18 + 8 * magic
         key = int.from_bytes(self.buf[at : at + 4].tobytes(), "big", signed=True)
         start = at + 8 + max(key, 0)
         length = int.from_bytes(self.buf[start - 4 : start].tobytes(), "big", signed=True) if start <= position + size else -1
         if length < 0 or start + length > position + size:
-            raise self._batch_error(batch, "a compressed message without a value")
+            raise self._unreadable_batch_error(batch_number, "a compressed message without a value")
         return start, start + length
 
-    def _batch_error(self, batch: int, cause: str, *, hint: str = "") -> BadData:
+    def _unreadable_batch_error(self, batch_number: int, cause: str, *, hint: str = "") -> BadData:
         """Return the error for a batch of this segment that cannot be read, with its position and offset."""
-        offset = self.table.last_offset[batch] if self.table.magic[batch] < 2 else self.table.base_offset[batch]
-        return BadData(cause, segment=self.name, position=int(self.table.position[batch]), offset=int(offset), hint=hint)
+        offset = self.table.last_offset[batch_number] if self.table.magic[batch_number] < 2 else self.table.base_offset[batch_number]
+        return BadData(cause, segment=self.name, position=int(self.table.position[batch_number]), offset=int(offset), hint=hint)
 
 
 def open_source_segment(
-    ordinal: int,
+    ordinal: SegmentOrdinal,
     path: Path,
     base_offset: int,
     end_offset: int | None,
@@ -227,7 +235,7 @@ def open_source_segment(
         ordinal, path.name, base_offset, end_offset if end_offset is not None else max(last + 1, base_offset + 1), mtime_ms, buf, table,
         txn_entries=txn_entries if txn_entries is not None else np.empty(0, TXN_ENTRY), is_last=end_offset is None,
     )  # fmt: skip
-    set_types_of_compressed_markers(source, max_body_bytes)
+    set_control_types_of_compressed_markers(source, max_body_bytes)
     return source
 
 
@@ -247,7 +255,7 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
     )  # fmt: skip
 
 
-def segment_without_batches_after(source: SourceSegment, end_offset: int) -> SourceSegment:
+def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
     """Return a segment without the batches after ``end_offset``, which must be before its last offset. A batch without records that
     contains ``end_offset`` is left out; one with records raises BadData.
     """
@@ -264,7 +272,7 @@ def segment_without_batches_after(source: SourceSegment, end_offset: int) -> Sou
     return segment_of_batch_range(source, 0, last, source.base, end_offset + 1)
 
 
-def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
+def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
     """Return the batches of a segment without the records below an offset. A batch that holds records on both sides is written anew, as a
     round writes it. Raises BadData if a batch cannot be read or written.
     """
@@ -284,7 +292,7 @@ def bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) ->
     return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
 
-def set_types_of_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
+def set_control_types_of_compressed_markers(source: SourceSegment, max_body_bytes: int) -> None:
     """Set the control type of compressed control batches in the segment's table. No known client writes such batches, but Kafka reads
     them.
     """

@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, fold_txn_outcomes_backwards
+from compactor.cleaner.passes.outcomes import UNDECIDED, txn_outcomes_by_batch_from_columns
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
+from compactor.model.base import ReasonOrEmpty
 from compactor.records.batches import ABORT, COMMIT, EMPTIED, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
+
+TransactionStateByBatch = tuple[Flags, Flags, Int64s, Int64s]
+"""Per batch: discardable, indexed (see TransactionVerdicts), first offset of its transaction, last stable offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ def transaction_verdicts_by_source(
     in_transaction = _concatenate_columns([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
-    aborted = fold_txn_outcomes_backwards(control, in_transaction, producer, outcome) == ABORT
-    discardable, indexed, first_offset, stable = _fold_transactions_by_batch(
+    aborted = txn_outcomes_by_batch_from_columns(control, in_transaction, producer, outcome) == ABORT
+    discardable, indexed, first_offset, stable = _transaction_state_by_batch(
         control,
         in_transaction,
         aborted,
@@ -78,8 +82,8 @@ def transaction_verdicts_by_source(
         mine = slice(at, at + len(some))
         at = mine.stop
         marks = np.flatnonzero(indexed[mine])
-        entries = _txn_index_entries_that_stay(source, some[marks], first_offset[mine][marks], stable[mine][marks])
-        spread = [_expand_flags(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        entries = _txn_index_entries_of_markers(source, some[marks], first_offset[mine][marks], stable[mine][marks])
+        spread = [_flags_of_all_batches(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
         verdicts.append(TransactionVerdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
@@ -88,41 +92,43 @@ def _concatenate_columns(columns: list[npt.NDArray[Any]], dtype: type[np.generic
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
-def _expand_flags(size: int, numbers: Int64s, flags: Flags) -> Flags:
-    """Return flags of ``size`` batches, given the flags of those with the numbers ``numbers``; the others are False."""
-    whole = np.zeros(size, np.bool_)
-    whole[numbers] = flags
+def _flags_of_all_batches(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Flags) -> Flags:
+    """Return flags of ``batch_count`` batches, given the flags of those with the numbers ``batch_numbers``; the others are False."""
+    whole = np.zeros(batch_count, np.bool_)
+    whole[batch_numbers] = flags_of_numbers
     return whole
 
 
-def _txn_index_entries_that_stay(source: SourceSegment, markers: Int64s, first_offset: Int64s, stable: Int64s) -> TxnEntries:
+def _txn_index_entries_of_markers(
+    source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s
+) -> TxnEntries:
     """Return the transaction index entries of the markers that stay: the segment's own entries if it has them and they cover their
     transactions, otherwise made from the headers.
     """
-    entries = np.zeros(len(markers), TXN_ENTRY)
-    entries["producer_id"] = source.table.producer_id[markers]
+    entries = np.zeros(len(marker_numbers), TXN_ENTRY)
+    entries["producer_id"] = source.table.producer_id[marker_numbers]
     entries["first_offset"] = first_offset
-    entries["last_offset"] = source.table.last_offset[markers]
-    entries["last_stable_offset"] = stable
-    return prefer_given_txn_index_entries(entries, source.txn_entries)
+    entries["last_offset"] = source.table.last_offset[marker_numbers]
+    entries["last_stable_offset"] = last_stable_offset
+    return replace_by_existing_txn_index_entries(entries, source.txn_entries)
 
 
-def prefer_given_txn_index_entries(entries: TxnEntries, index_entries: TxnEntries) -> TxnEntries:
+def replace_by_existing_txn_index_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
     """Replace entries of a transaction index, in place, by the segment's given entries where there is one for the same transaction. A given
     entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers would
     take that data for committed.
     """
-    index_entries = index_entries[np.argsort(index_entries["last_offset"], kind="stable")]
-    if len(index_entries):
-        at = np.minimum(np.searchsorted(index_entries["last_offset"], entries["last_offset"]), len(index_entries) - 1)
-        same = index_entries[at]
-        known = (same["last_offset"] == entries["last_offset"]) & (same["producer_id"] == entries["producer_id"])
-        known &= same["first_offset"] <= entries["first_offset"]
-        entries[known] = same[known]
-    return entries
+    existing_entries = existing_entries[np.argsort(existing_entries["last_offset"], kind="stable")]
+    if len(existing_entries):
+        at = np.minimum(np.searchsorted(existing_entries["last_offset"], computed_entries["last_offset"]), len(existing_entries) - 1)
+        same = existing_entries[at]
+        known = (same["last_offset"] == computed_entries["last_offset"]) & (same["producer_id"] == computed_entries["producer_id"])
+        known &= same["first_offset"] <= computed_entries["first_offset"]
+        computed_entries[known] = same[known]
+    return computed_entries
 
 
-def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment) -> str:
+def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment) -> ReasonOrEmpty:
     """Return why ``index_entries`` cannot be the transaction index of a segment, or an empty string. An entry must cover the remaining
     data of its
     transaction, and no data of the transaction before. With an invalid index, readers would hide committed records or return aborted ones.
@@ -143,12 +149,12 @@ def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment
     (reported,) = transaction_verdicts_by_source([replace(source, ordinal=0, txn_entries=index_entries[:0])])
     begun = table.base_offset.copy()
     begun[reported.indexed] = reported.txn_entries["first_offset"]
-    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset(table)[marker]):
+    if np.any(first > begun[marker]) or np.any(first <= _previous_marker_offset_of_producer(table)[marker]):
         return "an entry does not cover its transaction, or covers another one"
     return ""
 
 
-def _previous_marker_offset(table: BatchTable) -> Int64s:
+def _previous_marker_offset_of_producer(table: BatchTable) -> Int64s:
     """Return for each marker the offset of the previous marker of its producer, or -1."""
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
@@ -159,17 +165,17 @@ def _previous_marker_offset(table: BatchTable) -> Int64s:
 
 
 @kernel
-def _fold_transactions_by_batch(
-    control: npt.NDArray[np.int8],
-    transactional: Flags,
-    aborted: Flags,
-    producer: Int64s,
-    outcome: Int64s,
-    open_since: Int64s,
-    opened: Int64s,
-    base: Int64s,
-    last: Int64s,
-) -> tuple[Flags, Flags, Int64s, Int64s]:
+def _transaction_state_by_batch(
+    control_kind: npt.NDArray[np.int8],
+    is_transactional: Flags,
+    is_aborted: Flags,
+    producer_index: Int64s,
+    next_outcome_by_producer: Int64s,
+    open_txn_offset_by_producer: Int64s,
+    producers_with_open_txn: Int64s,
+    base_offset: Int64s,
+    last_offset: Int64s,
+) -> TransactionStateByBatch:
     """Compute (discardable, indexed, first offset, last stable offset) per batch.
 
     aborted: per batch, by its marker.
@@ -177,8 +183,8 @@ def _fold_transactions_by_batch(
     open_since: per producer, where its open transaction began, or -1.
     opened: producers with an open transaction, in the order in which these began.
     """
-    batches = control.size
-    producers = open_since.size
+    batches = control_kind.size
+    producers = open_txn_offset_by_producer.size
     discardable = np.zeros(batches, np.bool_)
     indexed = np.zeros(batches, np.bool_)
     first_offset = np.full(batches, -1, np.int64)
@@ -186,28 +192,28 @@ def _fold_transactions_by_batch(
     committed_seen = np.zeros(producers, np.bool_)
     aborted_seen = np.zeros(producers, np.bool_)
     # Transactions in the order they began, by whom and where. Those before ``oldest`` have ended, so each is passed once.
-    began_by = np.empty(opened.size + batches, np.int64)
-    began_at = np.empty(opened.size + batches, np.int64)
+    began_by = np.empty(producers_with_open_txn.size + batches, np.int64)
+    began_at = np.empty(producers_with_open_txn.size + batches, np.int64)
     begun = 0
     oldest = 0
-    for p in opened:
-        aborted_seen[p] = outcome[p] == ABORT
-        committed_seen[p] = outcome[p] != ABORT
-        began_by[begun], began_at[begun] = p, open_since[p]
+    for p in producers_with_open_txn:
+        aborted_seen[p] = next_outcome_by_producer[p] == ABORT
+        committed_seen[p] = next_outcome_by_producer[p] != ABORT
+        began_by[begun], began_at[begun] = p, open_txn_offset_by_producer[p]
         begun += 1
     for i in range(batches):
-        p = producer[i]
-        kind = control[i]
+        p = producer_index[i]
+        kind = control_kind[i]
         if kind == NOT_CONTROL:
-            if transactional[i]:
-                discardable[i] = aborted[i]
-                if aborted[i]:
+            if is_transactional[i]:
+                discardable[i] = is_aborted[i]
+                if is_aborted[i]:
                     aborted_seen[p] = True
                 else:
                     committed_seen[p] = True
-                if open_since[p] < 0:
-                    open_since[p] = base[i]
-                    began_by[begun], began_at[begun] = p, base[i]
+                if open_txn_offset_by_producer[p] < 0:
+                    open_txn_offset_by_producer[p] = base_offset[i]
+                    began_by[begun], began_at[begun] = p, base_offset[i]
                     begun += 1
         elif kind == EMPTIED:
             discardable[i] = True
@@ -216,13 +222,13 @@ def _fold_transactions_by_batch(
                 indexed[i] = aborted_seen[p]
                 discardable[i] = not aborted_seen[p]
                 aborted_seen[p] = False
-                first_offset[i] = open_since[p]
+                first_offset[i] = open_txn_offset_by_producer[p]
             else:
                 discardable[i] = not committed_seen[p]
                 committed_seen[p] = False
-            open_since[p] = -1
+            open_txn_offset_by_producer[p] = -1
             if indexed[i]:
-                while oldest < begun and open_since[began_by[oldest]] != began_at[oldest]:
+                while oldest < begun and open_txn_offset_by_producer[began_by[oldest]] != began_at[oldest]:
                     oldest += 1
-                stable[i] = began_at[oldest] if oldest < begun else last[i] + 1
+                stable[i] = began_at[oldest] if oldest < begun else last_offset[i] + 1
     return discardable, indexed, first_offset, stable

@@ -25,14 +25,14 @@ D = TypeVar("D")
 R = TypeVar("R")
 
 
-class HashBuffers:
+class KeyHashBuffers:
     """Buffers for key hashes, shape (n, 2), and the numbers of their rows; reused from chunk to chunk."""
 
     def __init__(self) -> None:
         self._hashes = np.empty((1 << 14, 2), np.uint64)
         self._rows = np.empty(1 << 14, np.int64)
 
-    def buffers_for_rows(self, row_count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    def hash_and_row_number_buffers(self, row_count: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Return buffers for ``row_count`` rows, valid until the next call."""
         if row_count > len(self._rows):
             count_new = max(row_count, 2 * len(self._rows))
@@ -40,28 +40,28 @@ class HashBuffers:
         return self._hashes[:row_count], self._rows[:row_count]
 
 
-class ThreadBuffers:
+class ReusableJobBuffers:
     """Memory that one job at a time may use. It can be used again after the consumer has taken the job's result."""
 
     def __init__(self) -> None:
         self.bodies = ByteBuffer()
         self.rows = RowBuffers()
-        self.hashes = HashBuffers()
+        self.hashes = KeyHashBuffers()
         self.output = OutputBuffer()
         self.second_reader: Any = None  # what the gate keeps here
 
 
-class Barrier:
+class JobBarrier:
     """Separator between jobs: jobs after it start only when the results of all jobs before it were taken."""
 
 
-BARRIER: Final = Barrier()
+BARRIER: Final = JobBarrier()
 
 
-class _JobQueue(Generic[J]):
+class _JobQueueWithBarriers(Generic[J]):
     """Iterator over jobs that runs in the caller's thread and stops at barriers."""
 
-    def __init__(self, jobs: Iterable[J | Barrier]) -> None:
+    def __init__(self, jobs: Iterable[J | JobBarrier]) -> None:
         self._jobs = iter(jobs)
         self._draining = False
 
@@ -70,8 +70,8 @@ class _JobQueue(Generic[J]):
         if self._draining and not is_idle:
             return None
         for job in self._jobs:
-            self._draining = isinstance(job, Barrier)
-            if not isinstance(job, Barrier):
+            self._draining = isinstance(job, JobBarrier)
+            if not isinstance(job, JobBarrier):
                 return job
             if not is_idle:
                 return None
@@ -79,35 +79,35 @@ class _JobQueue(Generic[J]):
 
 
 @dataclass(frozen=True, slots=True)
-class _PreparedJob(Generic[A, R]):
+class _JobAwaitingDecision(Generic[A, R]):
     """A job whose first step is done; ``prepared`` is None if the job was cancelled."""
 
-    buffers: ThreadBuffers
+    buffers: ReusableJobBuffers
     prepared: A | None
     result: Future[R]
 
 
-class _OrderedDecisions(Generic[A, D, R]):
+class _DecisionsInJobOrder(Generic[A, D, R]):
     """Runner of the second step of jobs in their order. The step runs in the thread that completes the earliest undecided job, so that no
     thread waits for another one.
     """
 
-    def __init__(self, decide: Callable[[A], D]) -> None:
-        self._decide = decide
+    def __init__(self, decide_job: Callable[[A], D]) -> None:
+        self._decide = decide_job
         self._lock = threading.Lock()
-        self._waiting: dict[int, _PreparedJob[A, R]] = {}
+        self._waiting: dict[int, _JobAwaitingDecision[A, R]] = {}
         self._next = 0
         self._deciding = False
         self.stopped = False
 
-    def add_prepared_job(self, job_number: int, job: _PreparedJob[A, R]) -> list[tuple[_PreparedJob[A, R], D]]:
+    def add_prepared_job(self, job_number: int, job: _JobAwaitingDecision[A, R]) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
         """Add a prepared job; return the jobs that this thread has decided, in order: none if an earlier job is missing."""
         with self._lock:
             self._waiting[job_number] = job
             if self._deciding:
                 return []
             self._deciding = True
-        decided: list[tuple[_PreparedJob[A, R], D]] = []
+        decided: list[tuple[_JobAwaitingDecision[A, R], D]] = []
         while (waiting := self._next_prepared_job()) is not None:
             try:
                 decided.append((waiting, self._decide(waiting.prepared)))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ class _OrderedDecisions(Generic[A, D, R]):
             self.stopped = True
             self._cancel_waiting_jobs()
 
-    def _next_prepared_job(self) -> _PreparedJob[A, R] | None:
+    def _next_prepared_job(self) -> _JobAwaitingDecision[A, R] | None:
         with self._lock:
             if self.stopped:
                 self._cancel_waiting_jobs()
@@ -141,24 +141,24 @@ class _OrderedDecisions(Generic[A, D, R]):
 class WorkerThreads:
     """A pool of ``threads`` workers. With one, everything runs in the caller's thread."""
 
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "buffers") if threads > 1 else None
-        self._free: SimpleQueue[ThreadBuffers] = SimpleQueue()
-        for _ in range(2 * threads if threads > 1 else 1):
-            self._free.put(ThreadBuffers())
+    def __init__(self, thread_count: int) -> None:
+        self._pool = ThreadPoolExecutor(thread_count, "buffers") if thread_count > 1 else None
+        self._free: SimpleQueue[ReusableJobBuffers] = SimpleQueue()
+        for _ in range(2 * thread_count if thread_count > 1 else 1):
+            self._free.put(ReusableJobBuffers())
 
-    def run_jobs_in_order(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
-        """Yield the results of ``work`` in the order of the jobs. A result is valid until the next one is requested."""
+    def run_jobs_in_order(self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]) -> Generator[R, None, None]:
+        """Yield the results of ``run_job`` in the order of the jobs. A result is valid until the next one is requested."""
         if self._pool is None:
-            yield from self._run_in_caller_thread(work, jobs)
+            yield from self._run_in_caller_thread(run_job, jobs)
             return
-        queue = _JobQueue(jobs)
-        running: deque[tuple[ThreadBuffers, Future[R]]] = deque()
+        queue = _JobQueueWithBarriers(jobs)
+        running: deque[tuple[ReusableJobBuffers, Future[R]]] = deque()
         try:
             while True:
                 while not self._free.empty() and (job := queue.next_job_unless_blocked(is_idle=not running)) is not None:
                     buffers = self._free.get()
-                    running.append((buffers, self._pool.submit(work, buffers, job)))
+                    running.append((buffers, self._pool.submit(run_job, buffers, job)))
                 if not running:
                     return
                 buffers, done = running[0]
@@ -166,40 +166,42 @@ class WorkerThreads:
                 running.popleft()
                 self._free.put(buffers)
         finally:
-            self._wait_and_release_buffers(running)
+            self._wait_for_jobs_and_release_buffers(running)
 
-    def run_three_step_jobs(
+    def run_jobs_with_ordered_middle_step(
         self,
-        prepare: Callable[[ThreadBuffers, J], A],
-        decide: Callable[[A], D],
-        finish: Callable[[ThreadBuffers, D], R],
-        jobs: Iterable[J | Barrier],
+        prepare_job: Callable[[ReusableJobBuffers, J], A],
+        decide_job_in_order: Callable[[A], D],
+        complete_job: Callable[[ReusableJobBuffers, D], R],
+        jobs: Iterable[J | JobBarrier],
     ) -> Generator[R, None, None]:
         """Yield the results of jobs that consist of three steps, in the order of the jobs.
 
-        Workers run ``prepare`` and ``finish`` at any time, and ``decide`` for one job after the other, in order.
+        Workers run ``prepare_job`` and ``complete_job`` at any time, and ``decide_job_in_order`` for one job after the other, in order.
         """
         if self._pool is None:
-            yield from self._run_in_caller_thread(lambda buffers, job: finish(buffers, decide(prepare(buffers, job))), jobs)
+            yield from self._run_in_caller_thread(
+                lambda buffers, job: complete_job(buffers, decide_job_in_order(prepare_job(buffers, job))), jobs
+            )
             return
-        pool, queue, order, numbers = self._pool, _JobQueue(jobs), _OrderedDecisions[A, D, R](decide), count()
-        running: deque[tuple[ThreadBuffers, Future[R]]] = deque()
+        pool, queue, order, numbers = self._pool, _JobQueueWithBarriers(jobs), _DecisionsInJobOrder[A, D, R](decide_job_in_order), count()
+        running: deque[tuple[ReusableJobBuffers, Future[R]]] = deque()
 
-        def start_job(job_number: int, buffers: ThreadBuffers, result: Future[R], job: J) -> None:
+        def prepare_and_decide_job(job_number: int, buffers: ReusableJobBuffers, result: Future[R], job: J) -> None:
             try:
-                prepared = None if order.stopped else prepare(buffers, job)
+                prepared = None if order.stopped else prepare_job(buffers, job)
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 result.set_exception(error)
                 return
-            decided = order.add_prepared_job(job_number, _PreparedJob(buffers, prepared, result))
+            decided = order.add_prepared_job(job_number, _JobAwaitingDecision(buffers, prepared, result))
             for decided_job, decision in decided[:-1]:
-                pool.submit(finish_job, decided_job, decision)
+                pool.submit(complete_decided_job, decided_job, decision)
             for decided_job, decision in decided[-1:]:
-                finish_job(decided_job, decision)
+                complete_decided_job(decided_job, decision)
 
-        def finish_job(decided_job: _PreparedJob[A, R], decision: D) -> None:
+        def complete_decided_job(decided_job: _JobAwaitingDecision[A, R], decision: D) -> None:
             try:
-                decided_job.result.set_result(finish(decided_job.buffers, decision))
+                decided_job.result.set_result(complete_job(decided_job.buffers, decision))
             except BaseException as error:  # noqa: BLE001 - likewise
                 decided_job.result.set_exception(error)
 
@@ -209,28 +211,30 @@ class WorkerThreads:
                     buffers, result = self._free.get(), Future[R]()
                     result.set_running_or_notify_cancel()
                     running.append((buffers, result))
-                    pool.submit(start_job, next(numbers), buffers, result, job)
+                    pool.submit(prepare_and_decide_job, next(numbers), buffers, result, job)
                 if not running:
                     return
                 yield running[0][1].result()
                 self._free.put(running.popleft()[0])
         finally:
             order.cancel_undecided_jobs()
-            self._wait_and_release_buffers(running)
+            self._wait_for_jobs_and_release_buffers(running)
 
-    def _run_in_caller_thread(self, work: Callable[[ThreadBuffers, J], R], jobs: Iterable[J | Barrier]) -> Generator[R, None, None]:
+    def _run_in_caller_thread(
+        self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]
+    ) -> Generator[R, None, None]:
         """Run the jobs in the caller's thread."""
         buffers = self._free.get()
         try:
             for job in jobs:
-                if not isinstance(job, Barrier):
-                    yield work(buffers, job)
+                if not isinstance(job, JobBarrier):
+                    yield run_job(buffers, job)
         finally:
             self._free.put(buffers)
 
-    def _wait_and_release_buffers(self, running: Iterable[tuple[ThreadBuffers, Future[Any]]]) -> None:
+    def _wait_for_jobs_and_release_buffers(self, running_jobs: Iterable[tuple[ReusableJobBuffers, Future[Any]]]) -> None:
         """Wait for the jobs that are still running, and free their buffers."""
-        for buffers, future in running:
+        for buffers, future in running_jobs:
             future.cancel()
             if not future.cancelled():
                 future.exception()

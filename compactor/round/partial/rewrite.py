@@ -17,7 +17,12 @@ import numpy as np
 from bloom.directory import HashPrefixes, KeyDirectory
 from bloom.sidecar import RemovableRecordCounts
 from compactor.cleaner.passes.retention import RetentionRules, decide_batches_by_headers
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, SidecarBuilder, add_segment_to_builder, verdicts_of_substituted_segment
+from compactor.cleaner.passes.sidecar_builder import (
+    NO_BYTES,
+    SidecarBuilder,
+    add_segment_to_sidecar_builder,
+    convert_verdicts_of_substitute,
+)
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -160,7 +165,7 @@ class PartSearch:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(header_source, table=table, buf=NO_BYTES)
-        of_all = verdicts_of_substituted_segment(whole, header_source, verdicts)
+        of_all = convert_verdicts_of_substitute(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
@@ -204,9 +209,9 @@ def describe_composed_segment(
     :param output: the cleaner's output for the batches that were read.
     """
     splice = segment_part.splice
-    builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_directory=True)
+    builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
     with WorkerThreads(1) as workers:
-        add_segment_to_builder(builder, output, inflate_limit, workers)
+        add_segment_to_sidecar_builder(builder, output, inflate_limit, workers)
     directory = merge_key_directory(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):

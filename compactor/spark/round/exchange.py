@@ -29,10 +29,10 @@ import numpy.typing as npt
 
 from bloom.siphash import key_hash_tag, siphash128
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, stored_key_hashes_of_rows
-from compactor.cleaner.keys.survivors import SurvivorCounts
+from compactor.cleaner.keys.survivors import SurvivorCountsByBatch
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.row_spool import RowSpool, view_as_bytes
+from compactor.cleaner.row_spool import HashRangeRowFile, view_as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
 from compactor.kernels.common import Flags, Hashes
@@ -111,7 +111,7 @@ class ScratchObjectPart:
     sha256: str
 
 
-def write_spooled_rows(spool: RowSpool, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
+def write_spooled_rows(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
     """Append all collected rows to ``file``, section by section (dirty, then clean) and hash range by hash range.
 
     :return: the row number at which each range and the end begin in both sections, shape (ranges + 1, 2), and a CRC-32 of each range in
@@ -174,7 +174,7 @@ class StoredSurvivors:
         self.last_mapped_offset = latest_offset
         self.key_count = 0
         self.peak_bytes = 0
-        self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCounts]] = {}
+        self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
 
     def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
         """Add the survivors of one segment.
@@ -192,9 +192,9 @@ class StoredSurvivors:
         known = wanted & (table.magic == 2)
         _count_survivors_of_batches(arrays["bitmap"], begin, counts, known, kept)
         begin[~wanted] = -1
-        self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCounts(kept, arrays["tombstones"].astype(np.bool_)))
+        self._segments[source.ordinal] = (arrays["bitmap"], begin, SurvivorCountsByBatch(kept, arrays["tombstones"].astype(np.bool_)))
 
-    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCounts | None:
+    def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
         """Return the number of surviving records of each batch, or None if nothing in the segment is superseded."""
         stored = self._segments.get(source.ordinal)
         return stored[2] if stored else None

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compactor.cleaner.gate.key_table import MAX_GATE_RANGES, GateRows, GateSums, KeyTable, zero_gate_sums
+from compactor.cleaner.gate.key_table import (
+    MAX_GATE_RANGES,
+    FingerprintSumsBySegment,
+    LatestRecordRows,
+    LatestRecordTable,
+    zero_fingerprint_sums,
+)
 from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, open_task_tier, record_peak_memory
@@ -51,7 +57,7 @@ def write_expected_sums(shared: RoundTaskSettings, gate_input: GateRangeInput, a
     """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
     these sums in the output.
     """
-    sums, keys = zero_gate_sums(len(gate_input.bounds) - 1), 0
+    sums, keys = zero_fingerprint_sums(len(gate_input.bounds) - 1), 0
     for answer in answers:
         sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
         keys += int.from_bytes(answer[-8:], "little")
@@ -78,7 +84,7 @@ class StoredGateRange:
         """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
-    def read_section(self, section: int) -> Iterator[GateRows]:
+    def read_section(self, section: int) -> Iterator[LatestRecordRows]:
         """Yield the rows of a section (0: in the dirty range, 1: outside it). Every call fetches them from the store again. Raises
         StoreError, or BadData if a checksum does not match.
         """
@@ -91,21 +97,21 @@ class StoredGateRange:
 
 def compute_gate_sums(
     store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
-) -> tuple[GateSums, int]:
+) -> tuple[FingerprintSumsBySegment, int]:
     """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
     BadData, OutOfBudget.
 
     :param all_ranges: number of ranges that the hash is divided into.
     :param bounds: first offset of each segment, and the end of the last one.
     """
-    by_place, sums, keys, table = dict(enumerate(bundles)), zero_gate_sums(len(bounds) - 1), 0, KeyTable(budget_bytes, 0)
+    by_place, sums, keys, table = dict(enumerate(bundles)), zero_fingerprint_sums(len(bounds) - 1), 0, LatestRecordTable(budget_bytes, 0)
     for number, found in read_hash_ranges(store, by_place, ranges):
         keys += add_sums_of_gate_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
     return sums, keys
 
 
 def add_sums_of_gate_range(
-    gate_range: StoredGateRange, table: KeyTable, ranges: int, number: int, bounds: HashBounds, sums: GateSums
+    gate_range: StoredGateRange, table: LatestRecordTable, ranges: int, number: int, bounds: HashBounds, sums: FingerprintSumsBySegment
 ) -> int:
     """Add to ``sums`` the records that must remain in hash range ``number`` of ``ranges``, and return the range's number of keys. If the
     table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget, StoreError,
@@ -123,7 +129,7 @@ def add_sums_of_gate_range(
             return sum(
                 add_sums_of_gate_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts)
             )
-    table.add_expected_sums(bounds, sums)
+    table.add_expected_fingerprints(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):
-        table.add_expected_sums_outside_dirty_range(rows, bounds, sums)
+        table.add_expected_fingerprints_outside_dirty_range(rows, bounds, sums)
     return table.key_count

@@ -24,10 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes
-from compactor.cleaner.gate.gate import Gate, GateParameters
-from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, GateRows, GateSums, KeyTable, Words
+from compactor.cleaner.gate.gate import Gate
+from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, FingerprintSumsBySegment, LatestRecordRows, LatestRecordTable, Words
+from compactor.cleaner.gate.parameters import GateParameters
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.row_spool import RowSpool
+from compactor.cleaner.row_spool import HashRangeRowFile
 from compactor.errors import BadData, CompactorError
 from compactor.model.plan import CompactionPlan
 from compactor.records.batches import Int64s
@@ -80,7 +81,7 @@ class StoredGateRows:
             self.raise_damaged_rows_error()
         return found
 
-    def read_rows(self, store: ObjectStore, begin: int, end: int) -> GateRows:
+    def read_rows(self, store: ObjectStore, begin: int, end: int) -> LatestRecordRows:
         """Read the gate's rows [begin, end). Raises BadData if the object is too short."""
         data = read_scratch_bytes(store, self.key, begin * GATE_ROW_BYTES, (end - begin) * GATE_ROW_BYTES)
         if len(data) != (end - begin) * GATE_ROW_BYTES:
@@ -92,7 +93,7 @@ class StoredGateRows:
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-def write_gate_bundle(spool: RowSpool, path: Path, key: str) -> StoredGateRows:
+def write_gate_bundle(spool: HashRangeRowFile, path: Path, key: str) -> StoredGateRows:
     """Write the gate's collected rows, and a directory of them, to a local file that is then stored under ``key``. Raises StoreError if the
     disk fails.
     """
@@ -156,7 +157,7 @@ class ExpectedRecordSums:
     """
 
     bounds: HashBounds
-    sums: GateSums
+    sums: FingerprintSumsBySegment
     keys: int
 
     def to_arrays(self) -> Arrays:
@@ -181,8 +182,8 @@ def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegmen
 
     :param hash_key: key of the cleaner's hash.
     """
-    gate = Gate(_gate_parameters_of_plan(plan, hash_key), KeyTable(0, 0), {source.ordinal: outcomes})
-    gate.begin_segment(source)
+    gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
+    gate.start_reading_segment(source)
     return gate
 
 
@@ -199,7 +200,7 @@ def create_group_gate(
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
     left = {} if expected_sums is None else {source.ordinal: expected_sums.sum_of_segment(source) for source in sources}
-    return Gate(_gate_parameters_of_plan(plan, hash_key), KeyTable(0, 0), known, left)
+    return Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), known, left)
 
 
 def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> GateParameters:

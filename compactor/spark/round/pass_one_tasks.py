@@ -18,12 +18,12 @@ import numpy.typing as npt
 from bloom.siphash import siphash_key_halves
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS
-from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_absent_keys, mark_newest_of_each_key
-from compactor.cleaner.keys.key_set import KeySet
+from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, mark_newest_row_of_each_key, mark_rows_with_absent_keys
+from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
-from compactor.cleaner.passes.worker_threads import ThreadBuffers
-from compactor.cleaner.row_spool import HashRanges, RowSpool
+from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
+from compactor.cleaner.row_spool import HashRangeRowFile, HashRangeSpan
 from compactor.config.units import count_noun
 from compactor.constants import MAX_OFFSET
 from compactor.control.records import ScratchObject
@@ -134,12 +134,12 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
                 staging.reserve_without_waiting(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
             )
 
-        def open_row_spool(name: str, words: int, dtype: type[np.generic]) -> RowSpool:
+        def open_row_spool(name: str, words: int, dtype: type[np.generic]) -> HashRangeRowFile:
             """Open an empty spool for rows that consist of ``words`` numbers."""
-            spool = RowSpool(
+            spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
                 _TaskReservation(reserve_disk_bytes),
-                HashRanges(shared.ranges),
+                HashRangeSpan(shared.ranges),
                 words,
                 dtype,
                 f"the rows of the {name}",
@@ -163,7 +163,7 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
 
 @dataclass(frozen=True)
 class _TaskReservation:
-    """Disk space reserved until the task ends. Lets a RowSpool request more space than it started with."""
+    """Disk space reserved until the task ends. Lets a HashRangeRowFile request more space than it started with."""
 
     reserve_bytes: Callable[[int], None]
 
@@ -180,8 +180,8 @@ class _BundleWriter:
 
     shared: RoundTaskSettings
     reading: StagedSegmentReader
-    key_rows: RowSpool
-    gate_rows: RowSpool | None
+    key_rows: HashRangeRowFile
+    gate_rows: HashRangeRowFile | None
     facts: dict[str, BatchScanSummary] = field(default_factory=dict)
     next_ordinal: int = 0
 
@@ -247,9 +247,9 @@ def _collect_key_rows(
     shared: RoundTaskSettings,
     source: SourceSegment,
     selected_batches: Flags,
-    key_rows: RowSpool,
+    key_rows: HashRangeRowFile,
     gate: Gate | None,
-    gate_rows: RowSpool | None,
+    gate_rows: HashRangeRowFile | None,
     next_ordinal: int,
 ) -> tuple[BatchScanSummary, int]:
     """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its batches
@@ -257,15 +257,15 @@ def _collect_key_rows(
 
     The gate, an independent check of the output, reads the same decompressed chunks.
     """
-    table, plan, buffers, begun_at = source.table, shared.plan, ThreadBuffers(), next_ordinal
+    table, plan, buffers, begun_at = source.table, shared.plan, ReusableJobBuffers(), next_ordinal
     halves, first_dirty = siphash_key_halves(shared.hash_key), plan.first_dirty_offset
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
-    for first, last in reversed(source.uniform_batch_ranges()):
+    for first, last in reversed(source.batch_ranges_of_one_kind()):
         if not selected_batches[first:last].any():
             continue
-        for chunk in source.read_chunks(first, last, selected_batches[first:last], limit, buffers.bodies, backwards=True):
+        for chunk in source.read_chunks(first, last, selected_batches[first:last], limit, buffers.bodies, is_backwards=True):
             rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             some = slice(chunk.first, chunk.last)
             counts[some] = np.diff(first_row)
@@ -273,13 +273,15 @@ def _collect_key_rows(
             next_ordinal += len(rows)
             mark_tombstone_batches(first_row, rows.value_length, tombstones[some])
             if source.end > first_dirty:
-                key_rows.add_rows(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
+                key_rows.add_rows_to_section(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows(DIRTY_ROWS, gate.read_pass_one_chunk(buffers, source, chunk).rows)
+                    gate_rows.add_rows_to_section(DIRTY_ROWS, gate.read_chunk_of_key_scan(buffers, source, chunk).rows)
             if source.base < first_dirty:
-                key_rows.add_rows(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
+                key_rows.add_rows_to_section(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows(OUTSIDE, gate.read_pass_one_chunk(buffers, source, chunk, outside_range=True).rows)
+                    gate_rows.add_rows_to_section(
+                        OUTSIDE, gate.read_chunk_of_key_scan(buffers, source, chunk, is_outside_dirty_range=True).rows
+                    )
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchScanSummary(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
 
@@ -374,13 +376,13 @@ def _find_survivors_of_range(
         ranges, wanted = shared.ranges * parts, range_number * parts + part
         if ranges > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one hash", hint="Raise map_budget_bytes")
-        keys = KeySet(shared.map_budget_bytes, expected_keys=guess)
+        keys = KeyHashSet(shared.map_budget_bytes, expected_key_count=guess)
         full = False
         for place, rows in rows_of.read_dirty_rows(exchange.dirty):
             by_row, kept = _replace_ordinals_by_row_numbers(rows)
-            taken = mark_newest_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
+            taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow_within_budget():
-                taken = mark_newest_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
+                taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
             if taken < len(rows):
                 full = True
                 break
@@ -393,7 +395,7 @@ def _find_survivors_of_range(
             continue
         for place, rows in rows_of.read_section(clean, 1):
             by_row, kept = _replace_ordinals_by_row_numbers(rows)
-            mark_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
+            mark_rows_with_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_survivors(rows, kept)
         cost.map_entries += keys.key_count
@@ -458,8 +460,8 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
 
 def load_kernels() -> None:
     """Compile the numeric functions that find survivors, or load them from the cache."""
-    keys, kept = KeySet(1 << 16, expected_keys=0), np.zeros(1, np.uint8)
+    keys, kept = KeyHashSet(1 << 16, expected_key_count=0), np.zeros(1, np.uint8)
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
-    mark_newest_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
-    mark_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
+    mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
+    mark_rows_with_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
     decode_ordinal_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)

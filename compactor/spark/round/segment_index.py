@@ -17,7 +17,7 @@ from bloom.sidecar import Sidecar
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes, transaction_outcomes_by_source
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, substitute_segment_from_sidecar
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_without_bytes_from_sidecar
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -171,6 +171,6 @@ class SegmentIndex:
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
             found = self.segments.get(segment.id)
             if found is None:
-                yield substitute_segment_from_sidecar(*place, self.stand_ins[segment.id])
+                yield segment_without_bytes_from_sidecar(*place, self.stand_ins[segment.id])
             else:
                 yield SourceSegment(*place, NO_BYTES, found.table, txn_entries=found.txn_entries)

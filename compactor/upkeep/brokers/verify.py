@@ -17,7 +17,7 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.cleaner.passes.describe import summarize_segment_content
+from compactor.cleaner.passes.describe import summarize_timestamps_and_count
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.control.mirror import segment_from_broker_record
@@ -338,7 +338,7 @@ def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment)
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = summarize_segment_content(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = summarize_timestamps_and_count(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:

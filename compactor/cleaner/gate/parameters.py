@@ -1,0 +1,59 @@
+"""Input and result of the gate, the independent check of a round: what it is told about the round, and what it reports of a group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from bloom.siphash import siphash_key_halves
+from compactor.cleaner.passes.retention import RetentionRules
+from compactor.cleaner.passes.source import SourceSegment
+from compactor.kernels.common import HashKeyHalf
+
+_STRIDE: Final = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: multiples of it, modulo 2^64, are spread evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """Summary of the gate's check of a group: numbers of compared batches and records, and of dirty keys looked up with their share."""
+
+    batches: int
+    records: int
+    keys: int
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateParameters:
+    """Parameters of a round against which its cleaned segments are checked.
+
+    rules: the cleaner's rules.
+    first_dirty: first offset that the round cleans; the keys of the offsets from it to rules.latest_offset, both inclusive, are compared
+        (the mapped range).
+    hash_key: the cleaner's hash key, 16 bytes.
+    inflate_limit: most bytes that one batch may inflate to.
+    opened: by producer id, the first offset of a transaction that was open at the start of the first source.
+    """
+
+    rules: RetentionRules
+    first_dirty: int
+    hash_key: bytes
+    inflate_limit: int
+    opened: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def hash_key_halves(self) -> tuple[HashKeyHalf, HashKeyHalf]:
+        """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
+        return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
+
+    @property
+    def hash_point_of_checked_keys(self) -> int:
+        """Return the position in the gate's 64-bit hash range around which keys are checked if memory does not suffice for all keys."""
+        return self.first_dirty * _STRIDE % 2**64
+
+    def has_dirty_offsets(self, source: SourceSegment) -> bool:
+        """Return whether a segment has offsets in the dirty range."""
+        return self.first_dirty <= self.rules.latest_offset and source.end > self.first_dirty and source.base <= self.rules.latest_offset
