@@ -39,7 +39,7 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.iceberg import IcebergOutput
 from compactor.outputs.iceberg_table import PROPERTIES, SCHEMA
@@ -97,7 +97,7 @@ class House:
         cleaned = time.process_time()
         memory = AnonymousMemory()
         with memory.watched():
-            done = IcebergOutput().update_output(self.tier, NAME, Budget(1 << 32))
+            done = IcebergOutput().update_output(self.tier, NAME, DiskBudget(1 << 32))
         updated = time.process_time()
         if done.status != "written":
             raise SystemExit(f"the table was not written: {done}")

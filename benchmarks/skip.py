@@ -26,7 +26,7 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.transfer.import_ import import_directory
@@ -99,7 +99,7 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
         made = folder / f"for-{dirty}"
         shutil.copytree(folder / "base", made, copy_function=os.link)
         tier = opened(made, segment_bytes, design_keys=dirty)
-        written = rebuild_sidecars(tier, NAME, Budget(1 << 30), unusable_only=False)
+        written = rebuild_sidecars(tier, NAME, DiskBudget(1 << 30), unusable_only=False)
         rates.append((dirty, written.bytes_written, *measured(tier, dirty, trials if dirty < 500_000 else max(1, trials // 4))))
         tail = bring(tier, folder / f"tail-{dirty}", dirty, records, end)
         for filters in ("on", "off"):

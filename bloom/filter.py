@@ -21,7 +21,7 @@ from pybloom_live import BloomFilter
 from bloom.siphash import key_hash_tag
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import high_word_of_product
+from compactor.kernels.memory import upper_64_bits_of_product
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -95,7 +95,7 @@ def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slic
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
     x ^= x >> np.uint64(31)
-    bit: np.uint64 = np.uint64(slice_number * bits_per_slice) + high_word_of_product(x, np.uint64(bits_per_slice))
+    bit: np.uint64 = np.uint64(slice_number * bits_per_slice) + upper_64_bits_of_product(x, np.uint64(bits_per_slice))
     return bit
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from compactor.access.tier import Tier
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING
@@ -20,7 +20,7 @@ from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, closing_reader, live_segment_reader, segment_reader
 
 
-def open_partition_reader(tier: Tier, state: PartitionState, budget: Budget, purpose: str) -> StagedSegmentReader:
+def open_partition_reader(tier: Tier, state: PartitionState, budget: DiskBudget, purpose: str) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder of this process. The caller closes its ``staging``."""
     return live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, purpose)
 
@@ -30,7 +30,7 @@ def open_segment_reader(
 ) -> AbstractContextManager[StagedSegmentReader]:
     """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    budget = Budget(disk_budget_bytes(cleaner, tier.state_dir))
+    budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
     return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
 
 
@@ -41,7 +41,7 @@ def create_round(
     *,
     force: bool = False,
     on_stage: OnStage = lambda s, p: None,
-    disk: Budget | None = None,
+    disk: DiskBudget | None = None,
     engine: Engine | None = None,
     assess_with: AssessRound | None = None,
 ) -> Round:
@@ -76,7 +76,7 @@ def execute_round(
     *,
     force: bool = False,
     on_stage: OnStage = lambda s, p: None,
-    disk: Budget | None = None,
+    disk: DiskBudget | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> RoundReport:
     """Run a round over one partition, in this process or on a Spark cluster as the settings say. Return its report.
@@ -104,7 +104,7 @@ def compact(
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
     tier.change_notifier.cache_log_state(log, hint)
     if tier.local:
-        tier.local.delete_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
+        tier.local.delete_cached_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
         tier.change_notifier.publish_changes([log])
     return report

@@ -84,7 +84,7 @@ class TierIdentity:
         self._check_catalog_is_own(state)
         if local:
             if not local.is_bound_to_tier:
-                local.bind_to_tier(state.tier_id, diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
+                local.bind_to_tier(state.tier_id, has_diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
             local.cache_catalog(state, self.catalog.state_identity())
         return state
 
@@ -338,7 +338,7 @@ class Tier:
         def parse_name(text: str) -> TopicPartition:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
-            name = TopicPartition.parse_prefix(text)
+            name = TopicPartition.parse_store_prefix(text)
             return name if "~" in text else current_incarnation(name, known)
 
         named = list(dict.fromkeys(map(parse_name, names)))

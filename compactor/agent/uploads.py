@@ -16,7 +16,7 @@ from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Fenced, OutOfBudget, StoreError, UsageError
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import GenerationWriteOptions, configured_generation_target, write_generation
 from compactor.round.compaction import disk_budget_bytes
@@ -136,7 +136,7 @@ class _OutputUpdater:
         self._target = replace(target, store=InterruptibleStore(target.store, stop))
         self._tier = _with_agent_log_directories(tier)
         self._write_options = GenerationWriteOptions(
-            disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), append_only=True, yields=True
+            disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), append_only=True, yields=True
         )
         self._left: set[TopicPartition] = set()
 

@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from compactor.errors import OutOfBudget, StoreError
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import high_word_of_product
+from compactor.kernels.memory import upper_64_bits_of_product
 
 BLOCK_BYTES: Final = 16 << 20
 
@@ -244,7 +244,7 @@ def hash_range_of_first_word(first_word: np.uint64, range_count: int) -> int:
     """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
     the upper half.
     """
-    return np.int64(high_word_of_product((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
+    return np.int64(upper_64_bits_of_product((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 
 
 @inline_kernel

@@ -20,7 +20,7 @@ from compactor.model.ids import TopicPartition
 
 def restart_lost_log(log: PartitionLog) -> PartitionState:
     """Restart a control log that is lost for good as an empty log. The tier then no longer knows the objects of its segments."""
-    name = TopicPartition.parse_prefix(log.name)
+    name = TopicPartition.parse_store_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
     return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 

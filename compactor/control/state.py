@@ -337,7 +337,7 @@ def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum
     """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if one has no
     recorded sum, or if only a part of it is read.
     """
-    known = [None if segment.has_offsets_after_end else segment.content for segment in segments]
+    known = [None if segment.has_offsets_after_end_offset else segment.content for segment in segments]
     return None if None in known else add_sums(content for content in known if content)
 
 
@@ -400,7 +400,7 @@ class CatalogState(LogState):
     @property
     def topic_partitions(self) -> list[TopicPartition]:
         """Return all partitions, sorted by topic, number and incarnation."""
-        return sorted(map(TopicPartition.parse_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
+        return sorted(map(TopicPartition.parse_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:
         """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""

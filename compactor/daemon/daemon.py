@@ -49,7 +49,7 @@ from compactor.daemon.scheduling import (
 from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
 from compactor.daemon.trend import TierTrend, merged_trend, read_trend, with_current_hour, write_trend
 from compactor.errors import CompactorError, StoreError
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.local.spool import check_spool_folder_is_writable
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -102,7 +102,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._asked_topics_ms = 0
         self._trend = TierTrend()
         threads = tier.settings.daemon.threads
-        self._disk = Budget(_total_disk_budget_bytes(tier, threads))
+        self._disk = DiskBudget(_total_disk_budget_bytes(tier, threads))
         self._resources = JobResources(self._disk, self.stop, configured_output(tier, lambda store: InterruptibleStore(store, self.stop)))
 
     # --- the loop ---

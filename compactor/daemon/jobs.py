@@ -14,7 +14,7 @@ from compactor.control.stages import Stage
 from compactor.control.state import CatalogState
 from compactor.daemon.scheduling import DaemonAction, Job
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import CHANGING, RoundStatus
 from compactor.outputs.port import OutputReport, OutputWriter
@@ -57,7 +57,7 @@ class JobObserver(Protocol):
 class JobResources:
     """Resources that all jobs share besides the tier: budgets, engines and the configured output (None if there is none)."""
 
-    disk: Budget
+    disk: DiskBudget
     stop: StopRequest
     output: OutputWriter | None = None
 

@@ -16,7 +16,7 @@ from compactor.control.logs import PartitionLog, open_partition_log
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.daemon.partition_history import PartitionHistory, deserialize_history, partition_history, serialize_history
 from compactor.daemon.scheduling import PartitionStatus, partition_status
-from compactor.local.cache import LogReadProgress
+from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.retire import read_slot_times
 from compactor.views.overview import is_summary_fresh
@@ -32,7 +32,7 @@ class CachedPartition:
     """
 
     summary: PartitionSummary
-    position: LogReadProgress | None
+    position: ControlLogReadProgress | None
     slot_times_ms: Mapping[int, int]
 
 
@@ -49,7 +49,7 @@ class PartitionCache:
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
         self._known: dict[TopicPartition, CachedPartition] = {}
-        self._confirmed: dict[TopicPartition, LogReadProgress] = {}
+        self._confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
         self._histories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
@@ -111,7 +111,7 @@ class PartitionCache:
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_slot_times(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_identity()
-        position = LogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
+        position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))
         self._known[log.state.topic_partition] = CachedPartition(
             summarize_state(self._tier.state_for_readers(log.state)), position, slot_times_ms
@@ -142,7 +142,7 @@ class PartitionCache:
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:
-            self._tier.local.record_logs_up_to_date(confirmed)
+            self._tier.local.record_time_of_last_check(confirmed)
 
     def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from typing import Any, Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,19 @@ from numba.extending import intrinsic
 
 from compactor.kernels.common import Bytes
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import load_u64, prefetch_read
+from compactor.kernels.memory import (
+    CodegenContext,
+    IntrinsicDefinition,
+    LlvmArguments,
+    LlvmBuilder,
+    LlvmValue,
+    NumbaIntrinsic,
+    NumbaSignature,
+    NumbaType,
+    TypingContext,
+    load_u64,
+    prefetch_read,
+)
 
 CrcTable = npt.NDArray[np.uint64]
 
@@ -27,7 +39,7 @@ _LONG: Final = 4096  # bytes of each of the three streams
 _SHORT: Final = 256
 
 
-def _crc32c_instruction() -> str:
+def _supported_crc32c_instruction() -> Literal["x86", "arm", ""]:
     """Return which CRC-32C instruction the compiler may use: "x86", "arm", or an empty string if there is none."""
     features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
     if features is None:
@@ -40,22 +52,22 @@ def _crc32c_instruction() -> str:
     return ""
 
 
-INSTRUCTION: Final = _crc32c_instruction()
+INSTRUCTION: Final = _supported_crc32c_instruction()
 _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x86.sse42.crc32.32.8",
                  ("arm", 64): "llvm.aarch64.crc32cx", ("arm", 8): "llvm.aarch64.crc32cb"}  # fmt: skip
 
 
-def _define_crc_step(bits: int) -> Any:
+def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
     """Define a numba intrinsic ``crc_step(crc, data)`` that advances a CRC-32C state by ``bits`` bits of data (64 or 8) with the
     processor's instruction.
     """
 
-    def crc_step(typing_context: Any, crc: Any, data: Any) -> Any:
+    def crc_step(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
         # x86 takes eight bytes into a 64-bit register; ARM takes one byte as a 32-bit number.
         state = ir.IntType(64 if (INSTRUCTION, bits) == ("x86", 64) else 32)
         operand = ir.IntType(32 if (INSTRUCTION, bits) == ("arm", 8) else bits)
 
-        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(state, [state, operand]), _NAMES[INSTRUCTION, bits])
             before = args[0] if state.width == 64 else builder.trunc(args[0], state)
             taken = args[1] if operand.width == 64 else builder.trunc(args[1], operand)
@@ -67,7 +79,7 @@ def _define_crc_step(bits: int) -> Any:
     return intrinsic(crc_step)
 
 
-def _zero_bytes_table(byte_count: int) -> CrcTable:
+def _crc_table_for_zero_bytes(byte_count: int) -> CrcTable:
     """Return a table that advances a CRC-32C state by ``byte_count`` zero bytes, which must be a power of two. Shape (4, 256): one row per
     byte of the state.
 
@@ -81,30 +93,32 @@ def _zero_bytes_table(byte_count: int) -> CrcTable:
     squared = np.concatenate([shifted_out[np.newaxis], after[:3]])
     while byte_count:
         if byte_count & 1:
-            after = _advance_crcs(squared, after)
-        squared = _advance_crcs(squared, squared)
+            after = _advance_crcs_by_zero_bytes(squared, after)
+        squared = _advance_crcs_by_zero_bytes(squared, squared)
         byte_count >>= 1
     return after
 
 
 @functools.cache
-def zero_byte_tables_by_power() -> CrcTable:
+def crc_tables_for_zero_bytes_by_power() -> CrcTable:
     """Return the tables for ``crc_after_zero_bytes``, shape (32, 4, 256): table i advances a CRC-32C state by 2^i zero bytes."""
-    tables = [_zero_bytes_table(1)]
+    tables = [_crc_table_for_zero_bytes(1)]
     while len(tables) < 32:
-        tables.append(_advance_crcs(tables[-1], tables[-1]))
+        tables.append(_advance_crcs_by_zero_bytes(tables[-1], tables[-1]))
     return np.stack(tables)
 
 
-def combine_crc32c(first: int, second: int, second_size: int) -> int:
-    """Combine the CRC-32C of two adjacent byte ranges into that of both. ``second_size`` is the length of the second range in bytes."""
-    table = _zero_bytes_table(second_size)
+def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
+    """Combine the CRC-32C of two adjacent byte ranges into that of both. ``second_size_bytes`` is the length of the second range in
+    bytes.
+    """
+    table = _crc_table_for_zero_bytes(second_size_bytes)
     for byte in range(4):
-        second ^= int(table[byte, first >> 8 * byte & 255])
-    return second
+        second_crc ^= int(table[byte, first_crc >> 8 * byte & 255])
+    return second_crc
 
 
-def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
+def _advance_crcs_by_zero_bytes(table: CrcTable, crcs: CrcTable) -> CrcTable:
     """Advance every CRC-32C state in ``crcs`` by the zero bytes of ``table``."""
     low = np.uint64(255)
     first, second, third, last = (table[place, crcs >> np.uint64(8 * place) & low] for place in range(4))
@@ -113,7 +127,7 @@ def _advance_crcs(table: CrcTable, crcs: CrcTable) -> CrcTable:
 
 
 @inline_kernel
-def _advance_crc(table: CrcTable, crc: np.uint64) -> np.uint64:
+def _advance_crc_by_zero_bytes(table: CrcTable, crc: np.uint64) -> np.uint64:
     """Advance one CRC-32C state by the zero bytes of ``table``."""
     low = np.uint64(255)
     return (
@@ -129,33 +143,35 @@ def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: 
     """Return the CRC-32C state after ``byte_count`` zero bytes, fewer than 2^32. The CRC of two joined ranges is this of the first CRC, xor
     the second CRC.
 
-    :param tables_by_power: the tables that ``zero_byte_tables_by_power`` returns.
+    :param tables_by_power: the tables that ``crc_tables_for_zero_bytes_by_power`` returns.
     """
     power = 0
     while byte_count > 0:
         if byte_count & 1:
-            crc = _advance_crc(tables_by_power[power], crc)
+            crc = _advance_crc_by_zero_bytes(tables_by_power[power], crc)
         byte_count >>= 1
         power += 1
     return crc
 
 
-_step64 = _define_crc_step(64)
-_step8 = _define_crc_step(8)
-_AFTER_LONG: Final = _zero_bytes_table(_LONG)
-_AFTER_SHORT: Final = _zero_bytes_table(_SHORT)
-_AFTER: Final = np.stack([_zero_bytes_table(8 - i)[0] for i in range(8)])  # slicing by eight: byte i of a word has 8 - i bytes to go
+_step64 = _define_crc32c_step_intrinsic(64)
+_step8 = _define_crc32c_step_intrinsic(8)
+_AFTER_LONG: Final = _crc_table_for_zero_bytes(_LONG)
+_AFTER_SHORT: Final = _crc_table_for_zero_bytes(_SHORT)
+_AFTER: Final = np.stack(
+    [_crc_table_for_zero_bytes(8 - i)[0] for i in range(8)]
+)  # slicing by eight: byte i of a word has 8 - i bytes to go
 
 
 @inline_kernel
-def _crc_in_three_streams(buf: Bytes, at: int, stream_bytes: int, table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Return the CRC-32C state after 3 * ``stream_bytes`` bytes from position ``at``, computed in three interleaved streams.
+def _crc_in_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
+    """Return the CRC-32C state after 3 * ``stream_bytes`` bytes from position ``start``, computed in three interleaved streams.
 
-    :param table: advances a state by ``stream_bytes`` zero bytes; it combines the streams.
+    :param zero_bytes_table: advances a state by ``stream_bytes`` zero bytes; it combines the streams.
     """
     second = np.uint64(0)
     third = np.uint64(0)
-    for line in range(at, at + stream_bytes, 64):
+    for line in range(start, start + stream_bytes, 64):
         # The processor prefetches a single stream well, three of them badly: half as fast again from memory.
         prefetch_read(buf, line + 3 * stream_bytes)
         prefetch_read(buf, line + 4 * stream_bytes)
@@ -164,17 +180,17 @@ def _crc_in_three_streams(buf: Bytes, at: int, stream_bytes: int, table: CrcTabl
             crc = _step64(crc, load_u64(buf, i))
             second = _step64(second, load_u64(buf, i + stream_bytes))
             third = _step64(third, load_u64(buf, i + 2 * stream_bytes))
-    return _advance_crc(table, _advance_crc(table, crc) ^ second) ^ third
+    return _advance_crc_by_zero_bytes(zero_bytes_table, _advance_crc_by_zero_bytes(zero_bytes_table, crc) ^ second) ^ third
 
 
 @inline_kernel
-def _extend_word_by_instruction(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
+def _extend_crc_by_eight_bytes(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
     """Return the CRC-32C state after eight more bytes, using the processor's instruction."""
     return _step64(crc, eight_bytes)
 
 
 @kernel
-def _extend_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
+def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
     """Return the CRC-32C state after ``buf[start:end]``, using the processor's instruction."""
     at = start
     while end - at >= 3 * _LONG:
@@ -193,7 +209,7 @@ def _extend_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> 
 
 
 @inline_kernel
-def extend_word_by_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
+def extend_crc_by_eight_bytes_with_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
     """Return the CRC-32C state after eight bytes, using tables. For processors without a CRC-32C instruction."""
     eight_bytes ^= crc
     crc = np.uint64(0)
@@ -203,11 +219,11 @@ def extend_word_by_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
 
 
 @kernel
-def extend_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
+def extend_crc_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
     """Return the CRC-32C state after ``buf[start:end]``, using tables. For processors without a CRC-32C instruction."""
     at = start
     while end - at >= 8:
-        crc = extend_word_by_tables(crc, load_u64(buf, at))
+        crc = extend_crc_by_eight_bytes_with_tables(crc, load_u64(buf, at))
         at += 8
     while at < end:
         crc = _AFTER[7, (crc ^ np.uint64(buf[at])) & np.uint64(255)] ^ (crc >> np.uint64(8))
@@ -218,10 +234,10 @@ def extend_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uin
 START: Final = np.uint64(0xFFFFFFFF)
 """The state before the first byte; what is stored is the state after the last one, inverted."""
 
-extend = _extend_by_instruction if INSTRUCTION else extend_by_tables
+extend = _extend_crc_by_instruction if INSTRUCTION else extend_crc_by_tables
 """``extend(state, buf, start, end)``: the state after ``buf[start:end]``. For kernels; bounds are the caller's business."""
 
-extend_word = _extend_word_by_instruction if INSTRUCTION else extend_word_by_tables
+extend_word = _extend_crc_by_eight_bytes if INSTRUCTION else extend_crc_by_eight_bytes_with_tables
 """``extend_word(state, word)``: the state after eight bytes, the lowest first."""
 
 

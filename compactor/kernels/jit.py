@@ -29,6 +29,7 @@ from llvmlite import binding
 from numba.extending import register_jitable
 
 F = TypeVar("F", bound=Callable[..., Any])
+FolderAndNamePrefix = tuple[Path, str]
 
 COMPLETE: Final = "complete"
 """A file in the cache folder: the kernels that nearly every log needs are compiled and on disk."""
@@ -115,7 +116,7 @@ def kernel_source_files() -> list[Path]:
     ]
 
 
-def _candidate_cache_locations() -> Iterator[tuple[Path, str]]:
+def _candidate_cache_locations() -> Iterator[FolderAndNamePrefix]:
     """Yield the directories that may hold the cache, each with a prefix for the name of the cache folder."""
     if _NAMED_FOLDER:
         yield Path(_NAMED_FOLDER), ""
@@ -124,16 +125,16 @@ def _candidate_cache_locations() -> Iterator[tuple[Path, str]]:
     yield Path(tempfile.gettempdir()), f"tiered-compactor-{os.getuid()}-"
 
 
-def _delete_old_cache_folders(parent: Path) -> None:
+def _delete_old_cache_folders(parent_folder: Path) -> None:
     """Delete the least recently used cache folders of other versions. A process that still uses one compiles its kernels again."""
-    for old in sorted(parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
+    for old in sorted(parent_folder.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _copy_cache_folder(source: Path, folder: Path) -> None:
+def _copy_cache_folder(source_folder: Path, target_folder: Path) -> None:
     """Copy a cache folder to an empty one. Other processes see either all of the copy or nothing."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        shutil.copytree(source, Path(scratch) / "copy").rename(folder)
+    with tempfile.TemporaryDirectory(dir=target_folder.parent) as scratch:
+        shutil.copytree(source_folder, Path(scratch) / "copy").rename(target_folder)
 
 
 numba.config.CACHE_DIR = str(kernel_cache_folder() or "")

@@ -12,70 +12,92 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from compactor.kernels.common import ValueAndNextPosition
+from compactor.kernels.common import BytePosition, Bytes, ValueAndNextPosition
 from compactor.kernels.jit import inline_kernel
 
+NumbaType = Any
+"""Type of an argument, as numba has inferred it when it compiles a call."""
+TypingContext = Any
+CodegenContext = Any
+LlvmBuilder = Any
+LlvmValue = Any
+NumbaSignature = Any
+LlvmArguments = Any
+IntrinsicDefinition = Any
+"""Signature of an intrinsic and the function that emits its code; None if the argument types do not fit."""
+NumbaIntrinsic = Any
+"""Function that kernels can call and that emits LLVM code in place of the call."""
 
-def _is_byte_array_type(array: Any) -> bool:
-    return isinstance(array, types.Array) and array.dtype == types.uint8 and array.layout == "C"
+
+def _is_byte_array_type(array_type: NumbaType) -> bool:
+    return isinstance(array_type, types.Array) and array_type.dtype == types.uint8 and array_type.layout == "C"
 
 
-def _element_pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, bits: int = 8) -> Any:
+def _element_pointer(
+    context: CodegenContext, builder: LlvmBuilder, array_type: NumbaType, array: LlvmValue, index: LlvmValue, bits: int = 8
+) -> LlvmValue:
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), ir.IntType(bits).as_pointer())
 
 
-def _define_load(bits: int, result: Any, *, swap: bool = True) -> Any:
+def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
     """Define a numba intrinsic ``load_number(array, position)`` that reads a number of ``bits`` bits at any byte position;
-    big-endian if ``swap``.
+    big-endian if ``is_big_endian``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def load_number(typing_context: Any, array: Any, position: Any) -> Any:
-        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def load_number(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
+        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             value = builder.load(_element_pointer(context, builder, signature.args[0], args[0], args[1], bits), align=1)
-            return builder.bswap(value) if swap else builder.zext(value, ir.IntType(64))
+            return builder.bswap(value) if is_big_endian else builder.zext(value, ir.IntType(64))
 
-        return (result(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
+        return (result_type(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
 
     return load_number
 
 
-def _define_store(bits: int, kind: Any, *, swap: bool = True) -> Any:
+def _define_store_intrinsic(bits: int, value_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
     """Define a numba intrinsic ``store_number(array, position, value)`` that writes a number of ``bits`` bits at any byte position;
-    big-endian if ``swap``.
+    big-endian if ``is_big_endian``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def store_number(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
-        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def store_number(typing_context: TypingContext, array: NumbaType, position: NumbaType, value: NumbaType) -> IntrinsicDefinition:
+        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
-            builder.store(builder.bswap(args[2]) if swap else builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
+            builder.store(builder.bswap(args[2]) if is_big_endian else builder.trunc(args[2], ir.IntType(bits)), pointer, align=1)
             return context.get_dummy_value()
 
-        return (types.void(array, types.intp, kind), emit_llvm_code) if _is_byte_array_type(array) else None
+        return (types.void(array, types.intp, value_type), emit_llvm_code) if _is_byte_array_type(array) else None
 
     return store_number
 
 
-get_8, get_16 = (_define_load(bits, types.int64, swap=False) for bits in (8, 16))
-put_8 = _define_store(8, types.int64, swap=False)
-load_i64 = _define_load(64, types.int64)
-load_i32 = _define_load(32, types.int32)
-load_u32 = _define_load(32, types.uint32)
-load_i16 = _define_load(16, types.int16)
-store_i64 = _define_store(64, types.int64)
-store_i32 = _define_store(32, types.int32)
-store_i16 = _define_store(16, types.int16)
-load_u64 = _define_load(64, types.uint64, swap=False)
+get_8, get_16 = (_define_load_intrinsic(bits, types.int64, is_big_endian=False) for bits in (8, 16))
+put_8 = _define_store_intrinsic(8, types.int64, is_big_endian=False)
+load_i64 = _define_load_intrinsic(64, types.int64)
+load_i32 = _define_load_intrinsic(32, types.int32)
+load_u32 = _define_load_intrinsic(32, types.uint32)
+load_i16 = _define_load_intrinsic(16, types.int16)
+store_i64 = _define_store_intrinsic(64, types.int64)
+store_i32 = _define_store_intrinsic(32, types.int32)
+store_i16 = _define_store_intrinsic(16, types.int16)
+load_u64 = _define_load_intrinsic(64, types.uint64, is_big_endian=False)
 """``load_u64(bytes, position)``: the 8 bytes from there as a little-endian number, whatever the alignment."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, length: Any) -> Any:
+def copy_bytes(
+    typing_context: TypingContext,
+    target: NumbaType,
+    target_position: NumbaType,
+    source: NumbaType,
+    source_position: NumbaType,
+    length: NumbaType,
+) -> IntrinsicDefinition:
     """Copy ``length`` bytes between two byte arrays with memcpy. The ranges must not overlap."""
 
-    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         to = _element_pointer(context, builder, signature.args[0], args[0], args[1])
         of = _element_pointer(context, builder, signature.args[2], args[2], args[3])
         cgutils.raw_memcpy(builder, to, of, args[4], 1)
@@ -86,12 +108,14 @@ def copy_bytes(typing_context: Any, target: Any, target_position: Any, source: A
     return types.void(target, types.intp, source, types.intp, types.intp), emit_llvm_code
 
 
-def _define_word_copy(bits: int) -> Any:
+def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
     """Define a numba intrinsic that copies ``bits`` bits between two byte positions."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def copy_word(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any) -> Any:
-        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def copy_word(
+        typing_context: TypingContext, target: NumbaType, target_position: NumbaType, source: NumbaType, source_position: NumbaType
+    ) -> IntrinsicDefinition:
+        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             to = _element_pointer(context, builder, signature.args[0], args[0], args[1], bits)
             of = _element_pointer(context, builder, signature.args[2], args[2], args[3], bits)
             builder.store(builder.load(of, align=1), to, align=1)
@@ -104,51 +128,51 @@ def _define_word_copy(bits: int) -> Any:
     return copy_word
 
 
-copy_8, copy_16 = _define_word_copy(64), _define_word_copy(128)
+copy_8, copy_16 = _define_copy_intrinsic(64), _define_copy_intrinsic(128)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def address_of(typing_context: Any, array: Any, position: Any) -> Any:
+def address_of(typing_context: TypingContext, array: NumbaType, position: NumbaType) -> IntrinsicDefinition:
     """Return the memory address of ``array[position]``. It is valid as long as the array exists."""
 
-    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         return builder.ptrtoint(_element_pointer(context, builder, signature.args[0], args[0], args[1]), ir.IntType(64))
 
     return (types.int64(array, types.intp), emit_llvm_code) if _is_byte_array_type(array) else None
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def call_c(typing_context: Any, function: Any, *words: Any) -> Any:
-    """Call the C function at the address ``function`` with at most six integers or addresses, and return its ``int`` result. For 64-bit
-    processors.
+def call_c_function(typing_context: TypingContext, function_address: NumbaType, *arguments: NumbaType) -> IntrinsicDefinition:
+    """Call the C function at the address ``function_address`` with at most six integers or addresses, and return its ``int`` result. For
+    64-bit processors.
 
     The function is given by its address at run time, so that cached machine code remains valid if the library is loaded elsewhere. Each
     argument fills a whole register; the function reads as many bits of it as it declares.
     """
 
-    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         word = ir.IntType(64)
         count = len(signature.args[1].types)
         kind = ir.FunctionType(ir.IntType(32), [word] * count)
         given = [builder.extract_value(args[1], i) for i in range(count)]
         return builder.sext(builder.call(builder.inttoptr(args[0], kind.as_pointer()), given), word)
 
-    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(words))), emit_llvm_code
+    return types.int64(types.int64, types.containers.UniTuple(types.int64, len(arguments))), emit_llvm_code
 
 
-def _define_prefetch(to_write: int) -> Any:
-    """Define a numba intrinsic that loads the cache line of an array element in advance; ``to_write`` is 1 if the
+def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
+    """Define a numba intrinsic that loads the cache line of an array element in advance; ``write_flag`` is 1 if the
     element will be written.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def prefetch_element(typing_context: Any, array: Any, index: Any) -> Any:
-        def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def prefetch_element(typing_context: TypingContext, array: NumbaType, index: NumbaType) -> IntrinsicDefinition:
+        def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
             word = ir.IntType(32)
             kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
             function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
             pointer = _element_pointer(context, builder, signature.args[0], args[0], args[1])
-            builder.call(function, [pointer, word(to_write), word(3), word(1)])  # 3: into every cache level, 1: data
+            builder.call(function, [pointer, word(write_flag), word(3), word(1)])  # 3: into every cache level, 1: data
             return context.get_dummy_value()
 
         return (types.void(array, types.intp), emit_llvm_code) if isinstance(array, types.Array) and array.layout == "C" else None
@@ -156,17 +180,17 @@ def _define_prefetch(to_write: int) -> Any:
     return prefetch_element
 
 
-prefetch, prefetch_read = _define_prefetch(1), _define_prefetch(0)
+prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrinsic(0)
 """``prefetch(array, index)``: fetch the cache line of a one-dimensional array's element, which will soon be written, or only read."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def high_word_of_product(typing_context: Any, a: Any, b: Any) -> Any:
-    """Return the upper 64 bits of the 128-bit product of two unsigned numbers. This maps a uniform ``a`` to a uniform
-    number below ``b``.
+def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
+    """Return the upper 64 bits of the 128-bit product of two unsigned numbers. This maps a uniform ``factor_a`` to a uniform
+    number below ``factor_b``.
     """
 
-    def emit_llvm_code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
         wide = ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
         return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
@@ -175,7 +199,7 @@ def high_word_of_product(typing_context: Any, a: Any, b: Any) -> Any:
 
 
 @inline_kernel
-def read_varint(buf: Any, position: int, end: int) -> ValueAndNextPosition:
+def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
     """Read a zigzag varint of at most ten bytes. Return its value and the next position, or position -1 if it is longer
     or reaches ``end``.
     """
@@ -206,7 +230,7 @@ def varint_size_bytes(value: int) -> int:
 
 
 @inline_kernel
-def write_varint(buf: Any, position: int, value: int) -> int:
+def write_varint(buf: Bytes, position: int, value: int) -> BytePosition:
     """Write ``value`` as the shortest zigzag varint and return the next position."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):

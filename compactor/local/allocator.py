@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
 
 HEAPS = 2
 _M_ARENA_MAX = -8
 
 
 @cache
-def _load_c_library() -> Any:
+def _load_c_library() -> ctypes.CDLL | None:
     """Return the process's C library, or None if it cannot be called."""
     try:
         return ctypes.CDLL(None)

@@ -34,7 +34,7 @@ _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/",
 _UNREADABLE = "it cannot be read"
 
 
-class CacheDescription(Value):
+class LocalCacheHeader(Value):
     """Record that describes a local cache: format number, program version, and tier id."""
 
     format: int
@@ -42,7 +42,7 @@ class CacheDescription(Value):
     tier_id: str
 
 
-class LogReadProgress(Value):
+class ControlLogReadProgress(Value):
     """Position up to which a partition's control log was read into the cache.
 
     slot: number of the last record of the control log in the cached state.
@@ -99,17 +99,17 @@ class LocalState:
         self._catalog_slot = kept.state.slot if kept else -1
         return kept
 
-    def bind_to_tier(self, tier_id: str, *, diverged: bool = False) -> None:
-        """Bind the cache to the tier with this id. Content of another tier is deleted, and all content if ``diverged`` (the cache is of a
-        diverged copy of this tier).
+    def bind_to_tier(self, tier_id: str, *, has_diverged: bool = False) -> None:
+        """Bind the cache to the tier with this id. Content of another tier is deleted, and all content if ``has_diverged`` (the cache is of
+        a diverged copy of this tier).
         """
         meta = self._read_description()
-        if meta is not None and (diverged or meta.tier_id != tier_id):
+        if meta is not None and (has_diverged or meta.tier_id != tier_id):
             self._discard_cached_content("it is about another tier, or about a later copy of this one")
             meta = None
         self._tier_id = tier_id
         if meta is None:
-            made = CacheDescription(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
+            made = LocalCacheHeader(format=CACHE_FORMAT, program=__version__, tier_id=tier_id)
             self._rocks.write({_META: made.model_dump_json().encode()})
 
     def cache_catalog(self, state: CatalogState, identity: StateIdentity | None) -> None:
@@ -118,13 +118,13 @@ class LocalState:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
-    def cached_summaries(self) -> dict[str, tuple[LogReadProgress, PartitionSummary]]:
+    def cached_summaries(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
         """Return the summary of each cached partition, by ``topic-partition``, with the position up to which its control log was read."""
-        seen, known = self._rocks.values_with_prefix(_SEEN), self._rocks.values_with_prefix(_SUMMARY)
-        found: dict[str, tuple[LogReadProgress, PartitionSummary]] = {}
+        seen, known = self._rocks.entries_with_prefix(_SEEN), self._rocks.entries_with_prefix(_SUMMARY)
+        found: dict[str, tuple[ControlLogReadProgress, PartitionSummary]] = {}
         try:
             for key, data in known.items():
-                summary, about = decode_summary(data), LogReadProgress.model_validate_json(seen.get(key, b""))
+                summary, about = decode_summary(data), ControlLogReadProgress.model_validate_json(seen.get(key, b""))
                 if about.slot == summary.slot:
                     found[key.decode()] = about, summary
         except (ValueError, struct.error):
@@ -137,71 +137,73 @@ class LocalState:
         the records after that mark.
         """
         state, seen = (
-            self._read_cached_value(PartitionState, _partition_key(_STATE, partition)),
-            self._read_cached_value(LogReadProgress, _partition_key(_SEEN, partition)),
+            self._read_cached_value(PartitionState, _database_key_of_partition(_STATE, partition)),
+            self._read_cached_value(ControlLogReadProgress, _database_key_of_partition(_SEEN, partition)),
         )
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
-    def cache_state(self, state: PartitionState, identity: StateIdentity, hint: int, now_ms: int) -> None:
+    def cache_state(self, state: PartitionState, identity: StateIdentity, last_hint_number: int, now_ms: int) -> None:
         """Write a partition's state and summary to the cache.
 
         :param identity: identifies the last control-log record in the state.
-        :param hint: number of the last catalog record about the partition, taken before its control log was read.
+        :param last_hint_number: number of the last catalog record about the partition, taken before its control log was read.
         :param now_ms: current time in milliseconds.
         """
-        seen = LogReadProgress(slot=state.slot, hint=hint, checked_ms=now_ms, mark=identity)
+        seen = ControlLogReadProgress(slot=state.slot, hint=last_hint_number, checked_ms=now_ms, mark=identity)
         self._rocks.write(
             {
-                _partition_key(_SEEN, state.topic_partition): seen.model_dump_json().encode(),
-                _partition_key(_SUMMARY, state.topic_partition): encode_summary(summarize_state(state)),
-                _partition_key(_STATE, state.topic_partition): state.model_dump_json().encode(),
+                _database_key_of_partition(_SEEN, state.topic_partition): seen.model_dump_json().encode(),
+                _database_key_of_partition(_SUMMARY, state.topic_partition): encode_summary(summarize_state(state)),
+                _database_key_of_partition(_STATE, state.topic_partition): state.model_dump_json().encode(),
             }
         )
 
-    def record_logs_up_to_date(self, progress_by_partition: Mapping[TopicPartition, LogReadProgress]) -> None:
+    def record_time_of_last_check(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
         """Write new times of the last check to the cache, for partitions whose control log has no newer records than the cached state."""
-        self._rocks.write({_partition_key(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()})
+        self._rocks.write(
+            {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}
+        )
 
-    def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
+    def cached_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
-        found = self._rocks.get([_HEAD + name.encode() for name in ids])
-        return {name: data for name, data in zip(ids, found, strict=True) if data is not None}
+        found = self._rocks.get([_HEAD + name.encode() for name in segment_ids])
+        return {name: data for name, data in zip(segment_ids, found, strict=True) if data is not None}
 
     def cache_sidecar_heads(self, heads: Mapping[str, bytes]) -> None:
         """Write the first parts (heads) of sidecars to the cache, by segment id."""
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
-    def delete_sidecar_heads(self, ids: Sequence[str]) -> None:
+    def delete_cached_sidecar_heads(self, segment_ids: Sequence[str]) -> None:
         """Delete the cached sidecar heads of segments that are gone or whose sidecars were rebuilt, given by segment id."""
-        self._rocks.write({}, [_HEAD + name.encode() for name in ids])
+        self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
-    def _read_description(self) -> CacheDescription | None:
+    def _read_description(self) -> LocalCacheHeader | None:
         """Return the description of the cache, or None if it is empty or of another version."""
-        meta = self._read_cached_value(CacheDescription, _META)
+        meta = self._read_cached_value(LocalCacheHeader, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._discard_cached_content(f"it is of version {meta.program}, format {meta.format}")
             return None
         return meta
 
-    def _read_cached_value(self, kind: type[ValueT], key: bytes) -> ValueT | None:
+    def _read_cached_value(self, value_type: type[ValueT], database_key: bytes) -> ValueT | None:
         """Read and parse a value, or return None. A value that cannot be parsed empties the cache."""
-        (data,) = self._rocks.get([key])
+        (data,) = self._rocks.get([database_key])
         try:
-            return None if data is None else kind.model_validate_json(data)
+            return None if data is None else value_type.model_validate_json(data)
         except ValueError:
             self._discard_cached_content(_UNREADABLE)
             return None
 
     def _discard_cached_content(self, reason: str) -> None:
         """Delete everything in the cache, log the reason, and bind the empty cache to its tier."""
-        self._rocks.delete_all(reason)
+        self._rocks.delete_all_entries(reason)
         self._catalog_slot = -1
         if self._tier_id:
             self._rocks.write(
-                {_META: CacheDescription(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()}
+                {_META: LocalCacheHeader(format=CACHE_FORMAT, program=__version__, tier_id=self._tier_id).model_dump_json().encode()}
             )
 
 
-def _partition_key(kind: bytes, partition: TopicPartition) -> bytes:
+def _database_key_of_partition(key_prefix: bytes, partition: TopicPartition) -> bytes:
     """Return the database key under which a value of this kind is stored for a partition."""
-    return kind + str(partition).encode()
+    return key_prefix + str(partition).encode()

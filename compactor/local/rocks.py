@@ -44,22 +44,22 @@ class RocksDatabase:
     @property
     def writable(self) -> bool:
         """Return whether this process has the database open for writing."""
-        return self._opened_database() is not None and self._writer
+        return self._database_opened_on_first_use() is not None and self._writer
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of these keys, None for each absent key."""
-        db = self._opened_database()
+        db = self._database_opened_on_first_use()
         if db is None or not keys:
             return [None] * len(keys)
         try:
             return list(cast("Iterable[bytes | None]", db.get(list(keys))))
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing narrower
-            self.delete_all(str(error))
+            self.delete_all_entries(str(error))
             return [None] * len(keys)
 
-    def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
+    def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all entries whose key begins with ``prefix``; the prefix is removed from the keys."""
-        db = self._opened_database()
+        db = self._database_opened_on_first_use()
         found: dict[bytes, bytes] = {}
         if db is None:
             return found
@@ -69,13 +69,13 @@ class RocksDatabase:
                     break
                 found[key[len(prefix) :]] = data
         except Exception as error:  # noqa: BLE001
-            self.delete_all(str(error))
+            self.delete_all_entries(str(error))
             return {}
         return found
 
-    def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the keys in ``deleted``, all or nothing. Does nothing if another process writes."""
-        db = self._opened_database()
+    def write(self, values: Mapping[bytes, bytes], deleted_keys: Sequence[bytes] = ()) -> None:
+        """Write ``values`` and delete the keys in ``deleted_keys``, all or nothing. Does nothing if another process writes."""
+        db = self._database_opened_on_first_use()
         if db is None or not self._writer:
             return
         from rocksdict import WriteBatch
@@ -83,15 +83,15 @@ class RocksDatabase:
         batch = WriteBatch(raw_mode=True)
         for key, data in values.items():
             batch.put(key, data)
-        for key in deleted:
+        for key in deleted_keys:
             batch.delete(key)
         try:
             db.write(batch)
         except Exception as error:  # noqa: BLE001
-            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _message_on_one_line(error))
+            _log.warning("local state in %s cannot be written, going on without: %s", self._folder, _error_message_on_one_line(error))
             self.close()
 
-    def delete_all(self, reason: str) -> None:
+    def delete_all_entries(self, reason: str) -> None:
         """Delete the content of the database and log the reason. A process that cannot write continues without the database."""
         with self._lock:
             if self._db is None:
@@ -99,7 +99,7 @@ class RocksDatabase:
             writer = self._writer
             self.close()
             if writer:
-                _log.warning("local state in %s is thrown away: %s", self._folder, _message_on_one_line(reason))
+                _log.warning("local state in %s is thrown away: %s", self._folder, _error_message_on_one_line(reason))
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._open_database()
 
@@ -109,7 +109,7 @@ class RocksDatabase:
             self._tried, self._db, self._writer = True, None, False
             self._cleanup.close()
 
-    def _opened_database(self) -> Rdict | None:
+    def _database_opened_on_first_use(self) -> Rdict | None:
         """Return the database, opened on the first call, or None if it cannot be opened."""
         with self._lock:
             if not self._tried:
@@ -128,13 +128,13 @@ class RocksDatabase:
             if any(message in str(error) for message in _LOCKED) or not os.access(self._folder, os.W_OK | os.X_OK):
                 self._open_as_secondary()
                 return
-            _log.warning("local state in %s is thrown away: %s", self._folder, _message_on_one_line(error))
+            _log.warning("local state in %s is thrown away: %s", self._folder, _error_message_on_one_line(error))
             shutil.rmtree(self._folder, ignore_errors=True)
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._open_for_writing()
             except Exception as again:  # noqa: BLE001
-                _log.warning("going on without local state: %s", _message_on_one_line(again))
+                _log.warning("going on without local state: %s", _error_message_on_one_line(again))
 
     def _open_for_writing(self) -> None:
         """Open the database for reading and writing. Raises RocksDB's error if that fails."""
@@ -142,7 +142,7 @@ class RocksDatabase:
 
         db = Rdict(str(self._folder), _database_options(_OPEN_FILES))
         self._db, self._writer = db, True
-        self._cleanup.callback(_close_database, db, writer=True)
+        self._cleanup.callback(_close_database, db, is_writer=True)
 
     def _open_as_secondary(self) -> None:
         """Open the database as a RocksDB secondary, which keeps its own files in a temporary folder and the writer's files open."""
@@ -155,10 +155,10 @@ class RocksDatabase:
             _log.info("no local state: %s", error)
             return
         self._db, self._writer = db, False
-        self._cleanup.callback(_close_database, db, writer=False)
+        self._cleanup.callback(_close_database, db, is_writer=False)
 
 
-def _message_on_one_line(message: object) -> str:
+def _error_message_on_one_line(message: object) -> str:
     """Return an error's message with all white space, including line breaks, replaced by single spaces."""
     return " ".join(str(message).split())
 
@@ -176,11 +176,11 @@ def _database_options(max_open_files: int) -> Options:
     return options
 
 
-def _close_database(db: Rdict, *, writer: bool) -> None:
-    """Close a RocksDB database and ignore errors. ``writer``: whether this process opened it for writing; then cached writes are
+def _close_database(database: Rdict, *, is_writer: bool) -> None:
+    """Close a RocksDB database and ignore errors. ``is_writer``: whether this process opened it for writing; then cached writes are
     flushed.
     """
     with suppress(Exception):
-        if writer:
-            db.flush()  # what is only in the write-ahead log is read again, slowly, by the next one who opens it
-        db.close()
+        if is_writer:
+            database.flush()  # what is only in the write-ahead log is read again, slowly, by the next one who opens it
+        database.close()

@@ -31,7 +31,7 @@ def process_spool_folder(state_dir: Path) -> Path:
     with _one_at_a_time:
         if key not in _folders or not _folders[key].is_dir():
             try:
-                _folders[key] = _create_process_folder(state_dir / "spool")
+                _folders[key] = _create_spool_folder_of_process(state_dir / "spool")
             except OSError as error:
                 raise UsageError(
                     f"state_dir cannot be used: {error.filename or state_dir}: {error.strerror}",
@@ -47,7 +47,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
     folder = process_spool_folder(state_dir)
     try:
         with _hold_file_lock(folder.parent / "lock"):
-            _delete_abandoned_folders(folder.parent)
+            _delete_spool_folders_of_dead_processes(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
             file.flush()
@@ -58,33 +58,33 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
         ) from error
 
 
-def _create_process_folder(spool: Path) -> Path:
+def _create_spool_folder_of_process(spool_root: Path) -> Path:
     """Create this process's spool folder, lock it, and register its removal at exit."""
-    spool.mkdir(parents=True, exist_ok=True)
-    with _hold_file_lock(spool / "lock"):
-        _delete_abandoned_folders(spool)
-        mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool))
+    spool_root.mkdir(parents=True, exist_ok=True)
+    with _hold_file_lock(spool_root / "lock"):
+        _delete_spool_folders_of_dead_processes(spool_root)
+        mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool_root))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
         with suppress(OSError):  # a file system without locks: then nobody sweeps
             fcntl.flock(lock, fcntl.LOCK_EX)
-        atexit.register(_delete_at_exit, mine, os.getpid())
+        atexit.register(_delete_folder_at_process_exit, mine, os.getpid())
         return mine
 
 
-def _delete_abandoned_folders(spool: Path) -> None:
-    """Delete the folders of killed processes. The caller holds ``spool/lock``."""
-    for folder in spool.iterdir():
-        if folder.is_dir() and not _is_spool_in_use(folder):
+def _delete_spool_folders_of_dead_processes(spool_root: Path) -> None:
+    """Delete the folders of killed processes. The caller holds ``spool_root/lock``."""
+    for folder in spool_root.iterdir():
+        if folder.is_dir() and not _is_spool_folder_locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _delete_at_exit(folder: Path, process_id: int) -> None:
+def _delete_folder_at_process_exit(folder: Path, process_id: int) -> None:
     """Delete a spool folder at the exit of the process ``process_id``, but not of its forked children."""
     if os.getpid() == process_id:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_spool_in_use(folder: Path) -> bool:
+def _is_spool_folder_locked(folder: Path) -> bool:
     """Return whether the process that created a spool folder still runs, judged by the lock in the folder. A process locks its folder
     before it releases ``spool/lock``, so an unlocked folder belongs to no process.
     """

@@ -17,12 +17,12 @@ from compactor.config.units import format_size
 from compactor.errors import BadData, OutOfBudget
 from compactor.local.budget import (
     BLOCK,
-    Budget as Budget,
     CachedFile,
+    DiskBudget as DiskBudget,
+    DiskSpaceReservation,
     DiskUsage,
-    SpaceReservation,
     retry_until_disk_has_space,
-    round_up_to_blocks,
+    round_up_to_disk_blocks,
 )
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
@@ -33,6 +33,9 @@ from compactor.tier.contents import StreamDigest
 from compactor.tier.ports import SegmentLayout
 
 T = TypeVar("T")
+
+FileAndObjectRange = tuple[int, int, int]
+"""Position in the local file, position in the object, and length in bytes."""
 
 CachedFileKey = tuple[str, str]
 """Segment id and kind."""
@@ -59,9 +62,9 @@ class FileToStage:
     ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
-    def recorded_file(self) -> SegmentFile:
+    def recorded_size_and_digests(self) -> SegmentFile:
         """Return the size and digest that the tier has recorded for the file."""
-        return self.segment.recorded_file(self.kind)
+        return self.segment.recorded_size_and_digests(self.kind)
 
     @property
     def cache_key(self) -> CachedFileKey:
@@ -71,12 +74,12 @@ class FileToStage:
     @property
     def bytes_to_fetch(self) -> int:
         """Return the number of bytes that must be fetched for this file."""
-        return self.recorded_file.size if self.ranges is None else sum(length for _, length in self.ranges)
+        return self.recorded_size_and_digests.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
     def disk_bytes(self) -> int:
         """Return the bytes of disk that the local copy of the file occupies."""
-        return round_up_to_blocks(self.bytes_to_fetch)
+        return round_up_to_disk_blocks(self.bytes_to_fetch)
 
 
 class StagingFolder:
@@ -93,7 +96,7 @@ class StagingFolder:
         self,
         folder: Path,
         layout: SegmentLayout,
-        budget: Budget,
+        budget: DiskBudget,
         *,
         sleep: Callable[[float], None] = time.sleep,
         local_log_dirs: Sequence[Path] = (),
@@ -115,13 +118,13 @@ class StagingFolder:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def open_file(self, file: FileToStage, reservation: SpaceReservation | None = None) -> Iterator[Path]:
+    def open_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
         """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
         stays cached until its bytes are needed.
 
         :param reservation: the reservation of disk space to use. Without one the call waits for its own; the calling thread must not hold
             another one then.
-        :raises OutOfBudget: if the file exceeds the whole budget; ReservationExceeded, if ``reservation`` is too small.
+        :raises OutOfBudget: if the file exceeds the whole budget; DiskReservationExceeded, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
         """
@@ -129,7 +132,7 @@ class StagingFolder:
         if coming is not None:
             coming.result()
         found = self._kept.get(file.cache_key)
-        if found is not None and self.budget.pin_file(found[1]):
+        if found is not None and self.budget.pin_file_unless_deleted(found[1]):
             try:
                 yield found[0]
             finally:
@@ -143,7 +146,7 @@ class StagingFolder:
                     yield path
                 finally:
                     self._remember_cached_file(
-                        file.cache_key, path, self.budget.convert_to_cached_file(own, lambda: path.unlink(missing_ok=True))
+                        file.cache_key, path, self.budget.convert_reservation_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
         reservation.reserve_bytes(file.disk_bytes)
@@ -151,7 +154,11 @@ class StagingFolder:
             self._fetch_file_when_disk_has_space(file, path)
             yield path
         finally:
-            kept = self.budget.cache_file(self.usage, file.disk_bytes, lambda: path.unlink(missing_ok=True)) if path.exists() else None
+            kept = (
+                self.budget.cache_file_if_bytes_are_free(self.usage, file.disk_bytes, lambda: path.unlink(missing_ok=True))
+                if path.exists()
+                else None
+            )
             if kept is None:
                 path.unlink(missing_ok=True)
             else:
@@ -164,23 +171,23 @@ class StagingFolder:
         """
         if file.cache_key in self._coming or not self.files_not_on_disk([file]):
             return
-        own = self.budget.reserve_spare_bytes(self.usage, file.disk_bytes)
+        own = self.budget.reserve_spare_bytes_or_none(self.usage, file.disk_bytes)
         if own is None:
             return
         with self._lock:
-            self._coming[file.cache_key] = self._ahead.submit(self._run_prefetch, file, own)
+            self._coming[file.cache_key] = self._ahead.submit(self._fetch_in_prefetch_thread, file, own)
 
     @contextmanager
-    def reserve_space(self, size: int, work_name: str, inputs: Sequence[FileToStage] = ()) -> Iterator[SpaceReservation]:
-        """Provide a reservation of disk space for the duration of a ``with`` block, and pin those ``inputs`` that are cached. Waits until
+    def reserve_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
+        """Provide a reservation of disk space for the duration of a ``with`` block, and pin those ``files`` that are cached. Waits until
         the bytes are free.
 
-        :param size: bytes.
+        :param size_bytes: bytes.
         :param work_name: what the space is for, for messages.
-        :raises OutOfBudget: if the budget is smaller than ``size``.
+        :raises OutOfBudget: if the budget is smaller than ``size_bytes``.
         """
-        here = [self._kept[wanted.cache_key][1] for wanted in inputs if wanted.cache_key in self._kept]
-        with self.budget.reserve_space(self.usage, size, work_name, here) as reservation:
+        here = [self._kept[wanted.cache_key][1] for wanted in files if wanted.cache_key in self._kept]
+        with self.budget.reserve_space(self.usage, size_bytes, work_name, here) as reservation:
             pinned = [kept for kept in here if not kept.dropped]
             try:
                 yield reservation
@@ -189,20 +196,20 @@ class StagingFolder:
                     self.budget.unpin_file(kept)
 
     @contextmanager
-    def reserve_without_waiting(self, size: int, work_name: str) -> Iterator[None]:
-        """Reserve ``size`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
+    def reserve_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
+        """Reserve ``size_bytes`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
         ``work_name`` names the work in messages.
         """
-        if not self.budget.extend_reservation(self.usage, size):
+        if not self.budget.extend_reservation_without_waiting(self.usage, size_bytes):
             raise OutOfBudget(
-                f"{work_name} needs {format_size(size)} of local disk, and {format_size(self.budget.used)} of "
+                f"{work_name} needs {format_size(size_bytes)} of local disk, and {format_size(self.budget.used)} of "
                 f"{format_size(self.budget.total)} are in use",
-                hint=f"Set disk_budget_bytes to at least {size + self.budget.used}",
+                hint=f"Set disk_budget_bytes to at least {size_bytes + self.budget.used}",
             )
         try:
             yield
         finally:
-            self.budget.shorten_reservation(self.usage, size)
+            self.budget.give_back_reserved_bytes(self.usage, size_bytes)
 
     def retry_until_disk_has_space(self, work: Callable[[], T]) -> T:
         """Call ``work`` and return its result. While files of other programs fill the disk, wait and call ``work`` again. ``work`` must
@@ -215,13 +222,13 @@ class StagingFolder:
         """Return the largest number of bytes of disk that this round has reserved at the same time."""
         return self.usage.peak
 
-    def files_not_on_disk(self, inputs: Sequence[FileToStage]) -> list[FileToStage]:
-        """Return the files among ``inputs`` that are not on the local disk and would have to be fetched."""
-        return [wanted for wanted in inputs if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
+    def files_not_on_disk(self, files: Sequence[FileToStage]) -> list[FileToStage]:
+        """Return the files among ``files`` that are not on the local disk and would have to be fetched."""
+        return [wanted for wanted in files if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
 
-    def delete_cached_copies(self, inputs: Sequence[FileToStage]) -> None:
+    def delete_cached_copies(self, files: Sequence[FileToStage]) -> None:
         """Delete the cached copies of these files, which the round will not use again."""
-        self.budget.delete_cached_files([self._kept.pop(wanted.cache_key)[1] for wanted in inputs if wanted.cache_key in self._kept])
+        self.budget.delete_unpinned_files([self._kept.pop(wanted.cache_key)[1] for wanted in files if wanted.cache_key in self._kept])
 
     def object_key_of(self, file: FileToStage) -> str:
         """Return the object key from which a file is fetched, for messages."""
@@ -234,23 +241,23 @@ class StagingFolder:
     def close(self) -> None:
         """Delete the folder and give all bytes that the round has reserved back to the budget."""
         self._ahead.shutdown(cancel_futures=True)
-        self.budget.delete_cached_files([kept for _, kept in self._kept.values()])
+        self.budget.delete_unpinned_files([kept for _, kept in self._kept.values()])
         self._kept.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.budget.shorten_reservation(self.usage, self.usage.used)  # of work that was broken off
+        self.budget.give_back_reserved_bytes(self.usage, self.usage.used)  # of work that was broken off
 
     def _remember_cached_file(self, key: CachedFileKey, path: Path, cached_file: CachedFile) -> None:
         """Record where a file is cached, so that it is not fetched again."""
         self._kept[key] = (path, cached_file)
 
-    def _run_prefetch(self, file: FileToStage, reservation: SpaceReservation) -> None:
+    def _fetch_in_prefetch_thread(self, file: FileToStage, reservation: DiskSpaceReservation) -> None:
         """Fetch a file in the prefetch thread, in the bytes of ``reservation``, and cache it. Errors are ignored."""
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
                 self._fetch_file_once(file, path)
                 self._remember_cached_file(
-                    file.cache_key, path, self.budget.convert_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
+                    file.cache_key, path, self.budget.convert_reservation_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
                 )
             except Exception:  # noqa: BLE001 - whoever wants it will meet the same and say so
                 path.unlink(missing_ok=True)
@@ -274,7 +281,7 @@ class StagingFolder:
             arrived = contents.download_segment_file(self.layout, file.partition, file.segment, file.kind, path)
             with self._lock:
                 self.bytes_fetched += arrived.transferred
-            arrived.require_recorded_content(self.object_key_of(file), file.recorded_file)
+            arrived.require_recorded_content(self.object_key_of(file), file.recorded_size_and_digests)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -290,9 +297,9 @@ class StagingFolder:
             for at in range(0, length, RANGE_BYTES)
         ]
 
-        def fetch(piece: tuple[int, int, int]) -> None:
+        def fetch(range_to_fetch: FileAndObjectRange) -> None:
             """Fetch one part, given by its position in the file, its position in the object, and its length in bytes."""
-            place, start, length = piece
+            place, start, length = range_to_fetch
             data = self.layout.read_file(remote_file.partition, remote_file.segment, remote_file.kind, start, length)
             if len(data) != length:
                 raise BadData(
@@ -314,22 +321,22 @@ class StagingFolder:
         """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
         may change the original meanwhile.
         """
-        for folder in self._local if remote_file.local_name and remote_file.recorded_file.has_digest else ():
+        for folder in self._local if remote_file.local_name and remote_file.recorded_size_and_digests.has_digest else ():
             source = folder / remote_file.local_name
             try:
-                if source.stat().st_size != remote_file.recorded_file.size:
+                if source.stat().st_size != remote_file.recorded_size_and_digests.size:
                     continue
                 with source.open("rb") as file:
-                    found = _copy_and_digest(file.read, path, remote_file.recorded_file)
+                    found = _write_file_and_compute_digest(file.read, path, remote_file.recorded_size_and_digests)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found.is_same(remote_file.recorded_file):
+            if found.is_same(remote_file.recorded_size_and_digests):
                 return True
             path.unlink()
         return False
 
 
-def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
+def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
     """Write everything that ``read_bytes`` returns to ``path``. Return the size and the digest, for comparison with ``expected``."""
     digests = StreamDigest(expected)
     with path.open("wb") as target:
@@ -342,7 +349,7 @@ def _copy_and_digest(read_bytes: Callable[[int], bytes], path: Path, expected: S
 def disk_bytes_to_rewrite_group(
     sources: Sequence[RemoteLogSegmentMetadata],
     index_interval_bytes: int,
-    to_fetch: Sequence[FileToStage] | None = None,
+    files_to_fetch: Sequence[FileToStage] | None = None,
     *,
     max_output_bytes: int = 0,
 ) -> int:
@@ -352,7 +359,7 @@ def disk_bytes_to_rewrite_group(
     is repeated alone.
 
     :param index_interval_bytes: distance of index entries in bytes.
-    :param to_fetch: sources that still need disk space, because the others are on disk; None for all.
+    :param files_to_fetch: sources that still need disk space, because the others are on disk; None for all.
     :param max_output_bytes: upper bound of the output in bytes; 0 if unknown.
     """
     written = max_output_bytes or sum(source.size_bytes for source in sources)
@@ -360,7 +367,7 @@ def disk_bytes_to_rewrite_group(
     indexes = written // max(index_interval_bytes, 61) * 20
     largest = (
         max((source.size_bytes for source in sources), default=0)
-        if to_fetch is None
-        else max((w.bytes_to_fetch for w in to_fetch), default=0)
+        if files_to_fetch is None
+        else max((w.bytes_to_fetch for w in files_to_fetch), default=0)
     )
-    return round_up_to_blocks(largest) + round_up_to_blocks(written) + round_up_to_blocks(indexes) + len(FILE_KINDS) * BLOCK
+    return round_up_to_disk_blocks(largest) + round_up_to_disk_blocks(written) + round_up_to_disk_blocks(indexes) + len(FILE_KINDS) * BLOCK

@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import Field
 from typing_extensions import override
 
-from compactor.model.base import Value
+from compactor.model.base import ReasonOrEmpty, Value
 
 _HALF: Final = 1 << 64
 
@@ -29,9 +29,9 @@ class DigestSum(Value):
     digest: str = "0" * 32
 
     @staticmethod
-    def from_halves(count: int, high: int, low: int) -> DigestSum:
+    def from_digest_halves(item_count: int, high_half: int, low_half: int) -> DigestSum:
         """Return the sum with this count and these halves of the digest, which are reduced modulo 2^64."""
-        return DigestSum(count=count, digest=f"{high % _HALF:016x}{low % _HALF:016x}")
+        return DigestSum(count=item_count, digest=f"{high_half % _HALF:016x}{low_half % _HALF:016x}")
 
     @property
     def digest_halves(self) -> tuple[int, int]:
@@ -41,7 +41,7 @@ class DigestSum(Value):
     def plus(self, other: DigestSum) -> DigestSum:
         """Return the sum of this and another sum: counts and digests added."""
         (high, low), (more_high, more_low) = self.digest_halves, other.digest_halves
-        return DigestSum.from_halves(self.count + other.count, high + more_high, low + more_low)
+        return DigestSum.from_digest_halves(self.count + other.count, high + more_high, low + more_low)
 
     @override
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Balance(Value):
     written: DigestSum = Field(default_factory=DigestSum)
     records_dropped: dict[str, DigestSum] = Field(default_factory=dict)
 
-    def imbalance_problem(self) -> str:
+    def imbalance_problem(self) -> ReasonOrEmpty:
         """Return which of the two equations (batches, records) does not hold, or an empty string."""
         accounted = add_sums((self.left, self.opened, *self.dropped.values()))
         if self.sources != accounted:
@@ -94,14 +94,14 @@ class Balance(Value):
             sources=self.sources.plus(other.sources),
             left=self.left.plus(other.left),
             opened=self.opened.plus(other.opened),
-            dropped=_add_by_reason(self.dropped, other.dropped),
+            dropped=_add_sums_by_reason(self.dropped, other.dropped),
             result=self.result.plus(other.result),
             records=self.records.plus(other.records),
             written=self.written.plus(other.written),
-            records_dropped=_add_by_reason(self.records_dropped, other.records_dropped),
+            records_dropped=_add_sums_by_reason(self.records_dropped, other.records_dropped),
         )
 
 
-def _add_by_reason(one: dict[str, DigestSum], other: dict[str, DigestSum]) -> dict[str, DigestSum]:
+def _add_sums_by_reason(left: dict[str, DigestSum], right: dict[str, DigestSum]) -> dict[str, DigestSum]:
     """Return two tables of sums by reason as one: sums with the same reason are added."""
-    return {reason: one.get(reason, DigestSum()).plus(other.get(reason, DigestSum())) for reason in sorted({*one, *other})}
+    return {reason: left.get(reason, DigestSum()).plus(right.get(reason, DigestSum())) for reason in sorted({*left, *right})}

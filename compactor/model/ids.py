@@ -21,7 +21,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 class TopicPartition(NamedTuple):
     """Topic name and partition number, as Kafka's TopicPartition. Without further mark it is of the first topic of that name in the tier;
-    LaterIncarnation is of a topic that was deleted and created again. Prints as ``topic-partition``.
+    PartitionOfLaterIncarnation is of a topic that was deleted and created again. Prints as ``topic-partition``.
     """
 
     topic: str
@@ -62,7 +62,7 @@ class TopicPartition(NamedTuple):
         return TopicPartition.create_validated(topic, int(number))
 
     @staticmethod
-    def parse_prefix(text: str) -> TopicPartition:
+    def parse_store_prefix(text: str) -> TopicPartition:
         """Parse a prefix in the stores: ``orders-0``, or ``orders-0~2`` for the second incarnation. Raises UsageError."""
         name, mark, number = text.partition("~")
         if not re.fullmatch(f"({INCARNATION_SUFFIX})?", mark + number):
@@ -72,14 +72,14 @@ class TopicPartition(NamedTuple):
         return partition_of_incarnation(*TopicPartition.parse(name), int(number) if mark else 1)
 
 
-class LaterIncarnation(TopicPartition):
+class PartitionOfLaterIncarnation(TopicPartition):
     """Partition of a later topic incarnation: the topic was deleted and created again. Has its own prefixes in the stores, and prints as
     ``orders-0~2``. Unpacks to topic and partition, and equals neither a partition of another incarnation nor a plain tuple.
     """
 
-    def __new__(cls, topic: str, partition: int, number: int) -> Self:
+    def __new__(cls, topic: str, partition: int, incarnation_number: int) -> Self:
         self = super().__new__(cls, topic, partition)
-        self._number = number
+        self._number = incarnation_number
         return self
 
     _number: int
@@ -95,11 +95,11 @@ class LaterIncarnation(TopicPartition):
 
     @override
     def __repr__(self) -> str:
-        return f"LaterIncarnation({self.topic!r}, {self.partition}, {self._number})"
+        return f"PartitionOfLaterIncarnation({self.topic!r}, {self.partition}, {self._number})"
 
     @override
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LaterIncarnation) and (*self, self._number) == (*other, other._number)
+        return isinstance(other, PartitionOfLaterIncarnation) and (*self, self._number) == (*other, other._number)
 
     @override
     def __ne__(self, other: object) -> bool:
@@ -113,13 +113,15 @@ class LaterIncarnation(TopicPartition):
         return (*self, self._number)
 
 
-def partition_of_incarnation(topic: str, partition: int, number: int) -> TopicPartition:
-    """Return a partition of the topic incarnation ``number``, counted from 1 among the topics that have had the name."""
-    return TopicPartition(topic, partition) if number == 1 else LaterIncarnation(topic, partition, number)
+def partition_of_incarnation(topic: str, partition: int, incarnation_number: int) -> TopicPartition:
+    """Return a partition of the topic incarnation ``incarnation_number``, counted from 1 among the topics that have had the name."""
+    return (
+        TopicPartition(topic, partition) if incarnation_number == 1 else PartitionOfLaterIncarnation(topic, partition, incarnation_number)
+    )
 
 
-def encode_segment_id(raw: bytes) -> str:
+def encode_segment_id(random_bytes: bytes) -> str:
     """Encode 16 random bytes as Kafka's Uuid prints them: 22 characters of URL-safe base64. Raises ValueError for another length."""
-    if len(raw) != 16:
+    if len(random_bytes) != 16:
         raise ValueError("a segment id has 16 bytes")
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    return base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()

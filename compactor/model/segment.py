@@ -52,7 +52,7 @@ class SegmentFile(Value):
         """Return whether any digest is known."""
         return bool(self.sha256 or self.batches)
 
-    def has_common_digest_kind(self, other: SegmentFile) -> bool:
+    def has_digest_of_same_kind(self, other: SegmentFile) -> bool:
         """Return whether this file and the other one have a digest of the same kind, so that the digests can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
@@ -61,11 +61,11 @@ class SegmentFile(Value):
         common digest are not known to be the same.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
-        return self.size == other.size and self.has_common_digest_kind(other) and all(one == two for one, two in pairs if one and two)
+        return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
 
-    def is_matched_by(self, found: SegmentFile) -> bool:
+    def is_matched_by(self, file_read: SegmentFile) -> bool:
         """Return whether a file that was read matches what is recorded here: by digest, or by size if no digest is recorded."""
-        return self.is_same(found) if self.has_digest else self.size == found.size
+        return self.is_same(file_read) if self.has_digest else self.size == file_read.size
 
 
 class RemoteLogSegmentMetadata(Value):
@@ -104,11 +104,11 @@ class RemoteLogSegmentMetadata(Value):
     negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
-    def recorded_file(self, kind: str) -> SegmentFile:
+    def recorded_size_and_digests(self, file_kind: str) -> SegmentFile:
         """Return the recorded size and digests of the file of this kind. Raises KeyError if nothing is recorded; only the size of the log
         is known of a broker's segment.
         """
-        return SegmentFile(size=self.size_bytes) if kind == "log" and not self.files else self.files[kind]
+        return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 
     @property
     def last_copied_offset(self) -> int:
@@ -116,7 +116,7 @@ class RemoteLogSegmentMetadata(Value):
         return max(self.copied_end_offset, self.end_offset)
 
     @property
-    def has_offsets_after_end(self) -> bool:
+    def has_offsets_after_end_offset(self) -> bool:
         """Return whether the segment's objects hold offsets after its ``end_offset``, which readers skip because another segment has
         them.
         """

@@ -20,7 +20,7 @@ from compactor.consumer.history import log_identity
 from compactor.consumer.reading import LogChanged, ReadRange
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.iceberg_files import FilesToWrite, FileWriter, LocalFileWriter, SliceTask
 from compactor.outputs.iceberg_plan import (
@@ -53,7 +53,7 @@ class IcebergOutput:
     writer: FileWriter = field(default_factory=LocalFileWriter)
     swept: set[tuple[str, int]] = field(default_factory=set)
 
-    def update_output(self, tier: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises as ``OutputWriter.update_output``."""
         settings = tier.settings.outputs.iceberg
         wanted = settings.table_for(partition.topic)

@@ -21,7 +21,7 @@ from compactor.cleaner.passes.describe import read_offset_of_last_record
 from compactor.cleaner.passes.source import batch_bytes_from_offset, open_source_segment
 from compactor.control.state import PartitionState
 from compactor.errors import AlreadyExists, BadData, Leased, NotFound, Unavailable, UsageError
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import (
@@ -149,7 +149,7 @@ class GenerationWriteOptions:
     on_bytes: receives the bytes of each segment that was copied.
     """
 
-    disk: Budget | None = None
+    disk: DiskBudget | None = None
     append_only: bool = False
     yields: bool = False
     on_bytes: Callable[[int], None] = field(default=lambda size: None)
@@ -199,7 +199,7 @@ def update_generation(
 def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOptions) -> Iterator[StagedSegmentReader]:
     """Open the partition's segments for reading within the disk budget."""
     cleaner = tier.cleaner_settings_for_topic(state.topic)
-    disk = options.disk or Budget(disk_budget_bytes(cleaner, tier.state_dir))
+    disk = options.disk or DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
     with closing_reader(
         segment_reader(tier.ports, cleaner, tier.state_dir, state.topic_partition, state.live, disk, "generation")
     ) as reading:

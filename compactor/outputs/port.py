@@ -10,7 +10,7 @@ from compactor.access.tier import Tier
 from compactor.constants import NEVER_MS
 from compactor.errors import UsageError
 from compactor.extras import require_extra
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
 
@@ -52,7 +52,7 @@ class OutputReport:
 class OutputWriter(Protocol):
     """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output``."""
 
-    def update_output(self, tier: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions whose time is over.
 
         :param disk: local disk that the partition's segments may use.

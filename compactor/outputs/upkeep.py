@@ -15,7 +15,7 @@ from compactor.access.tier import Tier
 from compactor.config.units import count_noun, format_size
 from compactor.constants import NEVER_MS
 from compactor.errors import CompactorError
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import (
     GenerationReport,
@@ -76,7 +76,7 @@ def write_generations(
     :param on_partition: receives each partition's report or error as soon as it is done.
     :returns: a report or an error for each partition, in the given order.
     """
-    options = GenerationWriteOptions(disk=Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
+    options = GenerationWriteOptions(disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
     def write_one(partition: TopicPartition) -> GenerationReport | CompactorError:
         try:
@@ -111,7 +111,7 @@ class PinterestOutput:
         target = configured_generation_target(tier)
         return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
-    def update_output(self, tier: Tier, partition: TopicPartition, disk: Budget) -> OutputReport:
+    def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
         done = maintain_generation(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]

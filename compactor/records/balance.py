@@ -49,7 +49,7 @@ def zero_sums_by_account() -> Sums:
 
 def to_digest_sum(sums: Sums) -> DigestSum:
     """Convert a row of an array of sums to a DigestSum."""
-    return DigestSum.from_halves(int(sums[0]), int(sums[1]), int(sums[2]))
+    return DigestSum.from_digest_halves(int(sums[0]), int(sums[1]), int(sums[2]))
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import address_of, call_c, copy_8, copy_16, copy_bytes, get_8, get_16, load_i32, load_u64, put_8
+from compactor.kernels.memory import address_of, call_c_function, copy_8, copy_16, copy_bytes, get_8, get_16, load_i32, load_u64, put_8
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import Bytes, Int64s
@@ -283,7 +283,7 @@ def _decompress_lz4_frame(decompress_address: int, buf: Bytes, begin: int, end: 
             copy_bytes(out, out_position, buf, at, size)
             got = size
         else:
-            got = call_c(decompress_address, address_of(buf, at), address_of(out, out_position), size, block)
+            got = call_c_function(decompress_address, address_of(buf, at), address_of(out, out_position), size, block)
         out_position += got
         if got < 0 or out_position > most:
             return -1
@@ -340,9 +340,9 @@ def _compress_lz4_bodies(
             length = min(_BLOCK, size[body] - begin)
             # As much room as the library asks for, so that it never has to look whether there is some.
             space = length + length // 255 + 16
-            call_c(reset_address, address_of(stream, 0))
+            call_c_function(reset_address, address_of(stream, 0))
             source, target = address_of(plain, start[body] + begin), address_of(out, at + 4)
-            got = call_c(compress_address, address_of(stream, 0), source, target, length, space, 1)
+            got = call_c_function(compress_address, address_of(stream, 0), source, target, length, space, 1)
             if got <= 0 or got >= length:
                 copy_bytes(out, at + 4, plain, start[body] + begin, length)
                 _write_word32(out, at, length | _STORED)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, extend, extend_word, zero_byte_tables_by_power
+from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power, extend, extend_word
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32, load_u32, load_u64
 from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, map_file, read_only_view
@@ -60,7 +60,7 @@ def crc32c_of_batches(headers: HeaderBytes) -> int:
     """Return the CRC-32C of all bytes of consecutive batches, computed from their headers alone. It is valid if the batches match their
     stored CRCs.
     """
-    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), zero_byte_tables_by_power()))
+    return int(_combine_batch_crcs(read_only_view(np.ascontiguousarray(headers).reshape(-1)), crc_tables_for_zero_bytes_by_power()))
 
 
 class HeaderDigestBuilder:
@@ -105,7 +105,7 @@ def header_digest_of_verified_file(path: Path) -> str:
 @kernel
 def _combine_batch_crcs(headers: Bytes, powers: CrcTable) -> int:
     """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``powers``: the tables of
-    ``zero_byte_tables_by_power``.
+    ``crc_tables_for_zero_bytes_by_power``.
     """
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):

@@ -21,7 +21,7 @@ from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -167,7 +167,7 @@ class Round:
         *,
         assess_with: AssessRound = assess_round,
         on_stage: OnStage = lambda s, p: None,
-        disk: Budget | None = None,
+        disk: DiskBudget | None = None,
         engine: Engine | None = None,
     ) -> None:
         """Create a round; nothing is done yet.
@@ -349,7 +349,7 @@ class Round:
         }
 
     @contextmanager
-    def _open_workers_and_reader(self, state: PartitionState, disk: Budget) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
+    def _open_workers_and_reader(self, state: PartitionState, disk: DiskBudget) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
         context = self._context
         reading = live_segment_reader(context.ports, self._cleaner, context.state_dir, state, disk, "round")
         try:
@@ -407,10 +407,10 @@ class Round:
             superseded = {state.live[n].id for n in pass_one.survivors.segments_superseded}
             self._stats.filters = filter_history_stats(pass_one.clean, plan, state, superseded) | {"passes": pass_one.passes}
 
-    def _open_disk_budget(self) -> Budget:
+    def _open_disk_budget(self) -> DiskBudget:
         """Return the disk budget of this process, or a new one for this round."""
         if self._disk is None:
-            self._disk = Budget(disk_budget_bytes(self._cleaner, self._context.state_dir))
+            self._disk = DiskBudget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk
 
 

@@ -37,7 +37,7 @@ from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
-from compactor.local.budget import ReservationExceeded, SpaceReservation, round_up_to_blocks
+from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import reason_to_read_for_markers
@@ -135,7 +135,7 @@ class SurvivorScanResult:
 
     @contextmanager
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None
+        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
@@ -182,7 +182,7 @@ class _SidecarCost:
 class _DiskSpace:
     """Reserved bytes of local disk. ``reservation`` is None while none are needed."""
 
-    reservation: SpaceReservation | None = None
+    reservation: DiskSpaceReservation | None = None
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,13 @@ def run_pass_one(
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
             return _scan_with_keys_in_memory(job, expected, rows)
-        except ReservationExceeded:
+        except DiskReservationExceeded:
             pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
     parts = _count_hash_ranges(job, rows)
     while True:
         try:
             return _scan_with_keys_on_disk(job, rows, parts)
-        except ReservationExceeded as overrun:
+        except DiskReservationExceeded as overrun:
             if parts >= MOST_PASSES:
                 raise OutOfBudget(overrun.message, hint=overrun.hint) from overrun
             parts = min(2 * parts, MOST_PASSES)
@@ -236,8 +236,8 @@ def run_pass_one(
 
 
 def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
-    """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises ReservationExceeded if the disk has
-    no space then.
+    """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises DiskReservationExceeded if the disk
+    has no space then.
     """
     settings, staging, space = job.settings, job.reading.staging, _DiskSpace()
     spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
@@ -255,7 +255,7 @@ def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, ex
                 hint='Raise map_budget_bytes, or set map_engine = "auto"',
             )
         # From here on this thread holds disk space, so it must not wait for more (two waiting threads could deadlock).
-        space.reservation = SpaceReservation(staging.budget, staging.usage, 0)
+        space.reservation = DiskSpaceReservation(staging.budget, staging.usage, 0)
         return DiskOffsetMap(
             staging.folder / "disk_map",
             space.reservation,
@@ -280,7 +280,7 @@ def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, ex
     finally:
         survivors.close()
         if space.reservation is not None:
-            space.reservation.release_space()
+            space.reservation.release_all_reserved_bytes()
     return _build_pass_one_result(scan, decisions, answers, 1)
 
 
@@ -290,7 +290,7 @@ def _scan_with_keys_on_disk(job: _SurvivorScanJob, expected_row_count: int, part
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
     size = min(
-        job.roles.largest_segment_bytes + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
+        job.roles.largest_segment_bytes + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
         staging.budget.total,
     )
     finished = CleanedChunkCache(0)
@@ -344,7 +344,7 @@ def _count_hash_ranges(job: _SurvivorScanJob, expected_row_count: int) -> int:
     budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
     parts = count_log_scans_for_disk(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
-        need = largest + round_up_to_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
+        need = largest + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
         raise OutOfBudget(
             f"the keys of {expected_row_count:,} records need {format_size(expected_row_count * KEY_ROW_BYTES)} of local disk in at most "
             f"{MOST_PASSES} parts, next to a segment of {format_size(largest)}; the disk budget is {format_size(budget)}",

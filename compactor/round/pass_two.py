@@ -34,7 +34,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import CannotCopy, CopyDiffers
 from compactor.kernels.common import SegmentOrdinal
-from compactor.local.budget import BLOCK, ReservationExceeded, SpaceReservation
+from compactor.local.budget import BLOCK, DiskReservationExceeded, DiskSpaceReservation
 from compactor.local.staging import StagingFolder, disk_bytes_to_rewrite_group
 from compactor.model.balance import Balance
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -208,7 +208,7 @@ class RewrittenGroup:
     members: tuple[int, ...]
     cleaned: CleanedSegment
     folder: Path
-    reservation: SpaceReservation
+    reservation: DiskSpaceReservation
     balance: Balance
     part: SegmentPart | None = None
 
@@ -240,7 +240,7 @@ class KeyScanAnswers(Protocol):
         """Return the source segments by position. Those that were opened by ``open_segment`` have their batch headers."""
 
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None
+        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches.
 
@@ -310,7 +310,7 @@ class PlanExecution:
             need = disk_bytes_to_rewrite_group(sources, interval, staging.files_not_on_disk(inputs), max_output_bytes=most)
             try:
                 return rewrite_within(min(need, staging.budget.total))
-            except ReservationExceeded:
+            except DiskReservationExceeded:
                 return rewrite_within(staging.budget.total)
 
         try:
@@ -320,7 +320,7 @@ class PlanExecution:
             self._update_round_stats()
 
     def _rewrite_with_reserved_disk(
-        self, task: CompactionTask, members: tuple[int, ...], reservation: SpaceReservation, folder: Path
+        self, task: CompactionTask, members: tuple[int, ...], reservation: DiskSpaceReservation, folder: Path
     ) -> RewrittenGroup:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
@@ -350,7 +350,7 @@ class PlanExecution:
         if part:
             balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
         reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
-        return RewrittenGroup(task, members, cleaned, folder, reservation.hand_over_used_bytes(), balance, part)
+        return RewrittenGroup(task, members, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
     def _part_to_read_of_group(self, members: Sequence[int]) -> SegmentPart | None:
         """Return the part to read if the group is one segment of which a part is enough; else None. ``members``: positions of its
@@ -371,7 +371,7 @@ class PlanExecution:
     def release_group(self, group: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
-        group.reservation.release_space()
+        group.reservation.release_all_reserved_bytes()
         self._update_round_stats()
 
     @measure_stage(WorkStage.UPLOAD, lambda self, group: group.cleaned.size)
@@ -393,7 +393,7 @@ class PlanExecution:
                 self._partition,
                 task,
                 made,
-                open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end else -1,
+                open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end_offset else -1,
                 content=group.balance.result,
                 negative_timestamps=count_negative_timestamps(output, self._limit) if negative else 0,
             )
@@ -443,7 +443,7 @@ class PlanExecution:
             found["snapshot"] = self._forward_read.read_small_file(last, "snapshot")
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._leader_epoch_checkpoint(ordinal)
-        if last.has_offsets_after_end and "snapshot" in found:
+        if last.has_offsets_after_end_offset and "snapshot" in found:
             copied = parse_producer_snapshot(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
             known = ProducerStates.without_producers()
@@ -455,7 +455,7 @@ class PlanExecution:
                 end, known.states_at_earlier_offset(last.start_offset - 1).states_after_batches(self._answers.sources[ordinal].table)
             )
             found["snapshot"] = format_producer_snapshot(states)
-        if last.has_offsets_after_end and "leader-epoch-checkpoint" in found:
+        if last.has_offsets_after_end_offset and "leader-epoch-checkpoint" in found:
             where = self._forward_read.object_key(last, "leader-epoch-checkpoint")
             lineage = parse_leader_epoch_checkpoint(found["leader-epoch-checkpoint"].decode(), where)
             found["leader-epoch-checkpoint"] = format_leader_epoch_checkpoint(truncate_lineage_at(lineage, end + 1)).encode()

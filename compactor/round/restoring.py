@@ -24,7 +24,7 @@ from compactor.control.ports import Ports
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState, WaitingGroup
 from compactor.errors import UsageError
-from compactor.local.budget import Budget, SpaceReservation
+from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
@@ -165,9 +165,9 @@ class RestoreRound:
         """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
-    def _disk_budget(self) -> Budget:
+    def _disk_budget(self) -> DiskBudget:
         """Return a disk budget for this round."""
-        return Budget(disk_budget_bytes(self.cleaner, self.state_dir))
+        return DiskBudget(disk_budget_bytes(self.cleaner, self.state_dir))
 
     def _copy_group(
         self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reader: StagedSegmentReader
@@ -225,7 +225,7 @@ class RestoreRound:
 
 
 def _concatenate_segments(
-    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, reservation: SpaceReservation
+    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
     """Concatenate the segments' batches into ``log``, up to the group's end; return their transaction index entries."""
     aborted = [np.empty(0, TXN_ENTRY)]

@@ -14,7 +14,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
 from compactor.kernels.common import SegmentOrdinal
-from compactor.local.budget import SpaceReservation, round_up_to_blocks
+from compactor.local.budget import DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
@@ -89,7 +89,7 @@ class SegmentRoles:
     @property
     def largest_segment_bytes(self) -> int:
         """Return the disk bytes of the largest live segment, which must fit beside the rows of the offset map."""
-        return max((round_up_to_blocks(segment.size_bytes) for segment in self.live), default=0)
+        return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
 class RoundSources:
@@ -107,7 +107,7 @@ class RoundSources:
         self._opened: set[int] = set()
 
     @contextmanager
-    def map_segment(self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None) -> Iterator[SourceSegment]:
+    def map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
         """Provide a segment for the duration of a ``with`` block: its bytes, batch headers, and verdicts if they were computed. Only the
         chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
 
@@ -149,7 +149,7 @@ class RoundSources:
         """Return whether the segment's batch headers are known."""
         return ordinal in self._opened
 
-    def read_batch_headers(self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None) -> None:
+    def read_batch_headers(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.map_segment(ordinal, reservation):

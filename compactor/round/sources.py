@@ -17,7 +17,7 @@ from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import SegmentOrdinal
-from compactor.local.budget import Budget, SpaceReservation
+from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.spool import process_spool_folder
 from compactor.local.staging import FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
@@ -30,7 +30,7 @@ from compactor.tier.ports import SegmentLayout
 
 
 def live_segment_reader(
-    ports: Ports, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: Budget, purpose: str
+    ports: Ports, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, purpose: str
 ) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``.
 
@@ -54,7 +54,7 @@ def segment_reader(
     state_dir: Path,
     partition: TopicPartition,
     segments: Sequence[RemoteLogSegmentMetadata],
-    budget: Budget,
+    budget: DiskBudget,
     purpose: str,
 ) -> StagedSegmentReader:
     """Return a reader of these segments of a partition, which may be live or replaced, staged in a new folder. The caller must close its
@@ -130,7 +130,7 @@ class StagedSegmentReader:
 
     @contextmanager
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: SpaceReservation | None = None, *, txn_index: bool = True
+        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, txn_index: bool = True
     ) -> Iterator[SourceSegment]:
         """Open a segment: yield its batch headers, with its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
 
@@ -144,20 +144,20 @@ class StagedSegmentReader:
                 txn_entries=self.read_txn_index(metadata) if txn_index else None,
             )  # fmt: skip
             source.name = self.log_key(ordinal)
-            source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_offsets_after_end else source
+            source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_offsets_after_end_offset else source
             try:
                 yield source
             finally:
                 source.buf = NO_BYTES
 
     @contextmanager
-    def map_segment(self, source: SourceSegment, reservation: SpaceReservation | None = None) -> Iterator[None]:
+    def map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before into memory, for the duration of a ``with`` block."""
         with self.staging.open_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
-            has_offsets_after_end = self.live[source.ordinal].has_offsets_after_end
-            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if has_offsets_after_end else buf
+            has_offsets_after_end_offset = self.live[source.ordinal].has_offsets_after_end_offset
+            source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if has_offsets_after_end_offset else buf
             try:
                 yield
             finally:

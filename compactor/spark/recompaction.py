@@ -26,7 +26,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced, Leased, UsageError
 from compactor.extras import require_extra
 from compactor.kernels.common import KEY_BYTES
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING, RoundStatus
@@ -253,7 +253,7 @@ def write_tables(tier: Tier, cluster: Cluster, partitions: Sequence[TopicPartiti
 
     def write_table(partition: TopicPartition) -> TableResult:
         try:
-            return output.update_output(tier, partition, Budget(0))  # it streams
+            return output.update_output(tier, partition, DiskBudget(0))  # it streams
         except CompactorError as error:
             return error
 
@@ -371,7 +371,9 @@ class _Recompaction:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes
-        disk = Budget(share // self._cluster.task_slots_per_executor) if isinstance(share, int) else Budget(3 * cleaner.segment_bytes)
+        disk = (
+            DiskBudget(share // self._cluster.task_slots_per_executor) if isinstance(share, int) else DiskBudget(3 * cleaner.segment_bytes)
+        )
         log = candidate.log
         while True:
             log = log or self._tier.open_partition_log(candidate.partition, leads=True)

@@ -125,7 +125,7 @@ def file_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected
     ``expected`` has.
     """
     stated = file_from_object_metadata(info)
-    if stated.size != expected.size or stated.has_common_digest_kind(expected):
+    if stated.size != expected.size or stated.has_digest_of_same_kind(expected):
         return stated
     return digest_stored_file(store, info.key, info.size, expected)
 
@@ -188,7 +188,7 @@ def download_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path
 ) -> Download:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
-    file = segment.recorded_file(kind)
+    file = segment.recorded_size_and_digests(kind)
     arrived = _digest_download(layout.download_file(partition, segment, kind, path), path, file)
     if not arrived.has_recorded_content(file):
         arrived = _digest_download(arrived.transferred + layout.download_file(partition, segment, kind, path), path, file)
@@ -204,7 +204,7 @@ def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
 
 def read_and_verify_segment_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
-    file = segment.recorded_file(kind)
+    file = segment.recorded_size_and_digests(kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, kind, 0, most)
     if not _digest_bytes(data, file).has_recorded_content(file):

@@ -161,7 +161,7 @@ class ComposableLayout(PlainLayout):
 
     @override
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        key, recorded = self.object_name(partition, segment, "log"), segment.recorded_file("log")
+        key, recorded = self.object_name(partition, segment, "log"), segment.recorded_size_and_digests("log")
         info = self._store.head(key)
         stated = file_from_object_metadata(info)
         if not stated.is_same(recorded):  # one without our digests is somebody else's

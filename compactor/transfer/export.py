@@ -200,7 +200,7 @@ def download_segment_files(
     layout = tier.ports.layout
     segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
     # Segments of brokers may overlap, because two leaders may tier the same offsets; a log directory has each offset once.
-    whole = not segment.has_offsets_after_end and first_offset <= segment.start_offset
+    whole = not segment.has_offsets_after_end_offset and first_offset <= segment.start_offset
     begin = segment.start_offset if whole else max(first_offset, segment.start_offset)
     for kind, file in segment.files.items():
         if kind == "log" or (kind in _SUFFIXED and whole):

@@ -31,7 +31,7 @@ from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerTh
 from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import TailBatch
 from compactor.errors import BadData, UsageError
-from compactor.local.budget import BLOCK, round_up_to_blocks
+from compactor.local.budget import BLOCK, round_up_to_disk_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
@@ -467,7 +467,7 @@ def disk_bytes_needed(segment: SegmentToImport, index_interval_bytes: int) -> in
     batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize
     return (
-        round_up_to_blocks(segment.source.size)
+        round_up_to_disk_blocks(segment.source.size)
         + batches * per_batch
         + segment.states.entries.nbytes
         + segment.txn_entries.nbytes

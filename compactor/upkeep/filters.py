@@ -20,7 +20,7 @@ from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.control.state import PartitionState
 from compactor.errors import NotFound
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.partial.plan import is_key_directory_worthwhile
@@ -109,7 +109,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
 
 
 def rebuild_sidecars(
-    tier: Tier, partition: TopicPartition, budget: Budget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
+    tier: Tier, partition: TopicPartition, budget: DiskBudget, *, unusable_only: bool, on_segment: Callable[[int], None] = lambda size: None
 ) -> SidecarRebuildReport:
     """Read live segments and build their sidecars again, with one segment on disk at a time.
 

@@ -233,7 +233,7 @@ def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[Repair
             how = {"create": "created", "replace": "replaced", "undo": "undone"}[one.action]
             new = segment.model_copy(update={"id": new_ids.get(segment.id, segment.id)})
             new_key = "" if how == "undone" or (how == "replaced" and not new_ids) else layout.object_name(state.topic_partition, new, kind)
-            repaired.append(RepairedObject(key, how, new_key, segment.recorded_file(kind).size))
+            repaired.append(RepairedObject(key, how, new_key, segment.recorded_size_and_digests(kind).size))
     return RepairReport(tuple(repaired), tuple(unrepaired))
 
 
@@ -261,7 +261,7 @@ class _IntactFileFinder:
         """Write a file to ``path``, and return whether it has the recorded digest. A file that no source has is built from the segment's
         log, if that suffices; otherwise no file is left.
         """
-        recorded = segment.recorded_file(kind)
+        recorded = segment.recorded_size_and_digests(kind)
         # What an earlier repair replaced may be whole again.
         replaced = download_file_of_same_range(self.tier, self.state, segment, kind, path)
         for _ in chain(replaced, *(source.fetch_file(segment, kind, path) for source in self.sources)):
@@ -279,7 +279,7 @@ class _IntactFileFinder:
 
     def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
-        only_log = segment.model_copy(update={"files": {"log": segment.recorded_file("log")}})
+        only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
         return "log" in intact or self.fetch_or_build_file(segment, "log", path)
 
@@ -480,7 +480,7 @@ class RepairRound:
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: describe_segment_file(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(
-                update={"id": task.new_segment_id, "files": {"log": segment.recorded_file("log"), **others}, "content": held}
+                update={"id": task.new_segment_id, "files": {"log": segment.recorded_size_and_digests("log"), **others}, "content": held}
             )
             if taken := layout.upload_segment(plan.topic_partition, made, paths):
                 return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=f"{taken} exists already")

@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.errors import BadData, NotFound, OutOfBudget
-from compactor.local.budget import round_up_to_blocks
+from compactor.local.budget import round_up_to_disk_blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import parse_txn_index, reason_offset_index_is_invalid, reason_time_index_is_invalid
@@ -80,7 +80,7 @@ def check_disk_budget(
     :param other_remedy: text about another remedy, appended to the hint.
     :param copies_on_disk: how many copies of the segment are on local disk at once.
     """
-    needed = copies_on_disk * sum(round_up_to_blocks(file.size) for file in segment.files.values())
+    needed = copies_on_disk * sum(round_up_to_disk_blocks(file.size) for file in segment.files.values())
     budget = disk_budget_bytes(tier.cleaner_settings_for_topic(partition.topic), tier.state_dir)
     if needed > budget:
         message = f"segment {segment.id} takes {needed} bytes of local disk, and the disk budget is {budget}"

@@ -16,7 +16,7 @@ from compactor.access.tier import Tier
 from compactor.control.logs import open_partition_log
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError
-from compactor.local.cache import LogReadProgress
+from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
 
 MAX_AGE_MS = 3_600_000
@@ -25,7 +25,7 @@ OVERVIEW_THREADS = 16
 """Partitions that are read at the same time."""
 
 OnPartition = Callable[[], None]
-CachedSummary = tuple[LogReadProgress, PartitionSummary]
+CachedSummary = tuple[ControlLogReadProgress, PartitionSummary]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_summaries(
             on_partition()
         else:
             unread.append(name)
-    confirmed: dict[TopicPartition, LogReadProgress] = {}
+    confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
 
     def read_partition(partition: TopicPartition) -> PartitionResult:
         known = kept.get(str(partition))
@@ -85,11 +85,11 @@ def read_summaries(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_partition, unread), strict=True)
     if tier.local and confirmed:
-        tier.local.record_logs_up_to_date(confirmed)
+        tier.local.record_time_of_last_check(confirmed)
     return [found[name] for name in partitions]
 
 
-def is_summary_fresh(progress: LogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+def is_summary_fresh(progress: ControlLogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
     """Return whether a summary from local state is still valid. It is not while an import or a round is open, because the next control
     record may then come without a change hint (a note in the catalog that the partition's log has grown).
 
@@ -101,7 +101,7 @@ def is_summary_fresh(progress: LogReadProgress, summary: PartitionSummary, hint:
     return progress.hint == hint and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
-def _log_still_has_last_record(tier: Tier, partition: TopicPartition, progress: LogReadProgress) -> bool:
+def _log_still_has_last_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
     """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
     log is read.
     """
@@ -116,7 +116,7 @@ def _read_summary(
     partition: TopicPartition,
     hint: int,
     cached: CachedSummary | None,
-    confirmed: dict[TopicPartition, LogReadProgress],
+    confirmed: dict[TopicPartition, ControlLogReadProgress],
     now_ms: int,
 ) -> PartitionResult:
     """Return a partition's summary from the tier, or the error that prevented it.

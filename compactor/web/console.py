@@ -220,7 +220,7 @@ class RequestRouter:
     def _find_partition_document(self, text: str) -> Value | None:
         """Return the document of the partition that a path names, or None if there is none."""
         try:
-            return self._pages.partition_document(TopicPartition.parse_prefix(unquote(text)))
+            return self._pages.partition_document(TopicPartition.parse_store_prefix(unquote(text)))
         except UsageError:
             return None
 

@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdat
 from compactor.consumer.last_values import last_values_of_partition
 from compactor.control.stages import Stage
 from compactor.errors import CompactorError, Unavailable
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.outputs.iceberg import IcebergOutput, read_table_status
@@ -63,7 +63,7 @@ class BrokersTable:
             self.brokers.write(RemoteLogSegmentMetadataUpdateRecord(where, uuid_bytes(segment_id), BROKER, 6, state))
 
     def update(self) -> str:
-        return IcebergOutput().update_output(self.brokers.opened(), NAME, Budget(1 << 30)).status
+        return IcebergOutput().update_output(self.brokers.opened(), NAME, DiskBudget(1 << 30)).status
 
     def rows(self) -> list[dict[str, Any]]:
         opened = load_catalog("compacted", **self.catalog)

@@ -11,7 +11,7 @@ import compactor.spark
 from compactor.access.tier import Tier
 from compactor.consumer.reading import LogChanged
 from compactor.errors import BadData
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
 from compactor.outputs.iceberg_files import SliceTask, write_slice_file
@@ -32,7 +32,7 @@ def update_on_cluster(house: House, cluster: Any) -> OutputReport:
     opened = house.opened()
     opened.identity.read_catalog()
     writer = ClusterFileWriter(cast(Cluster, cluster), TaskCost(), JobListener())
-    return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), Budget(1 << 30))
+    return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
 
 @pytest.fixture

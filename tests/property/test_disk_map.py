@@ -24,7 +24,7 @@ LEAST = (SMALLEST + SPACE) * ENTRY_BYTES
 Hashes = npt.NDArray[np.uint64]
 
 
-class Budget:
+class DiskBudget:
     """A disk budget that remembers how much was out at most."""
 
     def __init__(self, limit: int = 1 << 40) -> None:
@@ -60,7 +60,7 @@ def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:
     return first.tolist() + (~found).tolist()
 
 
-def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: Budget, **settings: int) -> list[bool]:
+def on_disk(dirty: Hashes, clean: Hashes, calls: int, budget: DiskBudget, **settings: int) -> list[bool]:
     """Ordinals: the dirty rows in the order of the scan, then the clean ones."""
     rows = len(dirty) + len(clean)
     with tempfile.TemporaryDirectory() as directory:
@@ -102,7 +102,7 @@ def test_the_same_answers_as_in_memory(
                 hashes_of(dirty),
                 hashes_of(clean),
                 calls,
-                Budget(),
+                DiskBudget(),
                 map_budget_bytes=LEAST,
                 expected_rows=expected,
                 part_number=part,
@@ -118,7 +118,7 @@ def test_the_same_answers_as_in_memory(
 def test_many_keys_in_the_smallest_map_budget(expected_rows: int) -> None:
     dice = np.random.default_rng(3)
     dirty, clean = hashes_of(dice.integers(0, 20_000, 30_000)), hashes_of(dice.integers(0, 40_000, 20_000))
-    assert on_disk(dirty, clean, 3, Budget(), map_budget_bytes=LEAST, expected_rows=expected_rows) == in_memory(dirty, clean)
+    assert on_disk(dirty, clean, 3, DiskBudget(), map_budget_bytes=LEAST, expected_rows=expected_rows) == in_memory(dirty, clean)
 
 
 def test_the_change_over_in_mid_pass() -> None:
@@ -128,7 +128,7 @@ def test_the_change_over_in_mid_pass() -> None:
     assert 0 < done < len(dirty)
     with (
         tempfile.TemporaryDirectory() as directory,
-        DiskOffsetMap(Path(directory) / "b", Budget(), map_budget_bytes=100_000, expected_row_count=50_000) as engine,
+        DiskOffsetMap(Path(directory) / "b", DiskBudget(), map_budget_bytes=100_000, expected_row_count=50_000) as engine,
     ):
         for some in key_set.iterate_key_hashes():
             engine.add_keys_with_known_newest_record(some)
@@ -140,7 +140,7 @@ def test_the_change_over_in_mid_pass() -> None:
 
 def test_the_disk_share_is_asked_before_every_byte() -> None:
     dirty = hashes_of(np.arange(5_000))
-    budget = Budget(limit=5_000 * KEY_ROW_BYTES - 1)
+    budget = DiskBudget(limit=5_000 * KEY_ROW_BYTES - 1)
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_spool, "BLOCK_BYTES", 1_000 * KEY_ROW_BYTES)
         path = Path(directory) / "b"
@@ -165,7 +165,7 @@ def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
     one = hashes_of(np.arange(1))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
-        with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
+        with DiskOffsetMap(path, DiskBudget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
             with pytest.raises(ValueError, match="at most"):
                 engine.add_keys_of_dirty_rows(one, np.array([disk_map.SEEN], dtype=np.uint32))
             engine.add_keys_of_dirty_rows(one, np.array([8], dtype=np.uint32))
@@ -173,9 +173,9 @@ def test_ordinals_outside_the_bitmap_and_wrong_parts_are_refused() -> None:
                 engine.survivor_bitmap(8)
             assert engine.survivor_bitmap(9).tolist() == [0, 128]
         with pytest.raises(ValueError, match="of 2"):
-            DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_row_count=1, key_part_number=2, key_part_count=2)
+            DiskOffsetMap(path, DiskBudget(), map_budget_bytes=MEGABYTE, expected_row_count=1, key_part_number=2, key_part_count=2)
         with pytest.raises(OutOfBudget, match="too small"):
-            DiskOffsetMap(path, Budget(), map_budget_bytes=100, expected_row_count=1)
+            DiskOffsetMap(path, DiskBudget(), map_budget_bytes=100, expected_row_count=1)
         assert not path.exists()
 
 
@@ -183,7 +183,7 @@ def test_hashes_that_no_range_can_tell_apart_end_in_an_error_not_in_a_loop() -> 
     hashes = np.zeros((3_000, 2), dtype=np.uint64)
     hashes[:, 1] = np.random.default_rng(1).integers(0, 2**64, size=3_000, dtype=np.uint64)
     with pytest.raises(OutOfBudget, match="not uniform"):
-        on_disk(hashes, hashes[:0], 1, Budget(), map_budget_bytes=LEAST, expected_rows=0)
+        on_disk(hashes, hashes[:0], 1, DiskBudget(), map_budget_bytes=LEAST, expected_rows=0)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -191,7 +191,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
     def full(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    budget = Budget()
+    budget = DiskBudget()
     with DiskOffsetMap(tmp_path / "b", budget, map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
         engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
         monkeypatch.setattr("compactor.cleaner.row_spool.os.pwrite", full)
@@ -205,7 +205,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_what_to_do(number: int, tmp_p
 def test_a_file_that_somebody_cut_is_an_error_not_an_answer() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "b"
-        with DiskOffsetMap(path, Budget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
+        with DiskOffsetMap(path, DiskBudget(), map_budget_bytes=MEGABYTE, expected_row_count=1) as engine:
             engine.add_keys_of_dirty_rows(hashes_of(np.arange(100)), np.arange(100, dtype=np.uint32))
             engine._spool.write_buffered_rows()
             path.write_bytes(path.read_bytes()[:50])

@@ -56,7 +56,7 @@ def segment(name: str, span: Span) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=name, start_offset=Offset(span[0]), end_offset=Offset(span[1]), size_bytes=1, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
         leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(span[0])),), files={"log": SegmentFile(size=1)},
-        content=DigestSum.from_halves(1, span[0], span[1]),
+        content=DigestSum.from_digest_halves(1, span[0], span[1]),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ class History:
         removed = DigestSum()
         content = DigestSum()
         for name, (first, last) in self.model.spans.items():
-            one = DigestSum.from_halves(1, first, last)
+            one = DigestSum.from_digest_halves(1, first, last)
             removed, content = (removed.plus(one), content) if name in named else (removed, content.plus(one))
         epoch = 1 if wrong == "epoch" else 0
         sound = self.model.is_sound(offset, frozenset(named), leads=epoch == 0)

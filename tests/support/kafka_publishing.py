@@ -39,13 +39,13 @@ class KeptNowhere:
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [None for _ in keys]
 
-    def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
+    def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         return {}
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         raise AssertionError("it is not writable")
 
-    def delete_all(self, reason: str) -> None:
+    def delete_all_entries(self, reason: str) -> None:
         """There is nothing."""
 
 

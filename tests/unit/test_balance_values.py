@@ -12,7 +12,7 @@ from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTa
 from compactor.model.policy import CleanerPolicy
 from tests.support.crafted import LINEAGE, segment
 
-ONE, TWO = DigestSum.from_halves(1, 2**64 - 1, 5), DigestSum.from_halves(2, 3, 2**64 - 2)
+ONE, TWO = DigestSum.from_digest_halves(1, 2**64 - 1, 5), DigestSum.from_digest_halves(2, 3, 2**64 - 2)
 BALANCE = Balance(
     sources=add_sums((ONE, TWO)),
     left=ONE,
@@ -20,12 +20,12 @@ BALANCE = Balance(
     result=ONE,
     records=TWO,
     written=ONE,
-    records_dropped={"superseded": DigestSum.from_halves(1, 4, 2**64 - 7)},
+    records_dropped={"superseded": DigestSum.from_digest_halves(1, 4, 2**64 - 7)},
 )
 
 
 def test_sums_depend_on_no_order_and_wrap_around() -> None:
-    assert ONE.plus(TWO) == TWO.plus(ONE) == DigestSum.from_halves(3, 2, 3)
+    assert ONE.plus(TWO) == TWO.plus(ONE) == DigestSum.from_digest_halves(3, 2, 3)
     assert add_sums(()) == DigestSum()
 
 
@@ -39,9 +39,9 @@ def test_a_balance_adds_up_alone_and_with_others() -> None:
 def test_a_digest_or_a_count_that_is_off_is_a_problem(field: str) -> None:
     right: DigestSum = getattr(BALANCE, field)
     for wrong in (
-        right.plus(DigestSum.from_halves(1, 0, 0)),
-        right.plus(DigestSum.from_halves(0, 1, 0)),
-        right.plus(DigestSum.from_halves(0, 0, 1)),
+        right.plus(DigestSum.from_digest_halves(1, 0, 0)),
+        right.plus(DigestSum.from_digest_halves(0, 1, 0)),
+        right.plus(DigestSum.from_digest_halves(0, 0, 1)),
     ):
         assert BALANCE.model_copy(update={field: wrong}).imbalance_problem() != ""
 
@@ -84,8 +84,12 @@ def test_the_driver_goes_by_receipts_and_metadata() -> None:
 
 def test_what_was_recorded_of_a_segment_says_nothing_of_the_part_that_is_read() -> None:
     """Brokers have tiered its end anew: a round is given fewer batches than it was written with."""
-    balance = Balance(sources=DigestSum.from_halves(1, 1, 1), left=DigestSum.from_halves(1, 1, 1), result=DigestSum.from_halves(1, 1, 1))
-    state, intent = announced(balance, recorded=DigestSum.from_halves(2, 3, 4), result=balance.result)
+    balance = Balance(
+        sources=DigestSum.from_digest_halves(1, 1, 1),
+        left=DigestSum.from_digest_halves(1, 1, 1),
+        result=DigestSum.from_digest_halves(1, 1, 1),
+    )
+    state, intent = announced(balance, recorded=DigestSum.from_digest_halves(2, 3, 4), result=balance.result)
     assert "were recorded" in publication.receipt_balance_problem(state, intent)
     cut = [one.model_copy(update={"copied_end_offset": one.end_offset + 1}) for one in state.live]
     assert publication.receipt_balance_problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""

@@ -44,7 +44,7 @@ def tiered(number: int, *segments: RemoteLogSegmentMetadata) -> tuple[Any, Any]:
 
 def three() -> PartitionState:
     """Segments a (0..9), b (10..19), c (20..29), led by "me"."""
-    parts = [segment(name, 10 * n, 10 * n + 9, DigestSum.from_halves(n + 1, n, 7 * n)) for n, name in enumerate("abc")]
+    parts = [segment(name, 10 * n, 10 * n + 9, DigestSum.from_digest_halves(n + 1, n, 7 * n)) for n, name in enumerate("abc")]
     acquired = records.LeadershipAcquired(leader_epoch=CompactorEpoch(EPOCH), holder="me", ttl_ms=1)
     return folded(PartitionState(topic="orders", partition=0), *tiered(0, *parts), acquired)
 

@@ -19,40 +19,40 @@ from compactor.errors import OutOfBudget
 from compactor.local import budget as disk
 from compactor.local.budget import (
     BLOCK,
-    Budget,
+    DiskBudget,
+    DiskReservationExceeded,
+    DiskSpaceReservation,
     DiskUsage,
-    ReservationExceeded,
-    SpaceReservation,
     is_disk_full_error,
     retry_until_disk_has_space,
-    round_up_to_blocks,
+    round_up_to_disk_blocks,
 )
 from compactor.local.spool import process_spool_folder
 
 
 class TestGrants:
     def test_a_file_counts_in_whole_blocks(self) -> None:
-        assert [round_up_to_blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
+        assert [round_up_to_disk_blocks(size) for size in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
 
     def test_more_than_the_whole_budget_is_refused_with_the_figure(self) -> None:
         with pytest.raises(OutOfBudget, match="group 3 needs 101 B of local disk.* at least 101"):
-            Budget(100).reserve_space(DiskUsage(), 101, "group 3")
+            DiskBudget(100).reserve_space(DiskUsage(), 101, "group 3")
 
     def test_waits_until_somebody_gives_back(self) -> None:
-        budget, mine = Budget(100), DiskUsage()
+        budget, mine = DiskBudget(100), DiskUsage()
         first = budget.reserve_space(mine, 60, "a")
-        got: list[SpaceReservation] = []
+        got: list[DiskSpaceReservation] = []
         waiter = threading.Thread(target=lambda: got.append(budget.reserve_space(DiskUsage(), 50, "b")))
         waiter.start()
         waiter.join(0.2)
         assert not got
-        first.release_space()
+        first.release_all_reserved_bytes()
         waiter.join(10)
         assert got[0].size == budget.used == 50
         assert (budget.peak, mine.peak, mine.used) == (60, 60, 0)
 
     def test_first_come_first_served_so_that_a_large_one_is_not_passed_by_small_ones(self) -> None:
-        budget = Budget(100)
+        budget = DiskBudget(100)
         held = budget.reserve_space(DiskUsage(), 50, "held")
         order: list[str] = []
 
@@ -70,63 +70,63 @@ class TestGrants:
         threads: list[threading.Thread] = []
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
-        assert budget.reserve_spare_bytes(DiskUsage(), 10) is None  # nor by what could wait
-        held.release_space()
+        assert budget.reserve_spare_bytes_or_none(DiskUsage(), 10) is None  # nor by what could wait
+        held.release_all_reserved_bytes()
         for thread in threads:
             thread.join(10)
         assert order == ["large", "small"]
 
     def test_more_than_foreseen_is_taken_from_what_is_free_or_overruns(self) -> None:
-        budget = Budget(100)
+        budget = DiskBudget(100)
         with budget.reserve_space(DiskUsage(), 40, "a") as grant:
             grant.reserve_bytes(70)
             assert budget.used == 70
-            with pytest.raises(ReservationExceeded, match="at least 110"):
+            with pytest.raises(DiskReservationExceeded, match="at least 110"):
                 grant.reserve_bytes(40)
         assert budget.used == 0
 
     def test_what_is_handed_over_is_what_was_taken(self) -> None:
-        budget = Budget(100)
+        budget = DiskBudget(100)
         with budget.reserve_space(DiskUsage(), 90, "a") as grant:
             grant.reserve_bytes(30)
-            other = grant.hand_over_used_bytes()
+            other = grant.move_used_bytes_to_new_reservation()
             assert budget.used == 30
         assert budget.used == 30
-        other.release_space()
+        other.release_all_reserved_bytes()
         assert budget.used == 0
 
 
 class TestKeeping:
     def test_what_was_not_used_for_longest_goes_first(self) -> None:
-        budget, gone = Budget(100), list[str]()
+        budget, gone = DiskBudget(100), list[str]()
 
         def dropping(name: str) -> Callable[[], None]:
             return lambda: gone.append(name)
 
-        kept = {name: budget.cache_file(DiskUsage(), 30, dropping(name)) for name in "abc"}
+        kept = {name: budget.cache_file_if_bytes_are_free(DiskUsage(), 30, dropping(name)) for name in "abc"}
         assert kept["a"] is not None
-        assert budget.pin_file(kept["a"])
+        assert budget.pin_file_unless_deleted(kept["a"])
         budget.unpin_file(kept["a"])
         budget.reserve_space(DiskUsage(), 40, "x")
         assert gone == ["b"]
         assert kept["b"] is not None
-        assert not budget.pin_file(kept["b"])
+        assert not budget.pin_file_unless_deleted(kept["b"])
 
     def test_pinned_files_stay_and_are_waited_for(self) -> None:
-        budget, gone = Budget(100), list[int]()
-        kept = budget.cache_file(DiskUsage(), 60, lambda: gone.append(1))
+        budget, gone = DiskBudget(100), list[int]()
+        kept = budget.cache_file_if_bytes_are_free(DiskUsage(), 60, lambda: gone.append(1))
         assert kept is not None
-        assert budget.pin_file(kept)
-        with budget.reserve_space(DiskUsage(), 40, "x") as grant, pytest.raises(ReservationExceeded):
+        assert budget.pin_file_unless_deleted(kept)
+        with budget.reserve_space(DiskUsage(), 40, "x") as grant, pytest.raises(DiskReservationExceeded):
             grant.reserve_bytes(41)
         threading.Timer(0.2, budget.unpin_file, (kept,)).start()
         budget.reserve_space(DiskUsage(), 50, "y")
         assert gone == [1]
 
     def test_files_that_are_wanted_go_last(self) -> None:
-        budget, gone = Budget(100), list[str]()
-        wanted = budget.cache_file(DiskUsage(), 30, lambda: gone.append("wanted"))
-        budget.cache_file(DiskUsage(), 30, lambda: gone.append("other"))
+        budget, gone = DiskBudget(100), list[str]()
+        wanted = budget.cache_file_if_bytes_are_free(DiskUsage(), 30, lambda: gone.append("wanted"))
+        budget.cache_file_if_bytes_are_free(DiskUsage(), 30, lambda: gone.append("other"))
         assert wanted is not None
         with budget.reserve_space(DiskUsage(), 60, "x", (wanted,)):
             assert gone == ["other"]
@@ -135,7 +135,7 @@ class TestKeeping:
 
     def test_any_number_of_threads_never_hold_more_than_the_budget(self) -> None:
         total = 50 * BLOCK
-        budget = Budget(total)
+        budget = DiskBudget(total)
         held = [0]
         worst = [0]
         lock = threading.Lock()
@@ -161,12 +161,12 @@ class TestKeeping:
                         grant.reserve_bytes(more)
                         change(more)
                         size += more
-                    except ReservationExceeded:
+                    except DiskReservationExceeded:
                         pass
                     change(-size)
                     kept = rng.randrange(1, 10) * BLOCK
                     change(kept)  # written within the grant, then kept besides it or gone
-                    if budget.cache_file(usage, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
+                    if budget.cache_file_if_bytes_are_free(usage, kept, lambda kept=kept: change(-kept)) is None:  # type: ignore[misc]
                         change(-kept)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
@@ -174,7 +174,7 @@ class TestKeeping:
             thread.start()
         for thread in threads:
             thread.join(60)
-        budget.delete_cached_files()
+        budget.delete_unpinned_files()
         assert worst[0] <= total
         assert budget.peak <= total
         assert (budget.used, held[0]) == (0, 0)
@@ -188,8 +188,8 @@ class TestFullDisk:
         assert not is_disk_full_error(OutOfBudget("too small"))
 
     def test_pauses_gives_what_it_can_and_goes_on(self) -> None:
-        budget, events = Budget(100), list[str]()
-        budget.cache_file(DiskUsage(), 10, lambda: events.append("dropped"))
+        budget, events = DiskBudget(100), list[str]()
+        budget.cache_file_if_bytes_are_free(DiskUsage(), 10, lambda: events.append("dropped"))
         attempts = iter([OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), None])
 
         def work() -> int:
@@ -209,7 +209,7 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "full")
 
         with pytest.raises(OutOfBudget, match=r"full, and was so for 3 seconds.*finished work is not repeated"):
-            retry_until_disk_has_space(work, Budget(100), slept.append)
+            retry_until_disk_has_space(work, DiskBudget(100), slept.append)
         assert sum(slept) == 3
 
     def test_other_errors_are_no_reason_to_wait(self) -> None:
@@ -217,7 +217,7 @@ class TestFullDisk:
             raise OSError(errno.EACCES, "no")
 
         with pytest.raises(PermissionError):
-            retry_until_disk_has_space(work, Budget(100), lambda _: pytest.fail("slept"))
+            retry_until_disk_has_space(work, DiskBudget(100), lambda _: pytest.fail("slept"))
 
 
 class TestSpool:

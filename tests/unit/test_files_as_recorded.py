@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from compactor.errors import BadData
-from compactor.local.staging import Budget, FileToStage, StagingFolder
+from compactor.local.staging import DiskBudget, FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.headers import HeaderDigestBuilder
@@ -93,7 +93,7 @@ SEGMENT = segment_of({"log": LOG}).model_copy(update={"files": {"log": SegmentFi
 
 @pytest.fixture
 def staging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StagingFolder]:
-    made = StagingFolder(tmp_path / "staging", layout_with(*request.param), Budget(1 << 20), local_log_dirs=[tmp_path / "broker"])
+    made = StagingFolder(tmp_path / "staging", layout_with(*request.param), DiskBudget(1 << 20), local_log_dirs=[tmp_path / "broker"])
     yield made
     made.close()
 

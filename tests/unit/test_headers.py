@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, zero_byte_tables_by_power
+from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power
 from compactor.records import headers
 from compactor.records.batches import read_only_view, scan_batches
 from compactor.records.build import NO_PRODUCER, add_batch_header
@@ -191,6 +191,6 @@ class TestRanges:
 
     @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
     def test_zeros_by_powers_are_zeros(self, first: int, second: int, size: int) -> None:
-        assert int(crc_after_zero_bytes(zero_byte_tables_by_power(), np.uint64(first), size)) ^ second == combine_crc32c(
+        assert int(crc_after_zero_bytes(crc_tables_for_zero_bytes_by_power(), np.uint64(first), size)) ^ second == combine_crc32c(
             first, second, size
         )

@@ -125,7 +125,7 @@ def test_damaged_summaries_raise_value_errors() -> None:
 def test_what_is_kept_comes_back(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(1))
-    local.cache_state(full, MARK, hint=5, now_ms=99)
+    local.cache_state(full, MARK, last_hint_number=5, now_ms=99)
     local.cache_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
     local.cache_sidecar_heads({"s1": b"one", "s2": b"two"})
     local.close()
@@ -138,7 +138,7 @@ def test_what_is_kept_comes_back(folder: Path) -> None:
     assert kept is not None
     assert (kept.state, kept.mark) == (CatalogState(slot=4, tier_id="tier"), MARK)
     assert again.cached_sidecar_heads(["s1", "s2", "s3"]) == {"s1": b"one", "s2": b"two"}
-    again.delete_sidecar_heads(["s1"])
+    again.delete_cached_sidecar_heads(["s1"])
     assert again.cached_sidecar_heads(["s1", "s2"]) == {"s2": b"two"}
     assert again.cached_state(TopicPartition("orders", 1)) is None
 
@@ -156,9 +156,9 @@ def test_others_cannot_read_it(folder: Path) -> None:
 def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     local = opened(folder)
     full = state(random.Random(2))
-    local.cache_state(full, MARK, hint=5, now_ms=99)
+    local.cache_state(full, MARK, last_hint_number=5, now_ms=99)
     seen, summary = local.cached_summaries()["orders-0"]
-    local.record_logs_up_to_date({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
+    local.record_time_of_last_check({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
     again, same = local.cached_summaries()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary
@@ -182,14 +182,14 @@ print(json.dumps([local.is_writable, known[0].slot, list(local.cached_summaries(
 
 def test_one_process_writes_and_others_read(folder: Path, lines: list[str]) -> None:
     writer = opened(folder)
-    writer.cache_state(state(random.Random(1)), MARK, hint=5, now_ms=99)
+    writer.cache_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     assert writer.is_writable
     told = subprocess.run(
         [sys.executable, "-c", READER, str(folder)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert json.loads(told.stdout) == [False, 7, ["orders-0"]]
     assert told.stderr == ""
-    writer.cache_state(state(random.Random(1), slot=8), MARK, hint=5, now_ms=99)
+    writer.cache_state(state(random.Random(1), slot=8), MARK, last_hint_number=5, now_ms=99)
     known = writer.cached_state(NAME)
     assert known is not None
     assert known[0].slot == 8, "what the reader wanted to write is not there"
@@ -209,7 +209,7 @@ def test_the_next_one_writes_when_the_writer_is_gone(folder: Path) -> None:
 def kept_in(folder: Path) -> None:
     local = opened(folder)
     local.cache_catalog(CatalogState(slot=4, tier_id="tier"), MARK)
-    local.cache_state(state(random.Random(1)), MARK, hint=5, now_ms=99)
+    local.cache_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     local.close()
 
 
@@ -228,7 +228,7 @@ def test_a_broken_one_is_thrown_away_in_one_line(folder: Path, file: str, damage
     assert known is None or known[0].slot == 7
     assert len(lines) <= 1
     assert all("is thrown away" in line and str(folder) in line and "\n" not in line for line in lines)
-    local.cache_state(state(random.Random(1), slot=9), MARK, hint=5, now_ms=99)
+    local.cache_state(state(random.Random(1), slot=9), MARK, last_hint_number=5, now_ms=99)
     again = local.cached_state(NAME)
     assert again is not None, "it goes on with a new one"
     assert again[0].slot == 9
@@ -269,7 +269,7 @@ def test_one_of_another_tier_is_thrown_away_in_one_line(folder: Path, lines: lis
     kept_in(folder)
     local = LocalState(folder)
     local.cached_catalog()
-    local.bind_to_tier("tier" if diverged else "another", diverged=diverged)
+    local.bind_to_tier("tier" if diverged else "another", has_diverged=diverged)
     assert local.cached_summaries() == {}
     assert local.cached_state(NAME) is None
     assert len(lines) == 1
@@ -278,7 +278,7 @@ def test_one_of_another_tier_is_thrown_away_in_one_line(folder: Path, lines: lis
 def test_where_nothing_can_be_written_there_is_none(tmp_path: Path, lines: list[str]) -> None:
     (tmp_path / "file").write_text("not a directory")
     local = opened(tmp_path / "file" / "cache")
-    local.cache_state(state(random.Random(1)), MARK, hint=5, now_ms=99)
+    local.cache_state(state(random.Random(1)), MARK, last_hint_number=5, now_ms=99)
     assert not local.is_writable
     assert local.cached_summaries() == {}
     assert local.cached_state(NAME) is None

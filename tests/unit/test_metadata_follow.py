@@ -201,7 +201,7 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], RocksData
     store = opened()
     followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(store), clock_ms=lambda: NOW_MS)
     followed.catch_up(TIMEOUT_S)
-    store.delete_all("a test does")
+    store.delete_all_entries("a test does")
     with pytest.raises(Unavailable, match="is lost"):
         followed.folded_partition(NAMES[0].topic_id, NAMES[0].partition)
     log.write(events[300:])

@@ -34,7 +34,9 @@ def may_change(horizon_ms: int, *, is_touched: bool) -> Check:
 PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
     "a key directory may be of another segment": (
         edited(
-            KeyDirectoryCache.load_key_directories, ' and digest_of_headers(directory.headers) == segment.recorded_file("log").batches', ""
+            KeyDirectoryCache.load_key_directories,
+            ' and digest_of_headers(directory.headers) == segment.recorded_size_and_digests("log").batches',
+            "",
         ),
         lambda _, found: near.TestTheDirectoryIsTheSegments().test_by_the_digest_of_its_headers(found),
     ),
@@ -67,7 +69,7 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
         read_whole(negative_timestamps=1),
     ),
     "a segment whose end is cut is read in part": (
-        edited(reason_to_read_whole, "segment.has_offsets_after_end or ", ""),
+        edited(reason_to_read_whole, "segment.has_offsets_after_end_offset or ", ""),
         read_whole(end_offset=90, copied_end_offset=99),
     ),
     "copied tombstones do not count": (

@@ -76,7 +76,7 @@ def file(sha256: str = "", batches: str = "", size: int = 100) -> SegmentFile:
 )
 def test_files_are_compared_by_the_digests_that_both_have(one: SegmentFile, other: SegmentFile, *, comparable: bool, same: bool) -> None:
     for a, b in ((one, other), (other, one)):
-        assert (a.has_common_digest_kind(b), a.is_same(b)) == (comparable, same)
+        assert (a.has_digest_of_same_kind(b), a.is_same(b)) == (comparable, same)
 
 
 def test_without_a_digest_the_size_is_what_counts() -> None:

@@ -149,7 +149,7 @@ class PersistedStates:
         self._reached = _parse_positions(values[1:]) if values[0] == message else {}
         if len(self._reached) != identity.partitions:
             if values[0] is not None:
-                self._store.delete_all("it is of another metadata topic, or of another version of this program")
+                self._store.delete_all_entries("it is of another metadata topic, or of another version of this program")
             self._memory.clear()
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
             self._writable = self._store.writable
@@ -161,7 +161,7 @@ class PersistedStates:
 
     def discard_all(self, reason: str) -> None:
         """Delete all stored states, so that load_positions starts from the beginning of the topic. reason: for the log."""
-        self._store.delete_all(reason)
+        self._store.delete_all_entries(reason)
         self._memory.clear()
         self._reached = {}
 
@@ -190,7 +190,7 @@ class PersistedStates:
 
     def tiered_partitions(self) -> Iterator[TieredPartition]:
         """Yield all user partitions with records, by topic id and number."""
-        found = self._store.values_with_prefix(_SUMMARY_PREFIX) | {
+        found = self._store.entries_with_prefix(_SUMMARY_PREFIX) | {
             key[len(_SUMMARY_PREFIX) :]: data for key, data in self._memory.items() if key.startswith(_SUMMARY_PREFIX)
         }
         for key, data in sorted(found.items()):

@@ -90,11 +90,11 @@ class LocalKeyValueStore(Protocol):
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of these keys, None for absent ones."""
 
-    def values_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
+    def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
         """Return all values whose key has this prefix; the prefix is removed from the returned keys."""
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         """Write ``values`` and delete the keys in ``deleted`` in one batch."""
 
-    def delete_all(self, reason: str) -> None:
+    def delete_all_entries(self, reason: str) -> None:
         """Delete all values. reason: for the log."""

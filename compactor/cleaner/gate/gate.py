@@ -208,7 +208,9 @@ class Gate:
             self.add_looked_up_rows(source, self._latest_record_rows(records, headers[:, some], source, is_outside_dirty_range=False))
 
     def _flag_batches_to_read(self, source: SourceSegment, is_outside_dirty_range: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``is_outside_dirty_range``, records outside it."""
+        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``is_outside_dirty_range``, records outside
+        it.
+        """
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
         if not is_outside_dirty_range:

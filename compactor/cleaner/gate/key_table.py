@@ -20,7 +20,7 @@ from compactor.cleaner.row_spool import hash_range_of_first_word
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import CellOrComplement, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import high_word_of_product, prefetch
+from compactor.kernels.memory import prefetch, upper_64_bits_of_product
 from compactor.records.batches import Int64s
 
 WORDS: Final = 3
@@ -187,7 +187,7 @@ def _stored_key_bits(h1: KeyHashHalf) -> np.uint64:
 @inline_kernel
 def _find_cell(cells: Words, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplement:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
-    cell = np.int64(high_word_of_product(cell_tag, np.uint64(capacity)))
+    cell = np.int64(upper_64_bits_of_product(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:
             return cell
@@ -207,7 +207,7 @@ def _prefetch_cell_of_row(cells: Words, capacity: int, rows: LatestRecordRows, r
     saves.
     """
     if row + _AHEAD < len(rows):
-        prefetch(cells, WORDS * np.int64(high_word_of_product(_nonzero_key_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
+        prefetch(cells, WORDS * np.int64(upper_64_bits_of_product(_nonzero_key_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
 
 @kernel

@@ -22,7 +22,7 @@ from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
-from compactor.kernels.memory import high_word_of_product, prefetch
+from compactor.kernels.memory import prefetch, upper_64_bits_of_product
 from compactor.profiling import WorkStage, measure_stage
 
 CAPACITY, ENTRIES, LIMIT, CELLS = range(4)
@@ -50,7 +50,7 @@ KeySetState = npt.NDArray[np.int64]
 @inline_kernel
 def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
     """Return the cell of a hash table where the search for a key begins: its hash scaled to the capacity."""
-    return np.int64(high_word_of_product(h1, np.uint64(capacity)))  # type: ignore[return-value]
+    return np.int64(upper_64_bits_of_product(h1, np.uint64(capacity)))  # type: ignore[return-value]
 
 
 @inline_kernel
@@ -287,7 +287,9 @@ class BoundedOffsetMap:
     """Kafka's offset map with space for ``max_keys`` keys (SkimpyOffsetMap: floor(slots * load factor)). It takes 32 bytes per key."""
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
-        """Create an empty map. ``max_record_count``: upper bound of the rows that will be put, which limits the memory. Raises OutOfBudget."""
+        """Create an empty map. ``max_record_count``: upper bound of the rows that will be put, which limits the memory. Raises
+        OutOfBudget.
+        """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
         try:
             self.table: Hashes = np.zeros(3 * cells, dtype=np.uint64)

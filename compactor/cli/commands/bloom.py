@@ -7,7 +7,7 @@ import argparse
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.round.compaction import disk_budget_bytes
 from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
 
@@ -38,7 +38,7 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
-    budget = Budget(disk_budget_bytes(tier.cleaner_settings_for_topic(name.topic), tier.state_dir))
+    budget = DiskBudget(disk_budget_bytes(tier.cleaner_settings_for_topic(name.topic), tier.state_dir))
     with out.show_progress("reading", tiers.sum_stored_bytes(tier, [name], out), "bytes") as progress:
         made = rebuild_sidecars(tier, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {

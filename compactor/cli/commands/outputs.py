@@ -12,7 +12,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.errors import CompactorError, UsageError
 from compactor.extras import require_extra
-from compactor.local.budget import Budget
+from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs.port import configured_output
 from compactor.round.compaction import disk_budget_bytes
@@ -26,7 +26,7 @@ def write_outputs_command(args: argparse.Namespace, out: Output) -> int:
     writer = configured_output(tier, lambda store: store)
     if writer is None:
         raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
-    disk = Budget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
+    disk = DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
     found, code = _query_each_partition(tier, args, out, lambda name: writer.update_output(tier, name, disk))
     rows = [{"topic": name.topic, "partition": name.partition, "status": done.status, "summary": done.summary} for name, done in found]
     table = Table("", ("partition", "status", ""), [(f"{row['topic']}-{row['partition']}", row["status"], row["summary"]) for row in rows])

@@ -103,7 +103,7 @@ def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int,
     must be small enough.
     """
     size = segment.size_bytes
-    if copies is None or size < LEAST_COPIES * min_copied_run_bytes(copies) or not segment.recorded_file("log").batches:
+    if copies is None or size < LEAST_COPIES * min_copied_run_bytes(copies) or not segment.recorded_size_and_digests("log").batches:
         return False
     return MOST_SHARE * estimate_key_directory_bytes(batches, segment.records) <= size
 
@@ -124,9 +124,9 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
         return "it is short"
     if sidecar is None:
         return "it has no sidecar"
-    if segment.has_offsets_after_end or segment.negative_timestamps or "txnindex" in segment.files:
+    if segment.has_offsets_after_end_offset or segment.negative_timestamps or "txnindex" in segment.files:
         return "its end, its timestamps or its aborted transactions require reading all of it"
-    if segment.content is None or not segment.recorded_file("log").batches:
+    if segment.content is None or not segment.recorded_size_and_digests("log").batches:
         return "an earlier program wrote it"
     if keys > sidecar.records // FEWER_KEYS:
         return f"the round brings {keys} keys, it has {sidecar.records} records"

@@ -96,7 +96,7 @@ class KeyDirectoryCache:
         """Yield for each segment its key directory, or None if it has no usable one, and the number of bytes fetched. Raises StoreError."""
         found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
-            is_its = directory is not None and digest_of_headers(directory.headers) == segment.recorded_file("log").batches
+            is_its = directory is not None and digest_of_headers(directory.headers) == segment.recorded_size_and_digests("log").batches
             yield directory if is_its else None, fetched
 
     def add_key_directory(self, directory: KeyDirectory) -> None:

@@ -20,7 +20,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.local.staging import Budget, StagingFolder
+from compactor.local.staging import DiskBudget, StagingFolder
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker
@@ -128,7 +128,7 @@ def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[Sta
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"tiered-compactor-{os.getpid()}-", dir=local))
-    staging = StagingFolder(folder / "staged", open_task_tier(shared).ports.layout, Budget(shared.disk_budget_bytes))
+    staging = StagingFolder(folder / "staged", open_task_tier(shared).ports.layout, DiskBudget(shared.disk_budget_bytes))
     try:
         yield staging
     finally:

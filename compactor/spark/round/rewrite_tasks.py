@@ -13,7 +13,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.control.records import ScratchObject
 from compactor.control.state import PartitionState
-from compactor.local.budget import SpaceReservation
+from compactor.local.budget import DiskSpaceReservation
 from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import PlanExecution
@@ -52,7 +52,7 @@ class StoredPassOneAnswers:
     second_reader: None = None
 
     @contextmanager
-    def open_segment(self, ordinal: int, reservation: SpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
+    def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Provide one source segment with its log mapped into memory, and its transaction verdicts.
 
         :param ordinal: position of the segment in the group.

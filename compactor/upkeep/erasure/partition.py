@@ -151,7 +151,7 @@ class _KeySearch:
         """
         seen = {(holder.segment, holder.key) for holder in self.holders}
         for segment in self.state.live:
-            if segment.has_offsets_after_end:
+            if segment.has_offsets_after_end_offset:
                 before, movable = len(self.holders), rules.compacts and segment.start_offset < rules.end
                 self._search_segment(self.tier, segment, HolderState.LIVE, CUT_OFF)
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
