@@ -41,7 +41,7 @@ from compactor.cleaner.passes.source import open_source_segment
 from compactor.cleaner.precompile import precompile_kernels
 from compactor.records.batches import read_only_view
 from compactor.records.bulk import compress_bodies_into
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, max_compressed_size
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, GrowingByteBuffer, max_compressed_size
 from tests.conformance.kafka import Kafka, Unavailable
 
 TARGETS = {NONE: 3.0, LZ4: 2.5, SNAPPY: 2.5, ZSTD: 1.5, GZIP: 1.5}
@@ -128,7 +128,7 @@ def floor(log_dir: Path, scratch: Path, kept: int, *, rounds: int) -> float:
 def _moved(path: Path, target: BinaryIO, most: int) -> int:
     """Bytes written of one segment, whole chunks until there are ``most``."""
     source = open_source_segment(0, path, int(path.stem), None, 0, -1, 1 << 30)
-    table, bodies, slots, done = source.table, ByteBuffer(), ByteBuffer(), 0
+    table, bodies, slots, done = source.table, GrowingByteBuffer(), GrowingByteBuffer(), 0
     for first, last in source.batch_ranges_of_one_kind():
         some = slice(first, last)
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), 1 << 30, bodies):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from compactor.records.batches import HEADER
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, add_batch_header, encode_batch, encode_txn_marker
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker, prepend_batch_header
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
 
 CODECS = {"none": NONE, "lz4": LZ4, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
@@ -110,7 +110,7 @@ def _plain(profile: Profile, records: int, first_dirty: int) -> Iterator[tuple[i
         if profile.codec:
             data = compress_body(profile.codec, data)
         time = NOW_MS - records + base
-        yield base + count, add_batch_header(base, count - 1, 0, profile.codec, time, time + count - 1, NO_PRODUCER, count, data)
+        yield base + count, prepend_batch_header(base, count - 1, 0, profile.codec, time, time + count - 1, NO_PRODUCER, count, data)
 
 
 def _pool(profile: Profile) -> list[tuple[np.ndarray, np.ndarray]]:

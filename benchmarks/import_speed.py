@@ -24,7 +24,7 @@ from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import HEADER, map_file, scan_batches, verify_crcs_of_batches
 from compactor.records.build import RecordToEncode as Row, encode_batch
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, decompress_body_into
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, GrowingByteBuffer, decompress_body_into
 from compactor.transfer.import_ import import_directory
 
 SEGMENT_BYTES = 64 << 20
@@ -93,7 +93,7 @@ def plain(source: Path, target: Path) -> None:
 
 def inflating(source: Path, target: Path) -> None:
     """The same, and every batch is checked and inflated."""
-    buffer = ByteBuffer()
+    buffer = GrowingByteBuffer()
     for path in sorted(source.glob("*.log")):
         data = map_file(path)
         table = scan_batches(data, path.name)

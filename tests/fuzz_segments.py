@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, add_batch_header, encode_batch, encode_varint
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_varint, prepend_batch_header
 from compactor.records.codecs import compress_body
 from tests.against_naive import Outcome, compare_with_naive
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, snapshot, wrapper
@@ -206,7 +206,7 @@ def bomb(dice: Dice, segments: Segments) -> None:
     else:
         rows = [RecordToEncode(base, 1, b"a", zeros)]
         body = compress_body(codec, encode_batch(rows)[61:] if dice.random() < 0.5 else zeros)
-        batches[at] = add_batch_header(base, 0, 0, codec, 1, 1, NO_PRODUCER, dice.choice([1, 2**31 - 1]), body)
+        batches[at] = prepend_batch_header(base, 0, 0, codec, 1, 1, NO_PRODUCER, dice.choice([1, 2**31 - 1]), body)
 
 
 def nested(dice: Dice, segments: Segments) -> None:

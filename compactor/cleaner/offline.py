@@ -30,7 +30,7 @@ from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
 from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, map_file
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
-from compactor.records.producers import ProducerStates, parse_producer_snapshot
+from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
 _SNAPSHOT_NAME: Final = re.compile(r"(\d{20})\.snapshot")
@@ -376,16 +376,16 @@ def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_
     """
     places = {source.base for source in sources[1:]} | {end_offset}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
-    states, covered = ProducerStates.without_producers(), 0
+    states, covered = ProducerStates.empty_states(), 0
     for offset, path in reversed(found):
         if offset not in places:
             continue
         try:
-            states, covered = parse_producer_snapshot(path.read_bytes(), path.name), offset
+            states, covered = parse_producer_snapshot_file(path.read_bytes(), path.name), offset
             break
         except BadData:
             continue  # as Kafka: an older snapshot and more of the log say the same
     for source in sources:
         if source.end > covered:
-            states = states.states_after_batches(source.table, covered)
+            states = states.replay_batches(source.table, covered)
     return states

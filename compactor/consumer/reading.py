@@ -45,8 +45,8 @@ from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, NOT_CONTROL, Bytes, Int64s
-from compactor.records.codecs import ByteBuffer
-from compactor.records.rows import Int32s, RowBuffers, parse_records
+from compactor.records.codecs import GrowingByteBuffer
+from compactor.records.rows import Int32s, RecordRowBuffers, parse_records
 from compactor.round.mirroring import read_missing_metadata_fields
 
 MAX_SPILL_SPAN: Final = SEEN - 1
@@ -212,8 +212,8 @@ class _ParseBuffers:
     """Buffers into which each chunk of batches is decompressed and parsed; they are reused for the next chunk."""
 
     def __init__(self) -> None:
-        self._rows = RowBuffers()
-        self._bodies = ByteBuffer()
+        self._rows = RecordRowBuffers()
+        self._bodies = GrowingByteBuffer()
 
     def parse_flagged_batches(
         self, piece: SegmentPiece, batch_flags: Flags, max_batch_bytes: int, *, backwards: bool = False

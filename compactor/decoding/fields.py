@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from compactor.config.settings import Settings
-from compactor.decoding.registry import Schema, SchemaRegistry
+from compactor.decoding.registry import RegisteredSchema, SchemaRegistry
 from compactor.errors import UsageError
 from compactor.extras import require_extra
 
@@ -31,6 +31,11 @@ avro: the registry's schema, else not decoded. json, text: UTF-8, else not decod
 _HEADER = struct.Struct(">BI")
 _UNREADABLE = (EOFError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError, ValueError, struct.error)
 """Exceptions of fastavro for bytes that do not match a schema."""
+
+
+ParsedSchemaAndNamedTypes = tuple[Any, dict[str, Any]]
+"""An Avro schema as fastavro has parsed it, and the schemas of its named types."""
+AvroValue = object
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +72,25 @@ class FieldDecoder:
 
     def __init__(self, settings: Settings) -> None:
         self._registry = SchemaRegistry(settings.registry) if settings.registry.url else None
-        self._parsed = lru_cache(maxsize=1000)(_parse_avro)
+        self._parsed = lru_cache(maxsize=1000)(_parse_avro_schema)
 
     @property
     def has_registry(self) -> bool:
         """Return whether a schema registry is configured."""
         return self._registry is not None
 
-    def decode(self, data: bytes | None, field_format: FieldFormat = "auto", *, is_native: bool = False) -> DecodedField:
+    def decode(self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False) -> DecodedField:
         """Decode a key or value in the wanted format.
 
-        :param is_native: return the values of Avro as fastavro does, with its bytes, times and decimals, instead of a JSON value.
+        :param keeps_python_types: return the values of Avro as fastavro does, with its bytes, times and decimals, instead of a JSON value.
         :raises StoreError: if the registry is needed and cannot be asked. :raises UsageError: without a registry for ``avro``.
         """
         if data is None:
             return DecodedField()
         if field_format == "avro":
-            return self._decode_by_schema(data, self._require_registry(), is_native=is_native)
+            return self._decode_by_schema_id(data, self._require_registry(), keeps_python_types=keeps_python_types)
         if field_format == "auto" and self._registry and data[:1] == b"\0":
-            found = self._decode_by_schema(data, self._registry, is_native=is_native)
+            found = self._decode_by_schema_id(data, self._registry, keeps_python_types=keeps_python_types)
             if found.is_decoded or found.schema_id is not None:
                 return found
         if field_format == "bytes":
@@ -94,9 +99,9 @@ class FieldDecoder:
             text = data.decode()
         except UnicodeDecodeError:
             return DecodedField(error="not UTF-8")
-        return _decode_json(text) if field_format == "json" else DecodedField(text)
+        return _parse_json_text(text) if field_format == "json" else DecodedField(text)
 
-    def encode_avro_key(self, topic: str, text: str) -> bytes:
+    def encode_avro_key(self, topic: str, key_text: str) -> bytes:
         """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``, by the key schema of the topic or the schema ID.
 
         Kafka compares bytes, so one value has as many keys as the topic has schemas that encode it. Therefore the id is required if the
@@ -105,17 +110,19 @@ class FieldDecoder:
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
         registry = self._require_registry()
-        named, _, written = text.removeprefix("avro").partition(":")
+        named, _, written = key_text.removeprefix("avro").partition(":")
         try:
             value = json.loads(written)
         except ValueError:
-            raise UsageError(f"{text} is not a key", hint='Write avro:JSON, such as avro:{"id": 5} or avro:"a", or avro@ID:JSON') from None
+            raise UsageError(
+                f"{key_text} is not a key", hint='Write avro:JSON, such as avro:{"id": 5} or avro:"a", or avro@ID:JSON'
+            ) from None
         subject = f"{topic}-key"
-        ids = [int(named[1:])] if named[1:].isdigit() else registry.schema_ids(subject)
+        ids = [int(named[1:])] if named[1:].isdigit() else registry.fetch_schema_ids_of_subject(subject)
         if not ids:
             raise UsageError(f"the schema registry has no subject {subject}", hint="Name the schema's id: avro@ID:JSON")
         schemas = [schema for each in ids if (schema := registry.schema(each)) is not None and schema.kind == "AVRO"]
-        found = {schema.schema_id: data for schema in schemas if (data := self._encode_avro(schema, value)) is not None}
+        found = {schema.schema_id: data for schema in schemas if (data := self._encode_avro_if_schema_matches(schema, value)) is not None}
         if not found:
             raise UsageError(f"{written} matches none of the Avro schemas {', '.join(map(str, ids))}")
         if len(found) > 1:
@@ -129,7 +136,7 @@ class FieldDecoder:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
         return self._registry
 
-    def avro_schema(self, schema_id: int) -> tuple[Any, dict[str, Any]]:
+    def fetch_avro_schema(self, schema_id: int) -> ParsedSchemaAndNamedTypes:
         """Return an Avro schema of the registry as fastavro has parsed it, and the schemas of its named types. Raises KeyError if there is
         no such schema, ValueError if it is not valid, StoreError.
         """
@@ -138,7 +145,7 @@ class FieldDecoder:
             raise KeyError(schema_id)
         return self._parsed(schema)
 
-    def _decode_by_schema(self, data: bytes, registry: SchemaRegistry, *, is_native: bool) -> DecodedField:
+    def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedField:
         """Decode bytes that begin with the id of a schema (the registry's wire format).
 
         ``schema_id`` of the result is None if no such schema exists.
@@ -157,9 +164,9 @@ class FieldDecoder:
                 return DecodedField(schema_id=schema_id, error=f"not JSON: {error}")
         if schema.kind != "AVRO":
             return DecodedField(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
-        return self._decode_avro(schema, payload, is_native=is_native)
+        return self._decode_avro(schema, payload, keeps_python_types=keeps_python_types)
 
-    def _decode_avro(self, schema: Schema, payload: bytes, *, is_native: bool) -> DecodedField:
+    def _decode_avro(self, schema: RegisteredSchema, payload: bytes, *, keeps_python_types: bool) -> DecodedField:
         """Decode an Avro value with the schema by which it was written."""
         from fastavro import schemaless_reader
 
@@ -172,10 +179,10 @@ class FieldDecoder:
         rest = len(payload) - stream.tell()
         if rest:
             return DecodedField(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
-        shown = _uuids_to_text(value) if is_native else json.loads(to_json_text(value))
+        shown = _replace_uuids_by_text(value) if keeps_python_types else json.loads(to_json_text(value))
         return DecodedField(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
-    def _encode_avro(self, schema: Schema, value: object) -> bytes | None:
+    def _encode_avro_if_schema_matches(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
         """Return a value in the wire format of a schema, or None if it does not match the schema."""
         from fastavro import schemaless_writer
 
@@ -188,54 +195,54 @@ class FieldDecoder:
         return stream.getvalue()
 
 
-def parse_key(text: str) -> bytes:
+def parse_key(key_text: str) -> bytes:
     """Return the key that a text stands for: the text itself, or the bytes of ``base64:...``, as `segments dump` prints keys.
 
     :raises UsageError: if what follows ``base64:`` is not base64.
     """
-    if not text.startswith("base64:"):
-        return text.encode()
+    if not key_text.startswith("base64:"):
+        return key_text.encode()
     try:
-        return base64.b64decode(text.removeprefix("base64:"), validate=True)
+        return base64.b64decode(key_text.removeprefix("base64:"), validate=True)
     except binascii.Error as error:
-        raise UsageError(f"{text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
+        raise UsageError(f"{key_text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
 
 
-def parse_key_of_topic(text: str, topic: str, decoder: FieldDecoder) -> bytes:
+def parse_key_with_topic_schema(key_text: str, topic: str, decoder: FieldDecoder) -> bytes:
     """Return the key that a text stands for, as ``parse_key``, or as ``avro:JSON`` and ``avro@ID:JSON`` if there is a registry.
 
     Raises UsageError.
     """
-    is_avro = decoder.has_registry and (text.startswith("avro:") or text.partition(":")[0].removeprefix("avro@").isdigit())
-    return decoder.encode_avro_key(topic, text) if is_avro else parse_key(text)
+    is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
+    return decoder.encode_avro_key(topic, key_text) if is_avro else parse_key(key_text)
 
 
 def to_json_text(value: object) -> str:
     """Return a value as compact JSON. Bytes become base64, times ISO 8601, decimals and numbers that JSON does not have texts."""
     from pydantic_core import to_json
 
-    return to_json(_bytes_to_base64(value), inf_nan_mode="strings").decode()
+    return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()
 
 
-def _bytes_to_base64(value: object) -> object:
+def _replace_bytes_by_base64(value: AvroValue) -> AvroValue:
     """Return a value whose bytes are base64, in the alphabet that `cat` uses elsewhere."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):
-        return {name: _bytes_to_base64(each) for name, each in value.items()}
-    return [_bytes_to_base64(each) for each in value] if isinstance(value, list) else value
+        return {name: _replace_bytes_by_base64(each) for name, each in value.items()}
+    return [_replace_bytes_by_base64(each) for each in value] if isinstance(value, list) else value
 
 
-def _uuids_to_text(value: object) -> object:
+def _replace_uuids_by_text(value: AvroValue) -> AvroValue:
     """Return an Avro value with texts in place of UUIDs."""
     if isinstance(value, dict):
-        return {name: _uuids_to_text(each) for name, each in value.items()}
+        return {name: _replace_uuids_by_text(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_uuids_to_text(each) for each in value]
+        return [_replace_uuids_by_text(each) for each in value]
     return str(value) if isinstance(value, UUID) else value
 
 
-def _decode_json(text: str) -> DecodedField:
+def _parse_json_text(text: str) -> DecodedField:
     """Parse a text as JSON, and return the value or the reason why it is not JSON."""
     try:
         return DecodedField(json.loads(text), is_json=True)
@@ -243,7 +250,7 @@ def _decode_json(text: str) -> DecodedField:
         return DecodedField(error=f"not JSON: {error}")
 
 
-def _parse_avro(schema: Schema) -> tuple[Any, dict[str, Any]]:
+def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
     """Parse an Avro schema for fastavro. Return it and the schemas of its named types. Raises ValueError if it is not valid."""
     require_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema

@@ -18,8 +18,11 @@ TIMEOUT_S: Final = 5.0
 """Seconds after which a request that is not answered has failed. It is sent three times."""
 
 
+JsonDocument = Any
+
+
 @dataclass(frozen=True)
-class Schema:
+class RegisteredSchema:
     """A schema of the registry.
 
     kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
@@ -43,18 +46,18 @@ class SchemaRegistry:
         # Requests are few, and no socket is left open that nobody closes.
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json", "Connection": "close"}
         if settings.credentials_file:
-            headers |= urllib3.make_headers(basic_auth=_read_credentials(settings.credentials_file))
+            headers |= urllib3.make_headers(basic_auth=_read_credentials_file(settings.credentials_file))
         self._pool = urllib3.PoolManager(headers=headers, timeout=TIMEOUT_S, retries=urllib3.Retry(2, redirect=3, raise_on_redirect=False))
         self.schema = lru_cache(maxsize=10_000)(self._fetch_schema)
 
-    def _fetch_schema(self, schema_id: int) -> Schema | None:
+    def _fetch_schema(self, schema_id: int) -> RegisteredSchema | None:
         """Return the schema with this id, or None if the registry has none. Raises StoreError if the registry cannot be asked."""
         try:
             return self._parse_schema_document(schema_id, self._request_json(f"/schemas/ids/{schema_id}"))
         except NotFound:
             return None
 
-    def schema_ids(self, subject: str) -> list[int]:
+    def fetch_schema_ids_of_subject(self, subject: str) -> list[int]:
         """Return the ids of all versions of a subject, such as ``orders-key``; an empty list if there is no such subject."""
         place = f"/subjects/{quote(subject, safe='')}/versions"
         try:
@@ -62,16 +65,16 @@ class SchemaRegistry:
         except NotFound:
             return []
 
-    def _parse_schema_document(self, schema_id: int, document: dict[str, Any]) -> Schema:
+    def _parse_schema_document(self, schema_id: int, document: JsonDocument) -> RegisteredSchema:
         """Parse the registry's answer about a schema, and fetch the schemas to which it refers."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
             found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
             schema = self._parse_schema_document(found["id"], found)
             references |= dict.fromkeys((*schema.references, schema.text))
-        return Schema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
+        return RegisteredSchema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
 
-    def _request_json(self, path: str) -> Any:
+    def _request_json(self, path: str) -> JsonDocument:
         """Request a path of the registry, and return the JSON document. Raises NotFound, Refused, Unavailable or StoreError."""
         try:
             answer = self._pool.request("GET", self._url + path)
@@ -90,12 +93,12 @@ class SchemaRegistry:
             raise StoreError(f"what answers at {self._url} is not a schema registry", hint="See url under [registry]") from None
 
 
-def _read_credentials(file: str) -> str:
+def _read_credentials_file(credentials_file: str) -> str:
     """Return the credentials of the registry, a line ``USER:PASSWORD`` in a file. Raises UsageError if there is none."""
     try:
-        text = Path(file).read_text(encoding="utf-8").strip()
+        text = Path(credentials_file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise UsageError(f"[registry] credentials_file {file} cannot be read: {error.strerror}") from error
+        raise UsageError(f"[registry] credentials_file {credentials_file} cannot be read: {error.strerror}") from error
     if ":" not in text or "\n" in text:
-        raise UsageError(f"[registry] credentials_file {file} must hold one line", hint="Write USER:PASSWORD")
+        raise UsageError(f"[registry] credentials_file {credentials_file} must hold one line", hint="Write USER:PASSWORD")
     return text

@@ -28,6 +28,19 @@ KeyHashHalf = np.uint64
 SegmentOrdinal = int
 """Position of a segment among the live segments of its partition, from 0."""
 BytePosition = int
+ProblemNumber = int
+"""Index into the messages of a parser or encoder; 0 for no problem."""
+BytePositionOrMinusOne = int
+"""A position, or -1 if the bytes cannot be processed here."""
+CountAndEndPosition = tuple[int, int]
+"""Number of batches, and the byte position after the last one."""
+NextBatchAndPosition = tuple[int, int]
+"""Number of the next batch to process, and a byte position."""
+ControlTypeAndEpoch = tuple[int, int]
+"""Type of a control batch, and the coordinator epoch of its marker (-1 for none)."""
+CodecId = int
+"""Number of a compression codec: the low three bits of a batch's attributes."""
+Sha256Hex = str
 RowCount = int
 CellOrComplement = int
 """Number of the cell of a hash table that holds a key, or the bitwise complement of the empty cell where it would be stored."""

@@ -45,7 +45,7 @@ class TypedColumns:
         self.lacks_columns = self._types[ERROR_COLUMN] is None
         self._types[ERROR_COLUMN] = pa.string()
         self._rejected: set[tuple[str, pa.DataType]] = set()
-        self._avro_type = lru_cache(maxsize=1000)(lambda schema_id: avro_column_type(*decoder.avro_schema(schema_id)))
+        self._avro_type = lru_cache(maxsize=1000)(lambda schema_id: avro_column_type(*decoder.fetch_avro_schema(schema_id)))
 
     def missing_columns_error(self) -> ColumnsMissing:
         """Return the error with the columns that the rows so far need."""
@@ -58,7 +58,7 @@ class TypedColumns:
         errors: list[str | None] = [None] * len(batch)
         found: dict[str, list[Any]] = {}
         for field, field_format in self._formats.items():
-            decoded = [self._decoder.decode(data, field_format, is_native=True) for data in batch.column(field).to_pylist()]
+            decoded = [self._decoder.decode(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()]
             for row, value in enumerate(decoded):
                 errors[row] = f"{field}: {value.error}" if value.error else errors[row]
             found[field] = self._values_with_a_place(field, decoded, errors)

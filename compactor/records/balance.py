@@ -1,4 +1,5 @@
-"""Sums over batches and records for the balance of a round (compactor.model.balance), which shows that no record was lost or added.
+"""DigestSumRows over batches and records for the balance of a round (compactor.model.balance), which shows that no record was lost or
+added.
 
 Each record contributes a digest of its offset, of the lengths of its key and value, and of the first and last eight bytes of both, mixed
 with a key of the tier. That is enough to distinguish records, and takes a few nanoseconds. The bytes between are covered by the gate and by
@@ -24,7 +25,7 @@ from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, In
 from compactor.records.encode import COPY, FILTER, Actions
 from compactor.records.rows import BatchChunk, Int32s, RecordRows
 
-Sums = npt.NDArray[np.uint64]
+DigestSumRows = npt.NDArray[np.uint64]
 """One row per account: how many, and the two halves of their digests' sum."""
 
 (OPENED, RECORDS, BATCH_SUPERSEDED, BATCH_ABORTED, BATCH_MARKER, SUPERSEDED, TOMBSTONE, KEYLESS) = ACCOUNTS = range(8)
@@ -42,14 +43,14 @@ class BalanceKey:
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
-def zero_sums_by_account() -> Sums:
+def zero_sums_by_account() -> DigestSumRows:
     """Return sums of zero, one row for each account."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
-def to_digest_sum(sums: Sums) -> DigestSum:
+def digest_sum_from_row(row_of_sums: DigestSumRows) -> DigestSum:
     """Convert a row of an array of sums to a DigestSum."""
-    return DigestSum.from_digest_halves(int(sums[0]), int(sums[1]), int(sums[2]))
+    return DigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
@@ -59,39 +60,39 @@ def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
     """
     out = np.zeros(3, np.uint64)
     _add_segment_digests(buf, *key.halves, out)
-    return to_digest_sum(out)
+    return digest_sum_from_row(out)
 
 
 def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
     """Return the number of v2 batches and the sum of their digests, computed from their headers of shape (batches, HEADER)."""
     out = np.zeros(3, np.uint64)
     _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
-    return to_digest_sum(out)
+    return digest_sum_from_row(out)
 
 
 @measure_stage(WorkStage.GATE)
 def digest_sums_by_account(
     key: BalanceKey,
-    raw: Bytes,
+    segment_bytes: Bytes,
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,
     first_row: FirstRowByBatch,
     action_by_header: Actions,
     final_action: Actions,
-    keep: Flags,
-    superseded: Flags,
-    aborted: Flags,
-) -> Sums:
+    keep_flags: Flags,
+    superseded_flags: Flags,
+    aborted_flags: Flags,
+) -> DigestSumRows:
     """Return the sums of the batches and records of a chunk that the cleaner does not copy, by account.
 
     Batches whose records were filtered count as opened, with all their records. Dropped batches and records count by the reason for which
     they were dropped; a record dropped for no valid reason is in no account.
 
-    :param raw: the segment's bytes.
+    :param segment_bytes: the segment's bytes.
     :param before, final_action: action of each batch as decided by its header, and after its records were filtered.
-    :param keep, superseded: flags per row: whether the record stays, and whether a later record has its key.
-    :param aborted: flags per batch: data of an aborted transaction.
+    :param keep_flags, superseded_flags: flags per row: whether the record stays, and whether a later record has its key.
+    :param aborted_flags: flags per batch: data of an aborted transaction.
     """
     sums = zero_sums_by_account()
     if np.all(final_action == COPY):
@@ -99,42 +100,43 @@ def digest_sums_by_account(
     some = slice(chunk.first, chunk.last)
     opened = (action_by_header == FILTER) & (final_action != COPY)
     _add_digests_to_accounts(
-        raw, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, final_action, aborted, first_row, rows.offset,
-        rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep, superseded, *key.halves, sums,
+        segment_bytes, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, final_action, aborted_flags,
+        first_row, rows.offset, rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep_flags, superseded_flags,
+        *key.halves, sums,
     )  # fmt: skip
     return sums
 
 
 @inline_kernel
-def _mix_digest(state: np.uint64) -> np.uint64:
+def _mix_digest(digest_state: np.uint64) -> np.uint64:
     """Return the state of a digest after one mixing step."""
-    return (state ^ (state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return (digest_state ^ (digest_state >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
 
 
 @inline_kernel
-def _finish_digest(state: np.uint64) -> np.uint64:
+def _finish_digest(digest_state: np.uint64) -> np.uint64:
     """Return the final value of a digest state: the last step of MurmurHash3, in which each bit changes half of the others."""
-    state = (state ^ (state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-    state = (state ^ (state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-    return state ^ (state >> np.uint64(33))
+    digest_state = (digest_state ^ (digest_state >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    digest_state = (digest_state ^ (digest_state >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return digest_state ^ (digest_state >> np.uint64(33))
 
 
 @inline_kernel
-def add_batch_digest(raw: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums) -> None:
+def add_batch_digest(segment_bytes: Bytes, position: int, magic: int, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
     """Add the batch at a byte position to a row of sums.
 
     :param magic: message format of the batch.
     :param k0, k1: halves of the balance key.
-    :param out: number of batches, and the two halves of the sum of their digests.
+    :param out_sums: number of batches, and the two halves of the sum of their digests.
     """
     end = position + (HEADER if magic == 2 else _LEGACY_HEADER)
-    state = _mix_digest(k0 ^ load_u64(raw, end - 8))
+    state = _mix_digest(k0 ^ load_u64(segment_bytes, end - 8))
     for at in range(position, end - 8, 8):
-        state = _mix_digest(state + load_u64(raw, at))
+        state = _mix_digest(state + load_u64(segment_bytes, at))
     one = _finish_digest(state)
-    out[0] += np.uint64(1)
-    out[1] += one
-    out[2] += second_half_of_digest(one, k1)
+    out_sums[0] += np.uint64(1)
+    out_sums[1] += one
+    out_sums[2] += second_half_of_digest(one, k1)
 
 
 @inline_kernel
@@ -164,27 +166,27 @@ def first_half_of_record_digest(
 
 
 @inline_kernel
-def second_half_of_digest(digest: np.uint64, k1: HashKeyHalf) -> np.uint64:
+def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
     """Return the second half of a record's or batch's digest. It cannot be derived from sums of first halves. ``k1`` is the second half of
     the balance key.
     """
-    state = (digest ^ k1) * np.uint64(0x9FB21C651E98DF25)
+    state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
 
 
 @kernel
-def _add_header_digests(raw: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums) -> None:
-    """Add the digests of v2 batches, given by their headers in sequence, to ``out``: the number of batches, and the two halves of the sum
-    of their digests.
+def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+    """Add the digests of v2 batches, given by their headers in sequence, to ``out_sums``: the number of batches, and the two halves of the
+    sum of their digests.
     :param k0, k1: halves of the balance key.
     """
-    for position in range(0, raw.size, HEADER):
-        add_batch_digest(raw, position, 2, k0, k1, out)
+    for position in range(0, headers.size, HEADER):
+        add_batch_digest(headers, position, 2, k0, k1, out_sums)
 
 
 @kernel
-def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums) -> None:
-    """Add the digests of all batches in a segment to ``out``: the number of batches, and the two halves of the sum of their digests.
+def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
+    """Add the digests of all batches in a segment to ``out_sums``: the number of batches, and the two halves of the sum of their digests.
     :param k0, k1: halves of the balance key.
     """
     at = 0
@@ -193,31 +195,31 @@ def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out: Sums
         magic = buf[at + 16]
         if at + size > buf.size or size < (HEADER if magic == 2 else _LEGACY_HEADER):
             break
-        add_batch_digest(buf, at, magic, k0, k1, out)
+        add_batch_digest(buf, at, magic, k0, k1, out_sums)
         at += size
 
 
 @kernel
 def _add_digests_to_accounts(
-    raw: Bytes,
+    segment_bytes: Bytes,
     buf: Bytes,
     position: Int64s,
     magic: npt.NDArray[np.int8],
     control: npt.NDArray[np.int8],
-    opened: Flags,
+    opened_flags: Flags,
     final_action: Actions,
-    aborted: Flags,
+    aborted_flags: Flags,
     first_row: FirstRowByBatch,
     offset: Int64s,
     key_start: Int64s,
     value_start: Int64s,
     key_length: Int32s,
     value_length: Int32s,
-    keep: Flags,
-    superseded: Flags,
+    keep_flags: Flags,
+    superseded_flags: Flags,
     k0: HashKeyHalf,
     k1: HashKeyHalf,
-    sums: Sums,
+    out_sums: DigestSumRows,
 ) -> None:
     """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts. Parameters as
     for ``digest_sums_by_account``.
@@ -228,30 +230,30 @@ def _add_digests_to_accounts(
     for batch in range(final_action.size):
         if final_action[batch] == COPY:
             continue
-        if not opened[batch]:
-            reason = BATCH_MARKER if control[batch] != NOT_CONTROL else BATCH_ABORTED if aborted[batch] else BATCH_SUPERSEDED
-            add_batch_digest(raw, position[batch], magic[batch], k0, k1, sums[reason])
+        if not opened_flags[batch]:
+            reason = BATCH_MARKER if control[batch] != NOT_CONTROL else BATCH_ABORTED if aborted_flags[batch] else BATCH_SUPERSEDED
+            add_batch_digest(segment_bytes, position[batch], magic[batch], k0, k1, out_sums[reason])
             continue
-        add_batch_digest(raw, position[batch], magic[batch], k0, k1, sums[OPENED])
+        add_batch_digest(segment_bytes, position[batch], magic[batch], k0, k1, out_sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
             one = first_half_of_record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
             two = second_half_of_digest(one, k1)
             records += np.uint64(1)
             first += one
             second += two
-            if keep[row]:
+            if keep_flags[row]:
                 continue
             if key_length[row] < 0:
                 account = KEYLESS
-            elif superseded[row]:
+            elif superseded_flags[row]:
                 account = SUPERSEDED
             elif value_length[row] < 0:
                 account = TOMBSTONE
             else:
                 continue
-            sums[account, 0] += np.uint64(1)
-            sums[account, 1] += one
-            sums[account, 2] += two
-    sums[RECORDS, 0] += records
-    sums[RECORDS, 1] += first
-    sums[RECORDS, 2] += second
+            out_sums[account, 0] += np.uint64(1)
+            out_sums[account, 1] += one
+            out_sums[account, 2] += two
+    out_sums[RECORDS, 0] += records
+    out_sums[RECORDS, 1] += first
+    out_sums[RECORDS, 2] += second

@@ -22,7 +22,15 @@ import numpy.typing as npt
 
 from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
-from compactor.kernels.common import Bytes as Bytes, Int64s as Int64s, ProblemAndPosition
+from compactor.kernels.common import (
+    BatchNumberOrMinusOne,
+    Bytes as Bytes,
+    ControlTypeAndEpoch,
+    CountAndEndPosition,
+    Int64s as Int64s,
+    ProblemAndPosition,
+    ProblemNumber,
+)
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i16, load_i32, load_i64, load_u32, read_varint
@@ -136,17 +144,17 @@ def read_only_view(array: Bytes) -> Bytes:
 
 
 @measure_stage(WorkStage.CHECK)
-def scan_batches(buf: Bytes, segment: str, previous_last_offset: int = -1) -> BatchTable:
+def scan_batches(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
     """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
 
     :param buf: bytes of the segment.
-    :param segment: name of the segment for error messages.
+    :param segment_name: name of the segment for error messages.
     :param previous_last_offset: last offset before this segment; the first base offset must be greater.
     :raises BadData: if the bytes are not batches with ascending offsets.
     """
-    count, position = _count_batches_and_bytes(buf)
+    count, position = _count_complete_batches(buf)
     if position < len(buf):
-        _raise_invalid_header(buf, position, _framing_problem_code(buf, position), segment)
+        _raise_invalid_header(buf, position, _problem_of_incomplete_batch(buf, position), segment_name)
     table = BatchTable.allocate_rows(count)
     problem, position = _parse_headers_or_find_problem(
         buf,
@@ -168,12 +176,12 @@ def scan_batches(buf: Bytes, segment: str, previous_last_offset: int = -1) -> Ba
         table.coordinator_epoch,
     )
     if problem:
-        _raise_invalid_header(buf, position, problem, segment)
+        _raise_invalid_header(buf, position, problem, segment_name)
     return table
 
 
 @measure_stage(WorkStage.CHECK, lambda buf, table, first_batch, end_batch, _: int(table.size[first_batch:end_batch].sum()))
-def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment: str) -> None:
+def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, segment_name: str) -> None:
     """Verify the stored CRCs of the batches [first_batch, end_batch). Raises BadData for the first mismatch.
 
     In v2, a CRC-32C covers byte 21 to the end of the batch; in v0 and v1, a CRC-32 covers byte 16 to the end. Kafka's cleaner does not
@@ -182,26 +190,26 @@ def verify_crcs_of_batches(buf: Bytes, table: BatchTable, first_batch: int, end_
     position, size, magic = table.position[first_batch:end_batch], table.size[first_batch:end_batch], table.magic[first_batch:end_batch]
     wrong = _first_batch_with_invalid_crc(buf, position, size, magic)
     if wrong >= 0:
-        _raise_crc_mismatch(buf, int(position[wrong]), segment)
+        _raise_crc_mismatch(buf, int(position[wrong]), segment_name)
     view = memoryview(buf)
     for at, length in zip(position[magic < 2].tolist(), size[magic < 2].tolist(), strict=True):
         if zlib.crc32(view[at + 16 : at + length]) != int.from_bytes(view[at + 12 : at + 16], "big"):
-            _raise_crc_mismatch(buf, at, segment)
+            _raise_crc_mismatch(buf, at, segment_name)
 
 
-def _raise_crc_mismatch(buf: Bytes, position: int, segment: str) -> None:
+def _raise_crc_mismatch(buf: Bytes, position: int, segment_name: str) -> None:
     """Raise BadData for a batch whose CRC does not match."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True)
     raise BadData(
         "the CRC does not match the bytes",
-        segment=segment,
+        segment=segment_name,
         position=position,
         offset=offset,
         hint="Restore this segment from a replica or a backup; nothing was changed",
     )
 
 
-def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment: str) -> None:
+def _raise_invalid_header(buf: Bytes, position: int, problem: ProblemNumber, segment_name: str) -> None:
     """Raise BadData for a batch with an invalid header. ``problem`` is an index of _PROBLEMS."""
     offset = int.from_bytes(buf[position : position + 8].tobytes(), "big", signed=True) if position + 8 <= len(buf) else -1
     cause = _PROBLEMS[problem]
@@ -209,7 +217,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment: str)
         cause += f" {int(buf[position + 16])}"
     raise BadData(
         cause,
-        segment=segment,
+        segment=segment_name,
         position=position,
         offset=offset,
         hint="Restore this segment from a replica or a backup; nothing was changed",
@@ -217,7 +225,7 @@ def _raise_invalid_header(buf: Bytes, position: int, problem: int, segment: str)
 
 
 @kernel
-def _count_batches_and_bytes(buf: Bytes) -> tuple[int, int]:
+def _count_complete_batches(buf: Bytes) -> CountAndEndPosition:
     """Return the number of complete batches in a segment, and the byte position after the last one."""
     end = buf.size
     position = 0
@@ -235,7 +243,7 @@ def _count_batches_and_bytes(buf: Bytes) -> tuple[int, int]:
 
 
 @kernel
-def _framing_problem_code(buf: Bytes, position: int) -> int:
+def _problem_of_incomplete_batch(buf: Bytes, position: int) -> ProblemNumber:
     """Return the number of the problem (an index of _PROBLEMS) of the incomplete batch at ``position``."""
     left = buf.size - position
     if left < 17:
@@ -252,7 +260,7 @@ def _framing_problem_code(buf: Bytes, position: int) -> int:
 
 
 @kernel
-def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> int:
+def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, magic: npt.NDArray[np.int8]) -> BatchNumberOrMinusOne:
     """Return the index of the first v2 batch whose CRC does not match, or -1."""
     for i in range(position.size):
         if magic[i] == 2 and crc32c(buf, position[i] + 21, position[i] + size[i]) != np.int64(load_u32(buf, position[i] + 17)):
@@ -261,7 +269,7 @@ def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, ma
 
 
 @inline_kernel
-def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, count: int) -> tuple[int, int]:
+def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, count: int) -> ControlTypeAndEpoch:
     """Return the kind and the coordinator epoch of an uncompressed control batch. Its first key is ``version:int16 | type:int16``."""
     if count == 0:
         return EMPTIED, -1
@@ -289,15 +297,15 @@ def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, cou
 @kernel
 def _parse_headers_or_find_problem(
     buf: Bytes,
-    previous_last: int,
-    position_: Int64s,
-    size_: Int64s,
+    previous_last_offset: int,
+    out_position: Int64s,
+    out_size: Int64s,
     base_offset: Int64s,
     last_offset: Int64s,
     base_timestamp: Int64s,
     max_timestamp: Int64s,
     producer_id: Int64s,
-    magic_: npt.NDArray[np.int8],
+    out_magic: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     leader_epoch: npt.NDArray[np.int32],
     producer_epoch: npt.NDArray[np.int16],
@@ -310,13 +318,13 @@ def _parse_headers_or_find_problem(
     batch that has it.
     """
     position = 0
-    for i in range(position_.size):
+    for i in range(out_position.size):
         size = np.int64(load_i32(buf, position + 8)) + FRAME
         magic = np.int64(buf[position + 16])
         base = load_i64(buf, position)
-        position_[i] = position
-        size_[i] = size
-        magic_[i] = magic
+        out_position[i] = position
+        out_size[i] = size
+        out_magic[i] = magic
         control[i] = NOT_CONTROL
         coordinator_epoch[i] = -1
         if base < 0:
@@ -364,11 +372,11 @@ def _parse_headers_or_find_problem(
             count[i] = 0 if codec else 1
             if codec:
                 base = np.int64(UNKNOWN_OFFSET)
-        if (last if base == UNKNOWN_OFFSET else base) <= previous_last:
+        if (last if base == UNKNOWN_OFFSET else base) <= previous_last_offset:
             return 8, position
         base_offset[i] = base
         last_offset[i] = last
-        previous_last = last
+        previous_last_offset = last
         position += size
     return 0, position
 
@@ -420,7 +428,7 @@ def batch_table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coor
     )
 
 
-def select_batch_rows(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
+def select_batches_of_table(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
     """Return the BatchTable that a file of only these batches would have. ``batch_numbers``: numbers of the batches, ascending."""
     columns = {name: getattr(table, name)[batch_numbers] for name in BatchTable.__slots__}
     columns["position"] = np.cumsum(columns["size"]) - columns["size"]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import crc32c
 
 from compactor.constants import NO_TIMESTAMP
+from compactor.kernels.common import CodecId
 from compactor.records.codecs import NONE, compress_body
 
 NO_PRODUCER_ID = -1
@@ -54,9 +55,9 @@ NO_PRODUCER = ProducerFields()
 
 
 def encode_batch(
-    rows: Sequence[RecordToEncode],
+    records: Sequence[RecordToEncode],
     *,
-    codec: int = NONE,
+    codec: CodecId = NONE,
     producer: ProducerFields = NO_PRODUCER,
     leader_epoch: int = 0,
     base_offset: int | None = None,
@@ -73,27 +74,27 @@ def encode_batch(
         written all the same, as brokers do.
     :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534).
     """
-    if not rows and (base_offset is None or last_offset is None):
+    if not records and (base_offset is None or last_offset is None):
         raise ValueError("a batch without records needs its base and last offset")
-    base = rows[0].offset if base_offset is None else base_offset
-    last = rows[-1].offset if last_offset is None else last_offset
-    base_timestamp = rows[0].timestamp if rows else NO_TIMESTAMP
+    base = records[0].offset if base_offset is None else base_offset
+    last = records[-1].offset if last_offset is None else last_offset
+    base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
     if delete_horizon_ms is not None:
         base_timestamp = delete_horizon_ms
     if append_time_ms is not None:
         max_timestamp = append_time_ms
     elif max_timestamp is None:
-        max_timestamp = max((row.timestamp for row in rows), default=NO_TIMESTAMP)
-    body = b"".join(_encode_record(row, base, base_timestamp) for row in rows)
-    if codec != NONE and rows:
+        max_timestamp = max((row.timestamp for row in records), default=NO_TIMESTAMP)
+    body = b"".join(_encode_record(row, base, base_timestamp) for row in records)
+    if codec != NONE and records:
         body = compress_body(codec, body)
     attributes = (
-        (codec if rows else NONE)
+        (codec if records else NONE)
         | (LOG_APPEND_TIME_BIT if append_time_ms is not None else 0)
         | (TRANSACTIONAL_BIT if producer.transactional else 0)
         | (HORIZON_BIT if delete_horizon_ms is not None else 0)
     )
-    return add_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(rows), body)
+    return prepend_batch_header(base, last - base, leader_epoch, attributes, base_timestamp, max_timestamp, producer, len(records), body)
 
 
 def encode_txn_marker(
@@ -115,12 +116,12 @@ def encode_txn_marker(
     attributes |= LOG_APPEND_TIME_BIT if is_log_append_time else 0
     attributes |= HORIZON_BIT if delete_horizon_ms is not None else 0
     producer = ProducerFields(producer_id, producer_epoch, NO_SEQUENCE, True)
-    return add_batch_header(
+    return prepend_batch_header(
         offset, 0, leader_epoch, attributes, base_timestamp, timestamp_ms, producer, 1, _encode_record(row, offset, base_timestamp)
     )
 
 
-def add_batch_header(
+def prepend_batch_header(
     base_offset: int,
     last_offset_delta: int,
     leader_epoch: int,
@@ -128,14 +129,14 @@ def add_batch_header(
     base_timestamp: int,
     max_timestamp: int,
     producer: ProducerFields,
-    count: int,
+    record_count: int,
     body: bytes,
 ) -> bytes:
     """Prepend a batch header with its CRC-32C to a body that is compressed already. Accepts invalid values, so that tests can write corrupt
     batches.
     """
     after = _AFTER_CRC.pack(
-        attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, count
+        attributes, last_offset_delta, base_timestamp, max_timestamp, producer.id, producer.epoch, producer.sequence, record_count
     )
     crc = crc32c.crc32c(body, crc32c.crc32c(after))
     return _TO_CRC.pack(base_offset, _HEADER_BYTES_AFTER_LENGTH + len(body), leader_epoch, 2, crc) + after + body
@@ -158,9 +159,9 @@ _ONE_BYTE = tuple(bytes([n]) for n in range(128))
 _NULL = encode_varint(-1)
 
 
-def _encode_record(row: RecordToEncode, base_offset: int, base_timestamp: int) -> bytes:
+def _encode_record(record: RecordToEncode, base_offset: int, base_timestamp: int) -> bytes:
     """Encode one record of a v2 batch."""
-    offset, timestamp, key, value, headers, attributes = row
+    offset, timestamp, key, value, headers, attributes = record
     parts = [
         _ONE_BYTE[attributes],
         encode_varint(timestamp - base_timestamp),
@@ -175,9 +176,9 @@ def _encode_record(row: RecordToEncode, base_offset: int, base_timestamp: int) -
     return encode_varint(len(content)) + content
 
 
-def _encode_length_and_bytes(data: bytes | None) -> tuple[bytes, bytes]:
+def _encode_length_and_bytes(field_bytes: bytes | None) -> tuple[bytes, bytes]:
     """Return the varint length and the bytes of a field; null has the length -1."""
-    return (_NULL, b"") if data is None else (encode_varint(len(data)), data)
+    return (_NULL, b"") if field_bytes is None else (encode_varint(len(field_bytes)), field_bytes)
 
 
 def _encode_record_headers(headers: Sequence[tuple[str | bytes, bytes | None]]) -> Iterable[bytes]:

@@ -15,6 +15,7 @@ import lz4.block
 import numpy as np
 import numpy.typing as npt
 
+from compactor.kernels.common import BytePositionOrMinusOne, NextBatchAndPosition
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import address_of, call_c_function, copy_8, copy_16, copy_bytes, get_8, get_16, load_i32, load_u64, put_8
 from compactor.profiling import WorkStage, measure_stage
@@ -34,7 +35,9 @@ _MAGIC: Final = np.uint64(int.from_bytes(codecs.XERIAL_HEADER[:8], "little"))
 
 
 @inline_kernel
-def _decompress_snappy_block(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int) -> int:
+def _decompress_snappy_block(
+    buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_out_position: int
+) -> BytePositionOrMinusOne:
     """Decompress a raw snappy block into ``out``. Return the position in ``out`` where its content ends, or -1 if the block is corrupt or
     unusual, ends after ``max_out_position``, or does not fit.
     """
@@ -97,11 +100,13 @@ def _decompress_snappy_block(buf: Bytes, position: int, end: int, out: Bytes, ou
 
 
 @inline_kernel
-def _decompress_snappy_body(buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_bytes: int) -> int:
+def _decompress_snappy_body(
+    buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
+) -> BytePositionOrMinusOne:
     """Decompress a snappy body, a Xerial stream or a raw block, into ``out``. Return the position in ``out`` where its content ends, or -1
     if ``codecs`` must decompress the body.
     """
-    most = out_position + max_bytes
+    most = out_position + max_content_bytes
     if end - position < 8 or end + _WIDE > buf.size:
         return -1
     if load_u64(buf, position) != _MAGIC:
@@ -134,7 +139,7 @@ _STORED: Final = codecs.LZ4_STORED
 _STREAM_BYTES: Final = (1 << 14) + 32  # LZ4_STREAM_MINSIZE
 
 
-class BatchUnreadable(Exception):
+class BatchUnreadableError(Exception):
     """Raised for a batch whose body cannot be decompressed, or that decompresses to more bytes than allowed. ``batch_number``: its
     number.
     """
@@ -144,15 +149,15 @@ class BatchUnreadable(Exception):
         self.batch = batch_number
 
 
-def _lz4_function_address(name: str) -> int:
+def _lz4_function_address(function_name: str) -> int:
     """Return the address of a function of the library in the lz4 package, or 0 if the package does not export it."""
     try:
-        return ctypes.cast(getattr(ctypes.CDLL(lz4.block._block.__file__), name), ctypes.c_void_p).value or 0
+        return ctypes.cast(getattr(ctypes.CDLL(lz4.block._block.__file__), function_name), ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
         return 0
 
 
-class Lz4Library:
+class Lz4FunctionAddresses:
     """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. ``lz4.block.compress`` calls the same functions,
     so results are equal (I7).
     """
@@ -162,7 +167,7 @@ class Lz4Library:
         self.decompress, self.reset, self.compress = found if all(found) and ctypes.sizeof(ctypes.c_void_p) == 8 else (0, 0, 0)
 
 
-lz4_library = Lz4Library()
+lz4_library = Lz4FunctionAddresses()
 
 
 def decompress_batch_bodies(
@@ -171,7 +176,7 @@ def decompress_batch_bodies(
     start: Int64s,
     end: Int64s,
     wanted: npt.NDArray[np.bool_],
-    out: codecs.ByteBuffer,
+    out: codecs.GrowingByteBuffer,
     max_body_bytes: int,
     max_total_bytes: int,
     magic: npt.NDArray[Any],
@@ -184,7 +189,7 @@ def decompress_batch_bodies(
 
     :param codec, magic: codec and message format of each batch.
     :param max_body_bytes: most bytes that one body may have.
-    :raises BatchUnreadable: if a body is corrupt or too large. The caller must clear ``out`` then.
+    :raises BatchUnreadableError: if a body is corrupt or too large. The caller must clear ``out`` then.
     """
     ends = np.empty(len(wanted), np.int64)
     view = buf.data
@@ -199,7 +204,7 @@ def decompress_batch_bodies(
                 try:
                     codecs.decompress_body_into(int(codec[batch]), view[start[batch] : end[batch]], out, max_body_bytes, int(magic[batch]))
                 except codecs.CodecError as error:
-                    raise BatchUnreadable(batch, str(error)) from None
+                    raise BatchUnreadableError(batch, str(error)) from None
             ends[batch] = out.size
             batch += 1
         if out.size > max_total_bytes:
@@ -207,11 +212,11 @@ def decompress_batch_bodies(
     return ends[:batch]
 
 
-@measure_stage(WorkStage.DEFLATE, lambda plain, codec, start, size, *_: int(size.sum()))
+@measure_stage(WorkStage.DEFLATE, lambda plain_bodies, codec, start, size, *_: int(size.sum()))
 def compress_bodies_into(
-    plain: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
+    plain_bodies: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
-    """Compress each body ``plain[start:start + size]`` into its slot of ``out``, and return the compressed sizes in bytes.
+    """Compress each body ``plain_bodies[start:start + size]`` into its slot of ``out``, and return the compressed sizes in bytes.
 
     :param out_start, out_capacity: position and size of each body's slot; ``codecs.max_compressed_size`` gives the size.
     """
@@ -219,14 +224,16 @@ def compress_bodies_into(
     kinds = np.unique(codec)
     if len(kinds) > 1:
         for some in (codec == kind for kind in kinds):
-            packed[some] = compress_bodies_into(plain, codec[some], start[some], size[some], out, out_start[some], out_capacity[some])
+            packed[some] = compress_bodies_into(
+                plain_bodies, codec[some], start[some], size[some], out, out_start[some], out_capacity[some]
+            )
         return packed
     if lz4_library.compress and len(size) and np.all(codec == LZ4):
         _compress_lz4_bodies(
-            lz4_library.reset, lz4_library.compress, np.empty(_STREAM_BYTES, np.uint8), plain, start, size, out, out_start, packed
+            lz4_library.reset, lz4_library.compress, np.empty(_STREAM_BYTES, np.uint8), plain_bodies, start, size, out, out_start, packed
         )
         return packed
-    source, target = memoryview(plain), memoryview(out)
+    source, target = memoryview(plain_bodies), memoryview(out)
     if codecs.ZSTD_IN_BULK and len(size) and np.all(codec == ZSTD) and size.min() > 0:
         for body, made in enumerate(codecs.compress_zstd_bodies(source, np.column_stack((start, size)).tobytes())):
             packed[body] = len(made)
@@ -241,7 +248,7 @@ def compress_bodies_into(
 
 
 @inline_kernel
-def _read_word32(buf: Bytes, position: int) -> int:
+def _read_little_endian_u32(buf: Bytes, position: int) -> int:
     """Read a little-endian 32-bit number."""
     return (
         np.int64(buf[position]) | np.int64(buf[position + 1]) << 8 | np.int64(buf[position + 2]) << 16 | np.int64(buf[position + 3]) << 24
@@ -249,30 +256,32 @@ def _read_word32(buf: Bytes, position: int) -> int:
 
 
 @inline_kernel
-def _write_word32(buf: Bytes, position: int, word: int) -> None:
+def _write_little_endian_u32(buf: Bytes, position: int, word: int) -> None:
     """Write a little-endian 32-bit number."""
     for i in range(4):
         buf[position + i] = (word >> 8 * i) & 255
 
 
 @inline_kernel
-def _decompress_lz4_frame(decompress_address: int, buf: Bytes, begin: int, end: int, out: Bytes, out_position: int, max_bytes: int) -> int:
+def _decompress_lz4_frame(
+    decompress_address: int, buf: Bytes, start: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
+) -> BytePositionOrMinusOne:
     """Decompress an lz4 frame into ``out`` from position ``out_position`` on. Return the position where its content ends, or -1 if the
     frame has optional fields, is corrupt, or does not fit.
 
     :param decompress_address: address of LZ4_decompress_safe.
-    :param max_bytes: most bytes of the content.
+    :param max_content_bytes: most bytes of the content.
     """
-    at = begin + _FRAME_BYTES
+    at = start + _FRAME_BYTES
     if at + 4 > end:
         return -1
     block = np.int64(0)
     for i in range(_PLAIN.size):
-        if load_u64(buf, begin) & _HEADER_BITS == _PLAIN[i]:
+        if load_u64(buf, start) & _HEADER_BITS == _PLAIN[i]:
             block = _PLAIN_BLOCK[i]
-    most = out_position + max_bytes
+    most = out_position + max_content_bytes
     while at + 4 <= end:
-        word = _read_word32(buf, at)
+        word = _read_little_endian_u32(buf, at)
         size = word & (_STORED - 1)
         at += 4
         if word == 0 and block > 0:
@@ -293,35 +302,37 @@ def _decompress_lz4_frame(decompress_address: int, buf: Bytes, begin: int, end: 
 
 @kernel
 def decompress_lz4_and_snappy_bodies(
-    decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], batch: int, out: Bytes,
-    out_position: int, max_body_bytes: int, max_total_bytes: int, ends: Int64s,
-) -> tuple[int, int]:  # fmt: skip
-    """Decompress lz4 and snappy bodies from batch ``batch`` on, until one is met that ``codecs`` must decompress.
+    decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], first_batch: int,
+    out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
+) -> NextBatchAndPosition:  # fmt: skip
+    """Decompress lz4 and snappy bodies from batch ``first_batch`` on, until one is met that ``codecs`` must decompress.
 
     Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
     ``decompress_batch_bodies``; ``decompress_address``: address of LZ4_decompress_safe, or 0.
     """
-    while batch < wanted.size and out_position <= max_total_bytes:
-        if wanted[batch]:
+    while first_batch < wanted.size and out_position <= max_total_bytes:
+        if wanted[first_batch]:
             after = np.int64(-1)
-            if codec[batch] == SNAPPY:
-                after = _decompress_snappy_body(buf, start[batch], end[batch], out, out_position, max_body_bytes)
-            elif codec[batch] == LZ4 and decompress_address != 0:
-                after = _decompress_lz4_frame(decompress_address, buf, start[batch], end[batch], out, out_position, max_body_bytes)
+            if codec[first_batch] == SNAPPY:
+                after = _decompress_snappy_body(buf, start[first_batch], end[first_batch], out, out_position, max_body_bytes)
+            elif codec[first_batch] == LZ4 and decompress_address != 0:
+                after = _decompress_lz4_frame(
+                    decompress_address, buf, start[first_batch], end[first_batch], out, out_position, max_body_bytes
+                )
             if after < 0:
                 break
             out_position = after
-        ends[batch] = out_position
-        batch += 1
-    return batch, out_position
+        out_ends[first_batch] = out_position
+        first_batch += 1
+    return first_batch, out_position
 
 
 @kernel
 def _compress_lz4_bodies(
     reset_address: int,
     compress_address: int,
-    stream: Bytes,
-    plain: Bytes,
+    lz4_state: Bytes,
+    plain_bodies: Bytes,
     start: Int64s,
     size: Int64s,
     out: Bytes,
@@ -340,15 +351,15 @@ def _compress_lz4_bodies(
             length = min(_BLOCK, size[body] - begin)
             # As much room as the library asks for, so that it never has to look whether there is some.
             space = length + length // 255 + 16
-            call_c_function(reset_address, address_of(stream, 0))
-            source, target = address_of(plain, start[body] + begin), address_of(out, at + 4)
-            got = call_c_function(compress_address, address_of(stream, 0), source, target, length, space, 1)
+            call_c_function(reset_address, address_of(lz4_state, 0))
+            source, target = address_of(plain_bodies, start[body] + begin), address_of(out, at + 4)
+            got = call_c_function(compress_address, address_of(lz4_state, 0), source, target, length, space, 1)
             if got <= 0 or got >= length:
-                copy_bytes(out, at + 4, plain, start[body] + begin, length)
-                _write_word32(out, at, length | _STORED)
+                copy_bytes(out, at + 4, plain_bodies, start[body] + begin, length)
+                _write_little_endian_u32(out, at, length | _STORED)
                 got = length
             else:
-                _write_word32(out, at, got)
+                _write_little_endian_u32(out, at, got)
             at += 4 + got
-        _write_word32(out, at, 0)
+        _write_little_endian_u32(out, at, 0)
         out_size[body] = at + 4 - out_start[body]

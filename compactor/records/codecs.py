@@ -23,6 +23,8 @@ import xxhash
 import zstandard
 from zlib_ng import zlib_ng
 
+from compactor.kernels.common import BytePositionOrMinusOne, CodecId
+
 NONE: Final = 0
 GZIP: Final = 1
 SNAPPY: Final = 2
@@ -43,7 +45,7 @@ _ZSTD_RATIO: Final = 12
 _ZSTD_WINDOW_LOG_MAX: Final = 27  # zstd's own default for decoders: 128 MiB
 
 
-def _lz4_header(block_size_code: int) -> bytes:
+def _lz4_frame_header(block_size_code: int) -> bytes:
     """Return the header of an lz4 frame with independent blocks, without checksums and content size, as Java clients and librdkafka write
     it.
     """
@@ -51,20 +53,24 @@ def _lz4_header(block_size_code: int) -> bytes:
     return _LZ4_MAGIC + descriptor + bytes([(xxhash.xxh32_intdigest(descriptor) >> 8) & 0xFF])
 
 
-LZ4_PLAIN: Final = {_lz4_header(code): 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
+LZ4_PLAIN: Final = {_lz4_frame_header(code): 1 << (8 + 2 * code) for code in (4, 5, 6, 7)}
 LZ4_BLOCK: Final = 64 * 1024
-LZ4_HEADER: Final = _lz4_header(4)
+LZ4_HEADER: Final = _lz4_frame_header(4)
 
 _LARGE: Final = 1 << 22
 
 Buffer = bytes | bytearray | memoryview
 
 
+SizeOrSizes = Any
+"""A number of bytes, or an array of such numbers."""
+
+
 class CodecError(Exception):
     """Raised for compressed bytes that cannot be decompressed, or that decompress to more bytes than allowed."""
 
 
-class ByteBuffer:
+class GrowingByteBuffer:
     """Growing byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
@@ -100,7 +106,7 @@ class ByteBuffer:
         return self._view[: self.size]
 
 
-class _CompressionContexts(threading.local):
+class _CompressionContextsOfThread(threading.local):
     """Compression contexts of one thread. Creating one costs more than a small batch, and threads cannot share them."""
 
     def __init__(self) -> None:
@@ -109,7 +115,7 @@ class _CompressionContexts(threading.local):
         self.lz4_decompressor = lz4.frame.LZ4FrameDecompressor()
 
 
-_contexts = _CompressionContexts()
+_contexts = _CompressionContextsOfThread()
 
 
 def codec_library_versions() -> str:
@@ -120,18 +126,18 @@ def codec_library_versions() -> str:
 # ---- writing ----------------------------------------------------------------------------------------------------------------
 
 
-def compress_body(codec: int, data: Buffer) -> bytes:
+def compress_body(codec: CodecId, data: Buffer) -> bytes:
     """Compress the records of one batch at Kafka's default level. ``codec`` is the low three bits of the batch attributes."""
     out = memoryview(bytearray(max_compressed_size(len(data))))
     return bytes(out[: compress_body_into(codec, memoryview(data), out)])
 
 
-def max_compressed_size(size: Any) -> Any:
+def max_compressed_size(size: SizeOrSizes) -> SizeOrSizes:
     """Return the largest compressed size of ``size`` bytes with any codec. Accepts numbers and arrays."""
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
-def compress_body_into(codec: int, data: memoryview, out: memoryview) -> int:
+def compress_body_into(codec: CodecId, data: memoryview, out: memoryview) -> int:
     """Compress ``data`` into ``out``, which must have ``max_compressed_size(len(data))`` bytes, and return the compressed size. Raises
     CodecError for an unknown codec.
     """
@@ -140,7 +146,7 @@ def compress_body_into(codec: int, data: memoryview, out: memoryview) -> int:
     if codec == ZSTD:
         return _copy_uncompressed(_contexts.zstd_compressor.compress(data), out)
     if codec == SNAPPY:
-        return _compress_xerial(data, out)
+        return _compress_snappy_xerial_stream(data, out)
     if codec == GZIP:
         # wbits 31 writes mtime 0: the same input gives the same bytes (I7).
         return _copy_uncompressed(zlib_ng.compress(data, level=6, wbits=31), out)
@@ -152,7 +158,7 @@ def compress_body_into(codec: int, data: memoryview, out: memoryview) -> int:
 ZSTD_IN_BULK: Final = {"buffer_types", "multi_compress_to_buffer"} <= set(zstandard.backend_features)
 
 
-def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequence[Any]:
+def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequence[Buffer]:
     """Compress several bodies with zstd in one call that releases the GIL. The results equal those of ``compress_body_into``.
 
     :param positions_and_sizes: for each body, its position in ``data`` and its size, which must not be 0, as 64-bit numbers.
@@ -185,7 +191,7 @@ def _compress_lz4(data: memoryview, out: memoryview) -> int:
     return at + 4
 
 
-def _compress_xerial(data: memoryview, out: memoryview) -> int:
+def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> int:
     compress_body, at = cramjam.snappy.compress_raw_into, len(XERIAL_HEADER)
     out[:at] = XERIAL_HEADER
     for start in range(0, len(data), XERIAL_BLOCK):
@@ -198,22 +204,22 @@ def _compress_xerial(data: memoryview, out: memoryview) -> int:
 # ---- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def decompress_body_into(codec: int, data: memoryview, out: ByteBuffer, max_bytes: int, magic: int = 2) -> None:
+def decompress_body_into(codec: CodecId, data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int = 2) -> None:
     """Decompress the body of one batch and append it to ``out``. After an error the caller must clear ``out``.
 
-    :param max_bytes: most bytes that the body may decompress to.
+    :param max_decompressed_bytes: most bytes that the body may decompress to.
     :param magic: message format of the batch.
     :raises CodecError: if the body is corrupt, too large, or its codec is unknown.
     """
     try:
         if codec == LZ4:
-            _decompress_lz4(data, out, max_bytes, magic)
+            _decompress_lz4(data, out, max_decompressed_bytes, magic)
         elif codec == ZSTD:
-            _decompress_zstd(data, out, max_bytes)
+            _decompress_zstd(data, out, max_decompressed_bytes)
         elif codec == SNAPPY:
-            _decompress_snappy(data, out, max_bytes)
+            _decompress_snappy(data, out, max_decompressed_bytes)
         elif codec == GZIP:
-            _decompress_gzip(data, out, max_bytes)
+            _decompress_gzip(data, out, max_decompressed_bytes)
         elif codec == NONE:
             out.append_bytes(data)
         else:
@@ -224,20 +230,20 @@ def decompress_body_into(codec: int, data: memoryview, out: ByteBuffer, max_byte
         raise CodecError(f"{CODEC_NAMES[codec]} data cannot be read: {error}") from None
 
 
-def _too_large_error(codec: int, max_bytes: int) -> CodecError:
+def _decompressed_too_large_error(codec: CodecId, max_bytes: int) -> CodecError:
     """Return the error for a body that decompresses to more than ``max_bytes`` bytes."""
     return CodecError(f"{CODEC_NAMES[codec]} data inflates beyond {max_bytes} bytes (max_decompressed_batch_bytes)")
 
 
-def _decompress_gzip(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
+def _decompress_gzip(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int) -> None:
     size = 0
     rest: Buffer = data
     while True:
         member = zlib_ng.decompressobj(31)
-        part = member.decompress(rest, max_bytes - size + 1)
+        part = member.decompress(rest, max_decompressed_bytes - size + 1)
         size += len(part)
-        if size > max_bytes:
-            raise _too_large_error(GZIP, max_bytes)
+        if size > max_decompressed_bytes:
+            raise _decompressed_too_large_error(GZIP, max_decompressed_bytes)
         if not member.eof:
             raise CodecError("gzip data ends early")
         out.append_bytes(part)
@@ -247,13 +253,13 @@ def _decompress_gzip(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
             return
 
 
-def _decompress_snappy(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
+def _decompress_snappy(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int) -> None:
     if bytes(data[:8]) != _XERIAL_MAGIC:
         if len(data) == 0:
             raise CodecError("snappy data is empty")
-        _decompress_snappy_block(data, out, max_bytes, max_bytes)
+        _decompress_snappy_block(data, out, max_decompressed_bytes, max_decompressed_bytes)
         return
-    left = max_bytes
+    left = max_decompressed_bytes
     position = len(XERIAL_HEADER)
     while position < len(data):
         if bytes(data[position : position + 8]) == _XERIAL_MAGIC:  # streams written one after the other
@@ -266,29 +272,29 @@ def _decompress_snappy(data: memoryview, out: ByteBuffer, max_bytes: int) -> Non
         block = data[position : position + length]
         if length == 0 or len(block) != length:
             raise CodecError("snappy frame ends early")
-        left -= _decompress_snappy_block(block, out, left, max_bytes)
+        left -= _decompress_snappy_block(block, out, left, max_decompressed_bytes)
         position += length
 
 
-def _decompress_snappy_block(block: memoryview, out: ByteBuffer, max_block_bytes: int, max_bytes: int) -> int:
+def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> int:
     """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``max_block_bytes`` bytes; ``max_bytes`` is
     for the message.
     """
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > max_block_bytes:
-        raise _too_large_error(SNAPPY, max_bytes)
+        raise _decompressed_too_large_error(SNAPPY, max_bytes)
     if cramjam.snappy.decompress_raw_into(block, out.reserve_space(size)) != size:
         raise CodecError("snappy block is shorter than it says")
     out.size += size
     return size
 
 
-def _decompress_lz4(data: memoryview, out: ByteBuffer, max_bytes: int, magic: int) -> None:
+def _decompress_lz4(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int, magic: int) -> None:
     block_size = LZ4_PLAIN.get(bytes(data[:LZ4_HEADER_BYTES]))
     if block_size is None:
-        out.append_bytes(_decompress_unusual_lz4(data, max_bytes, magic))
+        out.append_bytes(_decompress_unusual_lz4(data, max_decompressed_bytes, magic))
         return
-    most = out.size + max_bytes
+    most = out.size + max_decompressed_bytes
     begin, end = LZ4_HEADER_BYTES + 4, len(data)
     while begin <= end:
         (word,) = _LZ4_WORD.unpack_from(data, begin - 4)
@@ -304,12 +310,12 @@ def _decompress_lz4(data: memoryview, out: ByteBuffer, max_bytes: int, magic: in
         else:
             out.size += cramjam.lz4.decompress_block_into(data[begin:stop], out.reserve_space(block_size))
         if out.size > most:
-            raise _too_large_error(LZ4, max_bytes)
+            raise _decompressed_too_large_error(LZ4, max_decompressed_bytes)
         begin = stop + 4
     raise CodecError("lz4 frame ends early")
 
 
-def _decompress_unusual_lz4(data: memoryview, max_bytes: int, magic: int) -> bytes:
+def _decompress_unusual_lz4(data: memoryview, max_decompressed_bytes: int, magic: int) -> bytes:
     """Decompress an lz4 frame of a less common kind: with checksums, with content size, or with the header checksum of
     message format v0.
     """
@@ -322,12 +328,12 @@ def _decompress_unusual_lz4(data: memoryview, max_bytes: int, magic: int) -> byt
         source = _fix_lz4_header_checksum(data)
     decoder = _contexts.lz4_decompressor
     decoder.reset()
-    if len(data) * _LZ4_RATIO <= max_bytes:
+    if len(data) * _LZ4_RATIO <= max_decompressed_bytes:
         out: bytes = decoder.decompress(source)
     else:
-        out = decoder.decompress(source, max_bytes + 1)
-        if len(out) > max_bytes:
-            raise _too_large_error(LZ4, max_bytes)
+        out = decoder.decompress(source, max_decompressed_bytes + 1)
+        if len(out) > max_decompressed_bytes:
+            raise _decompressed_too_large_error(LZ4, max_decompressed_bytes)
     if not decoder.eof:
         raise CodecError("lz4 frame ends early")
     return out
@@ -343,23 +349,23 @@ def _fix_lz4_header_checksum(data: memoryview) -> memoryview:
     return memoryview(patched)
 
 
-def _decompress_zstd(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
+def _decompress_zstd(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int) -> None:
     # What clients write is one frame of unknown content size: where it is not too large, one call reads it.
-    if len(data) > 8 and not data[4] & 0xE0 and _zstd_frame_end(data, 0) == len(data):
-        most = min(max_bytes, max(_ZSTD_RATIO * len(data), 1 << 16))
+    if len(data) > 8 and not data[4] & 0xE0 and _end_of_zstd_frame(data, 0) == len(data):
+        most = min(max_decompressed_bytes, max(_ZSTD_RATIO * len(data), 1 << 16))
         try:
             out.append_bytes(_contexts.zstd_decompressor.decompress(data, max_output_size=most))
         except zstandard.ZstdError:
             pass  # who reads it in pieces says what is wrong, or that there is more
         else:
             return
-    _decompress_unusual_zstd(data, out, max_bytes)
+    _decompress_unusual_zstd(data, out, max_decompressed_bytes)
 
 
-def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, max_bytes: int) -> None:
+def _decompress_unusual_zstd(data: memoryview, out: GrowingByteBuffer, max_decompressed_bytes: int) -> None:
     # Frames without a content size need the streaming reader; it also reads several frames, as Java does.
     reader = _contexts.zstd_decompressor.stream_reader(data, read_across_frames=True)
-    left = max_bytes
+    left = max_decompressed_bytes
     guess = max(4 * len(data), 1 << 16)
     while True:
         reserved = out.reserve_space(min(left + 1, guess))
@@ -367,7 +373,7 @@ def _decompress_unusual_zstd(data: memoryview, out: ByteBuffer, max_bytes: int) 
         out.size += size
         left -= size
         if left < 0:
-            raise _too_large_error(ZSTD, max_bytes)
+            raise _decompressed_too_large_error(ZSTD, max_decompressed_bytes)
         if size < len(reserved):
             break
         guess *= 2
@@ -380,25 +386,25 @@ def _are_complete_zstd_frames(data: memoryview) -> bool:
     """Return whether the bytes are complete zstd frames, with nothing after the last one."""
     at = 0
     while 0 <= at < len(data):
-        at = _zstd_frame_end(data, at)
+        at = _end_of_zstd_frame(data, at)
     return at == len(data)
 
 
-def _zstd_frame_end(data: memoryview, at: int) -> int:
-    """Return the position after the zstd frame that begins at ``at``, or -1 if the frame is incomplete (RFC 8878, section 3)."""
+def _end_of_zstd_frame(data: memoryview, start: int) -> BytePositionOrMinusOne:
+    """Return the position after the zstd frame that begins at ``start``, or -1 if the frame is incomplete (RFC 8878, section 3)."""
     end = len(data)
-    if at + 8 > end:
+    if start + 8 > end:
         return -1
-    if data[at] & 0xF0 == 0x50 and bytes(data[at + 1 : at + 4]) == b"\x2a\x4d\x18":  # a skippable frame
-        return at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
-    flags = data[at + 4]
+    if data[start] & 0xF0 == 0x50 and bytes(data[start + 1 : start + 4]) == b"\x2a\x4d\x18":  # a skippable frame
+        return start + 8 + int.from_bytes(data[start + 4 : start + 8], "little")
+    flags = data[start + 4]
     single = flags >> 5 & 1
-    at += 5 + (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
+    start += 5 + (1 - single) + (0, 1, 2, 4)[flags & 3] + (single, 2, 4, 8)[flags >> 6]
     last = 0
     while not last:
-        if at + 3 > end:
+        if start + 3 > end:
             return -1
-        block = int.from_bytes(data[at : at + 3], "little")
+        block = int.from_bytes(data[start : start + 3], "little")
         last = block & 1
-        at += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
-    return at + 4 * (flags >> 2 & 1)
+        start += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
+    return start + 4 * (flags >> 2 & 1)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, FirstRowByBatch, Flags, ProblemAndBatch
+from compactor.kernels.common import NO_HORIZON, BytePosition, FirstRowByBatch, Flags, ProblemAndBatch, ProblemNumber
 from compactor.kernels.crc import crc32c
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import copy_bytes, read_varint, store_i16, store_i32, store_i64, varint_size_bytes, write_varint
@@ -56,6 +56,10 @@ _PROBLEMS: Final = (
 )
 
 
+KeptRowBounds = tuple[int, int, int, int, int]
+"""First row, last row, number of rows, lowest timestamp, highest timestamp (-1 for none) of the rows that stay."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedBatches:
     """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: whether the batch differs from its
@@ -69,59 +73,61 @@ class EncodedBatches:
     anew: Flags
 
 
-class OutputBuffer:
+class EncodedBatchBuffer:
     """Memory for the encoded batches of one chunk, used again for the next chunk. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.plain = codecs.ByteBuffer()
-        self.slots = codecs.ByteBuffer(0)
-        self.packed = codecs.ByteBuffer(0)
+        self.plain = codecs.GrowingByteBuffer()
+        self.slots = codecs.GrowingByteBuffer(0)
+        self.packed = codecs.GrowingByteBuffer(0)
 
 
-@measure_stage(WorkStage.ENCODE, lambda raw, table, chunk, *_: chunk.body_size_bytes)
+@measure_stage(WorkStage.ENCODE, lambda segment_bytes, table, chunk, *_: chunk.body_size_bytes)
 def encode_cleaned_chunk(
-    raw: Bytes,
+    segment_bytes: Bytes,
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,
     first_row: FirstRowByBatch,
-    keep: Flags,
-    action: Actions,
+    keep_flags: Flags,
+    action_by_batch: Actions,
     delete_horizon_ms: Int64s,
-    output: OutputBuffer,
-    segment: str,
+    output: EncodedBatchBuffer,
+    segment_name: str,
 ) -> EncodedBatches:
-    """Encode the batches of a chunk as ``action`` says. The result is in ``output`` and valid until the next call.
+    """Encode the batches of a chunk as ``action_by_batch`` says. The result is in ``output`` and valid until the next call.
 
-    :param raw: the segment's bytes, from which unchanged batches are copied.
+    :param segment_bytes: the segment's bytes, from which unchanged batches are copied.
     :param first_row: number of each batch's first row, as ``parse_records`` returns it.
-    :param keep: a flag per row: whether the record stays. Only used for REWRITE.
-    :param action: DROP, COPY, REWRITE or EMPTY per batch.
+    :param keep_flags: a flag per row: whether the record stays. Only used for REWRITE.
+    :param action_by_batch: DROP, COPY, REWRITE or EMPTY per batch.
     :param delete_horizon_ms: delete horizon in milliseconds of each rewritten batch, or NO_HORIZON.
     :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
     """
     some = slice(chunk.first, chunk.last)
-    if np.all(action == COPY):
+    if np.all(action_by_batch == COPY):
         start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
-        anew = np.zeros(len(action), np.bool_)
-        return EncodedBatches(memoryview(raw)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
+        anew = np.zeros(len(action_by_batch), np.bool_)
+        return EncodedBatches(
+            memoryview(segment_bytes)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew
+        )
     buf = chunk.buf
     compressed = bool(table.codec_ids[some].any())
-    bound = HEADER * len(action) + chunk.body_size_bytes + _LONGEST_HEAD * len(rows)
+    bound = HEADER * len(action_by_batch) + chunk.body_size_bytes + _LONGEST_HEAD * len(rows)
     if not compressed:
-        bound += int(table.size[some][action == COPY].sum())
+        bound += int(table.size[some][action_by_batch == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = np.flatnonzero(_find_rows_to_reencode(rows.flags, first_row, action, keep))
+        loose = np.flatnonzero(_find_rows_to_reencode(rows.flags, first_row, action_by_batch, keep_flags))
         if len(loose):
             buf, rows = _reencode_record_tails(buf, rows, loose)
             bound += len(buf)
     output.plain.reserve_space(bound)
-    start = np.empty(len(action), np.int64)
-    size = np.empty(len(action), np.int64)
+    start = np.empty(len(action_by_batch), np.int64)
+    size = np.empty(len(action_by_batch), np.int64)
     last_offset = table.last_offset[some].copy()
     max_timestamp = table.max_timestamp[some].copy()
     problem, batch = _encode_batches_or_find_problem(
-        raw,
+        segment_bytes,
         buf,
         table.position[some],
         table.size[some],
@@ -135,7 +141,7 @@ def encode_cleaned_chunk(
         table.producer_epoch[some],
         table.base_sequence[some],
         int(table.magic[chunk.first]),
-        action,
+        action_by_batch,
         delete_horizon_ms,
         compressed,
         first_row,
@@ -149,7 +155,7 @@ def encode_cleaned_chunk(
         rows.key_length,
         rows.value_length,
         rows.flags,
-        keep,
+        keep_flags,
         output.plain.array,
         start,
         size,
@@ -158,42 +164,48 @@ def encode_cleaned_chunk(
         at = chunk.first + batch
         raise BadData(
             _PROBLEMS[problem],
-            segment=segment,
+            segment=segment_name,
             position=int(table.position[at]),
             offset=int(max(table.base_offset[at], 0) or table.last_offset[at]),
             hint="Kafka's cleaner marks such a partition uncleanable; it stays as it is",
         )
-    kept = action != DROP
+    kept = action_by_batch != DROP
     if compressed:
-        written = _compress_bodies(raw, table, chunk, action, start, size, output)
+        written = _compress_bodies_and_join_batches(segment_bytes, table, chunk, action_by_batch, start, size, output)
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
-        _write_lengths_and_crcs(output.plain.array, read_only_view(output.plain.array), action, size)
-    return EncodedBatches(written, size[kept], last_offset[kept], max_timestamp[kept], action[kept] != COPY)
+        _write_lengths_and_crcs(output.plain.array, read_only_view(output.plain.array), action_by_batch, size)
+    return EncodedBatches(written, size[kept], last_offset[kept], max_timestamp[kept], action_by_batch[kept] != COPY)
 
 
-def _compress_bodies(
-    raw: Bytes, table: BatchTable, chunk: BatchChunk, action: Actions, start: Int64s, size: Int64s, output: OutputBuffer
+def _compress_bodies_and_join_batches(
+    segment_bytes: Bytes,
+    table: BatchTable,
+    chunk: BatchChunk,
+    action_by_batch: Actions,
+    start: Int64s,
+    size: Int64s,
+    output: EncodedBatchBuffer,
 ) -> memoryview:
     """Compress the bodies that ``_encode_batches_or_find_problem`` wrote, and return all batches in order. ``size`` is changed to the
     compressed sizes.
     """
     some = slice(chunk.first, chunk.last)
-    body = np.where(action == REWRITE, size - HEADER, 0)
+    body = np.where(action_by_batch == REWRITE, size - HEADER, 0)
     bound = codecs.max_compressed_size(body)
     slot = np.cumsum(bound) - bound  # where each compressed body begins; its room is what it may need
     output.slots.reserve_space(int(bound.sum()))
-    output.packed.reserve_space(int(bound.sum()) + HEADER * len(action) + int(table.size[some][action == COPY].sum()))
-    rewritten = np.flatnonzero(action == REWRITE)
+    output.packed.reserve_space(int(bound.sum()) + HEADER * len(action_by_batch) + int(table.size[some][action_by_batch == COPY].sum()))
+    rewritten = np.flatnonzero(action_by_batch == REWRITE)
     codec = table.attributes[some][rewritten] & np.int16(CODEC_MASK)
     size[rewritten] = HEADER + compress_bodies_into(
         read_only_view(output.plain.array), codec, start[rewritten] + HEADER, body[rewritten], output.slots.array, slot[rewritten],
         bound[rewritten],
     )  # fmt: skip
     _write_batches_in_order(
-        raw, table.position[some], output.plain.array, start, output.slots.array, slot, action, size, output.packed.array
+        segment_bytes, table.position[some], output.plain.array, start, output.slots.array, slot, action_by_batch, size, output.packed.array
     )
-    _write_lengths_and_crcs(output.packed.array, read_only_view(output.packed.array), action, size)
+    _write_lengths_and_crcs(output.packed.array, read_only_view(output.packed.array), action_by_batch, size)
     return memoryview(output.packed.array)[: int(size.sum())]
 
 
@@ -207,13 +219,13 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 
 @kernel
-def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action: Actions, keep: Flags) -> Flags:
+def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
     """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
-    loose = np.zeros(keep.size, np.bool_)
-    for batch in range(action.size):
-        if action[batch] == REWRITE:
+    loose = np.zeros(keep_flags.size, np.bool_)
+    for batch in range(action_by_batch.size):
+        if action_by_batch[batch] == REWRITE:
             for row in range(first_row[batch], first_row[batch + 1]):
-                loose[row] = keep[row] and flags[row] & TAIL_LOOSE != 0
+                loose[row] = keep_flags[row] and flags[row] & TAIL_LOOSE != 0
     return loose
 
 
@@ -243,20 +255,20 @@ def _reencode_record_tails(buf: Bytes, rows: RecordRows, row_numbers: Int64s) ->
     return read_only_view(np.frombuffer(b"".join(parts), np.uint8)), moved
 
 
-def _reencode_key_value_and_headers(tail: Bytes) -> bytes:
+def _reencode_key_value_and_headers(record_tail: Bytes) -> bytes:
     """Re-encode key, value and headers of a record: with shortest varints, and header names as Java decodes and encodes them."""
     out = bytearray()
     at = 0
 
-    def copy_varint() -> int:
+    def copy_varint_and_return_value() -> int:
         nonlocal at
-        value, at = read_varint(tail, at, len(tail))
+        value, at = read_varint(record_tail, at, len(record_tail))
         return int(value)
 
     def copy_byte_string(is_name: bool) -> None:
         nonlocal at
-        length = copy_varint()
-        data = tail[at : at + max(length, 0)].tobytes()
+        length = copy_varint_and_return_value()
+        data = record_tail[at : at + max(length, 0)].tobytes()
         at += max(length, 0)
         if is_name:
             data = reencode_as_java_utf8(data)
@@ -265,7 +277,7 @@ def _reencode_key_value_and_headers(tail: Bytes) -> bytes:
     with np.errstate(over="ignore"):
         copy_byte_string(False)
         copy_byte_string(False)
-        headers = copy_varint()
+        headers = copy_varint_and_return_value()
         out.extend(_encode_varint(headers))
         for _ in range(headers):
             copy_byte_string(True)
@@ -279,10 +291,10 @@ def _encode_varint(value: int) -> bytes:
     return buf[: write_varint(buf, 0, np.int64(value))].tobytes()
 
 
-def reencode_as_java_utf8(name: bytes) -> bytes:
+def reencode_as_java_utf8(header_name: bytes) -> bytes:
     """Return ``new String(name, UTF_8).getBytes(UTF_8)`` of Java: each invalid UTF-8 sequence and each encoded surrogate becomes U+FFFD."""
     parts = []
-    rest = name
+    rest = header_name
     while True:
         at = next((i for i in range(len(rest) - 1) if rest[i] == 0xED and 0xA0 <= rest[i + 1] <= 0xBF), -1)
         if at < 0:
@@ -297,17 +309,17 @@ def reencode_as_java_utf8(name: bytes) -> bytes:
 
 
 @kernel
-def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action: Actions, size: Int64s) -> None:
+def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action_by_batch: Actions, size: Int64s) -> None:
     """Write length and CRC into all batches of ``out`` that are not copies.
 
     :param read_only_out: a read-only view of ``out``, because the CRC kernel is compiled for read-only arrays.
     :param size: size of each batch in bytes; dropped batches are not in ``out``.
     """
     at = np.int64(0)
-    for batch in range(action.size):
-        if action[batch] == DROP:
+    for batch in range(action_by_batch.size):
+        if action_by_batch[batch] == DROP:
             continue
-        if action[batch] != COPY:
+        if action_by_batch[batch] != COPY:
             store_i32(out, at + 8, size[batch] - 12)
             store_i32(out, at + 17, crc32c(read_only_out, at + 21, at + size[batch]))
         at += size[batch]
@@ -315,23 +327,33 @@ def _write_lengths_and_crcs(out: Bytes, read_only_out: Bytes, action: Actions, s
 
 @kernel
 def _write_batches_in_order(
-    raw: Bytes, position: Int64s, plain: Bytes, start: Int64s, slots: Bytes, slot: Int64s, action: Actions, size: Int64s, out: Bytes
+    segment_bytes: Bytes,
+    position: Int64s,
+    plain_batches: Bytes,
+    start: Int64s,
+    compressed_slots: Bytes,
+    slot_position: Int64s,
+    action_by_batch: Actions,
+    size: Int64s,
+    out: Bytes,
 ) -> None:
-    """Write all batches in order: copies from ``raw``, headers from ``plain``, and compressed bodies from their ``slots``."""
+    """Write all batches in order: copies from ``segment_bytes``, headers from ``plain_batches``, and compressed bodies from their
+    ``compressed_slots``.
+    """
     at = np.int64(0)
-    for batch in range(action.size):
-        if action[batch] == DROP:
+    for batch in range(action_by_batch.size):
+        if action_by_batch[batch] == DROP:
             continue
-        if action[batch] == COPY:
-            copy_bytes(out, at, raw, position[batch], size[batch])
+        if action_by_batch[batch] == COPY:
+            copy_bytes(out, at, segment_bytes, position[batch], size[batch])
         else:
-            copy_bytes(out, at, plain, start[batch], HEADER)
-            copy_bytes(out, at + HEADER, slots, slot[batch], size[batch] - HEADER)
+            copy_bytes(out, at, plain_batches, start[batch], HEADER)
+            copy_bytes(out, at + HEADER, compressed_slots, slot_position[batch], size[batch] - HEADER)
         at += size[batch]
 
 
 @inline_kernel
-def _write_header(
+def _write_v2_batch_header(
     out: Bytes,
     position: int,
     base_offset: int,
@@ -342,8 +364,8 @@ def _write_header(
     max_timestamp: int,
     producer_id: int,
     producer_epoch: int,
-    sequence: int,
-    count: int,
+    base_sequence: int,
+    record_count: int,
 ) -> None:
     """Write a v2 batch header at byte ``position`` of ``out``, without length and CRC."""
     store_i64(out, position, base_offset)
@@ -355,50 +377,52 @@ def _write_header(
     store_i64(out, position + 35, max_timestamp)
     store_i64(out, position + 43, producer_id)
     store_i16(out, position + 51, producer_epoch)
-    store_i32(out, position + 53, sequence)
-    store_i32(out, position + 57, count)
+    store_i32(out, position + 53, base_sequence)
+    store_i32(out, position + 57, record_count)
 
 
 @inline_kernel
 def _write_legacy_record_as_v2(
-    buf: Bytes, out: Bytes, at: int, key_start: int, key_length: int, value_start: int, value_length: int
-) -> int:
-    """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``at``. Return the position after it."""
-    at = write_varint(out, at, key_length)
+    buf: Bytes, out: Bytes, out_position: int, key_start: int, key_length: int, value_start: int, value_length: int
+) -> BytePosition:
+    """Write key, value and an empty header list of a v0/v1 record in format v2 at position ``out_position``. Return the position after
+    it.
+    """
+    out_position = write_varint(out, out_position, key_length)
     if key_length > 0:
-        copy_bytes(out, at, buf, key_start, key_length)
-        at += key_length
-    at = write_varint(out, at, value_length)
+        copy_bytes(out, out_position, buf, key_start, key_length)
+        out_position += key_length
+    out_position = write_varint(out, out_position, value_length)
     if value_length > 0:
-        copy_bytes(out, at, buf, value_start, value_length)
-        at += value_length
-    out[at] = 0
-    return at + 1
+        copy_bytes(out, out_position, buf, value_start, value_length)
+        out_position += value_length
+    out[out_position] = 0
+    return out_position + 1
 
 
 @inline_kernel
-def _producer_fields_problem_code(type_bits: int, pid: int, epoch: int, sequence: int) -> int:
+def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> ProblemNumber:
     """Return the number of the problem for which Kafka's builder would refuse such a batch (MemoryRecordsBuilder.validateProducerState), or
     0.
     """
-    if type_bits & TRANSACTIONAL and pid == -1:
+    if batch_attributes & TRANSACTIONAL and producer_id == -1:
         return 2
-    if pid != -1 and epoch == -1:
+    if producer_id != -1 and producer_epoch == -1:
         return 3
-    if pid != -1 and sequence < 0 and not type_bits & CONTROL:
+    if producer_id != -1 and base_sequence < 0 and not batch_attributes & CONTROL:
         return 4
     return 0
 
 
 @inline_kernel
-def _bounds_of_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) -> tuple[int, int, int, int, int]:
+def _bounds_of_kept_rows(keep: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
     """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
     first = np.int64(-1)
     last = np.int64(-1)
     count = 0
     lowest = np.int64(0)
     highest = np.int64(-1)
-    for row in range(begin, stop):
+    for row in range(first_row, end_row):
         if keep[row]:
             if first < 0:
                 first = np.int64(row)
@@ -413,10 +437,10 @@ def _bounds_of_kept_rows(keep: Flags, timestamp: Int64s, begin: int, stop: int) 
 def _write_records_that_stay(
     buf: Bytes,
     out: Bytes,
-    write: int,
-    first: int,
-    last: int,
-    base: int,
+    out_position: int,
+    first_row: int,
+    last_row: int,
+    base_offset: int,
     base_timestamp: int,
     are_records_copied: bool,
     offset: Int64s,
@@ -430,23 +454,23 @@ def _write_records_that_stay(
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
     keep: Flags,
-) -> int:
-    """Write the records of rows [first, last] that stay, from position ``write`` on. Return the position after them.
+) -> BytePosition:
+    """Write the records of rows [first, last] that stay, from position ``out_position`` on. Return the position after them.
 
-    :param base, base_timestamp: base offset and base timestamp of the new batch.
+    :param base_offset, base_timestamp: base offset and base timestamp of the new batch.
     :param are_records_copied: whether complete records may be copied, because base offset and base timestamp are unchanged.
     """
-    row = first
-    while row <= last:
+    row = first_row
+    while row <= last_row:
         if not keep[row]:
             row += 1
             continue
         if are_records_copied and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
             run = row
-            while run < last and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
+            while run < last_row and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
                 run += 1
-            copy_bytes(out, write, buf, start[row], end[run] - start[row])
-            write += end[run] - start[row]
+            copy_bytes(out, out_position, buf, start[row], end[run] - start[row])
+            out_position += end[run] - start[row]
             row = run + 1
             continue
         tail_size = end[row] - tail[row]
@@ -454,21 +478,21 @@ def _write_records_that_stay(
             key, value = np.int64(key_length[row]), np.int64(value_length[row])
             tail_size = varint_size_bytes(key) + max(key, np.int64(0)) + varint_size_bytes(value) + max(value, np.int64(0)) + 1
         stamp = timestamp[row] - base_timestamp
-        delta = offset[row] - base
+        delta = offset[row] - base_offset
         length = 1 + varint_size_bytes(stamp) + varint_size_bytes(delta) + tail_size
-        write = write_varint(out, write, length)
-        out[write] = 0
-        write = write_varint(out, write + 1, stamp)
-        write = write_varint(out, write, delta)
+        out_position = write_varint(out, out_position, length)
+        out[out_position] = 0
+        out_position = write_varint(out, out_position + 1, stamp)
+        out_position = write_varint(out, out_position, delta)
         if flags[row] & LEGACY:
-            write = _write_legacy_record_as_v2(
-                buf, out, write, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row])
+            out_position = _write_legacy_record_as_v2(
+                buf, out, out_position, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row])
             )
         else:
-            copy_bytes(out, write, buf, tail[row], tail_size)
-            write += tail_size
+            copy_bytes(out, out_position, buf, tail[row], tail_size)
+            out_position += tail_size
         row += 1
-    return write
+    return out_position
 
 
 @kernel
@@ -527,14 +551,14 @@ def _encode_batches_or_find_problem(
         epoch = np.int64(producer_epoch[batch])
         sequence = np.int64(base_sequence[batch])
         if action[batch] == EMPTY:
-            _write_header(
+            _write_v2_batch_header(
                 out, at, base_offset[batch], np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
                 np.int64(-1), max_timestamp[batch], pid, epoch, sequence, 0,
             )  # fmt: skip
             out_size[batch] = HEADER
             at += HEADER
             continue
-        problem = _producer_fields_problem_code(type_bits, pid, epoch, sequence)
+        problem = _problem_of_producer_fields(type_bits, pid, epoch, sequence)
         if problem:
             return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
@@ -556,7 +580,7 @@ def _encode_batches_or_find_problem(
             buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end, key_start, value_start,
             key_length, value_length, flags, keep,
         )  # fmt: skip
-        _write_header(
+        _write_v2_batch_header(
             out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],
             base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from compactor.kernels.common import RowCount, Sha256Hex
 from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power, extend, extend_word
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32, load_u32, load_u64
@@ -47,7 +48,7 @@ def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
     return found
 
 
-def digest_of_headers(headers: HeaderBytes) -> str:
+def digest_of_headers(headers: HeaderBytes) -> Sha256Hex:
     """Return the SHA-256 of batch headers in hexadecimal. It covers the payloads only if the batches' CRCs were verified, as in
     ``header_digest_of_verified_file``.
     """
@@ -56,7 +57,7 @@ def digest_of_headers(headers: HeaderBytes) -> str:
     return digest.hexdigest()
 
 
-def crc32c_of_batches(headers: HeaderBytes) -> int:
+def crc32c_of_batches_from_headers(headers: HeaderBytes) -> int:
     """Return the CRC-32C of all bytes of consecutive batches, computed from their headers alone. It is valid if the batches match their
     stored CRCs.
     """
@@ -86,12 +87,12 @@ class HeaderDigestBuilder:
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
-    def digest_or_empty(self) -> str:
+    def digest_or_empty(self) -> Sha256Hex:
         """Return the digest, or an empty string if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def header_digest_of_verified_file(path: Path) -> str:
+def header_digest_of_verified_file(path: Path) -> Sha256Hex:
     """Return ``digest_of_headers`` of a file after verifying the CRC of every batch.
 
     The result is empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
@@ -103,54 +104,55 @@ def header_digest_of_verified_file(path: Path) -> str:
 
 
 @kernel
-def _combine_batch_crcs(headers: Bytes, powers: CrcTable) -> int:
-    """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``powers``: the tables of
+def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
+    """Return the CRC-32C of all bytes of consecutive batches, from their headers. ``zero_byte_tables``: the tables of
     ``crc_tables_for_zero_bytes_by_power``.
     """
     crc = np.uint64(0)
     for at in range(0, headers.size, HEADER):
         left = int(load_i32(headers, at + 8)) + FRAME - _CHECKED
         crc = extend(crc ^ START, headers, at, at + _CHECKED) ^ START
-        crc = crc_after_zero_bytes(powers, crc, left) ^ np.uint64(load_u32(headers, at + _CRC))
+        crc = crc_after_zero_bytes(zero_byte_tables, crc, left) ^ np.uint64(load_u32(headers, at + _CRC))
     return int(crc)
 
 
 @kernel
-def _collect_batch_headers(state: Int64s, header: Bytes, buf: Bytes, out: Bytes) -> int:
-    """Write the headers of the batches that end in ``buf`` to ``out`` and return their number, or -1 if a batch is not v2 or its CRC does
-    not match.
+def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> RowCount:
+    """Write the headers of the batches that end in ``buf`` to ``out_headers`` and return their number, or -1 if a batch is not v2 or its
+    CRC does not match.
 
-    :param state: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far. Updated.
-    :param header: the current header. Updated.
+    :param partial_batch_state: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.
+        Updated.
+    :param partial_header: the current header. Updated.
     """
-    have, left, crc = state[_HAVE], state[_LEFT], np.uint64(state[_STATE])
+    have, left, crc = partial_batch_state[_HAVE], partial_batch_state[_LEFT], np.uint64(partial_batch_state[_STATE])
     at = 0
     done = 0
     while True:
         if have < HEADER:
             taken = min(HEADER - have, buf.size - at)
             for i in range(taken):
-                header[have + i] = buf[at + i]
+                partial_header[have + i] = buf[at + i]
             have += taken
             at += taken
             if have < HEADER:
                 break
-            left = np.int64(load_i32(header, 8)) + FRAME - HEADER
-            if header[16] != 2 or left < 0:
+            left = np.int64(load_i32(partial_header, 8)) + FRAME - HEADER
+            if partial_header[16] != 2 or left < 0:
                 return -1
             crc = START
             for i in range(_CHECKED, HEADER, 8):
-                crc = extend_word(crc, load_u64(header, i))
+                crc = extend_word(crc, load_u64(partial_header, i))
         taken = min(left, buf.size - at)
         crc = extend(crc, buf, at, at + taken)
         at += taken
         left -= taken
         if left:
             break
-        if np.int64(crc ^ START) != np.int64(load_u32(header, _CRC)):
+        if np.int64(crc ^ START) != np.int64(load_u32(partial_header, _CRC)):
             return -1
-        out[done * HEADER : (done + 1) * HEADER] = header
+        out_headers[done * HEADER : (done + 1) * HEADER] = partial_header
         done += 1
         have = 0
-    state[_HAVE], state[_LEFT], state[_STATE] = have, left, np.int64(crc)
+    partial_batch_state[_HAVE], partial_batch_state[_LEFT], partial_batch_state[_STATE] = have, left, np.int64(crc)
     return done

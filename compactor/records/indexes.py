@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from compactor.errors import BadData
 from compactor.kernels.jit import kernel
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.policy import MAX32
 from compactor.records.batches import BatchTable, Int64s
 
@@ -19,6 +20,10 @@ TXN_ENTRY: Final = np.dtype(
     [("version", ">i2"), ("producer_id", ">i8"), ("first_offset", ">i8"), ("last_offset", ">i8"), ("last_stable_offset", ">i8")]
 )
 TxnEntries = npt.NDArray[Any]
+
+
+IndexColumnsAndCounts = tuple[Int64s, Int64s, Int64s, Int64s, int, int]
+"""Offset and position of the offset index, timestamp and offset of the time index, and the number of entries of each."""
 
 
 def encode_offset_and_time_index(
@@ -46,8 +51,8 @@ def encode_offset_and_time_index(
 
 @kernel
 def _select_index_entries(
-    base: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, interval: int
-) -> tuple[Int64s, Int64s, Int64s, Int64s, int, int]:
+    base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
+) -> IndexColumnsAndCounts:
     """Return the columns of both indexes (offset, position, timestamp, offset) and the number of entries of each."""
     offsets = np.empty(size.size, np.int64)
     positions = np.empty(size.size, np.int64)
@@ -64,15 +69,15 @@ def _select_index_entries(
         if not closing and max_timestamp[batch] > highest:
             highest = max_timestamp[batch]
             highest_offset = last_offset[batch]
-        if closing or since > interval:
-            if not closing and last_offset[batch] - base <= MAX32:
-                offsets[n] = last_offset[batch] - base
+        if closing or since > index_interval_bytes:
+            if not closing and last_offset[batch] - base_offset <= MAX32:
+                offsets[n] = last_offset[batch] - base_offset
                 positions[n] = position
                 n += 1
                 since = np.int64(0)
             if highest > (times[m - 1] if m else np.int64(-1)):
                 times[m] = highest
-                time_offsets[m] = highest_offset - base
+                time_offsets[m] = highest_offset - base_offset
                 m += 1
         if not closing:
             position += size[batch]
@@ -80,11 +85,13 @@ def _select_index_entries(
     return offsets, positions, times, time_offsets, n, m
 
 
-def reason_offset_index_is_invalid(data: bytes, base_offset: int, table: BatchTable) -> str:
-    """Return why ``data`` cannot be the offset index of these batches, or an empty string. ``base_offset``: base offset of the segment."""
-    if len(data) % OFFSET_ENTRY.itemsize:
+def reason_offset_index_is_invalid(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
+    """Return why ``index_bytes`` cannot be the offset index of these batches, or an empty string. ``base_offset``: base offset of the
+    segment.
+    """
+    if len(index_bytes) % OFFSET_ENTRY.itemsize:
         return "it holds no whole number of entries"
-    entries = np.frombuffer(data, OFFSET_ENTRY)
+    entries = np.frombuffer(index_bytes, OFFSET_ENTRY)
     positions, offsets = entries["position"].astype(np.int64), entries["offset"].astype(np.int64) + base_offset
     batch = np.searchsorted(table.position, positions)
     if np.any(batch >= len(table)) or np.any(table.position[batch] != positions):
@@ -96,14 +103,14 @@ def reason_offset_index_is_invalid(data: bytes, base_offset: int, table: BatchTa
     return ""
 
 
-def reason_time_index_is_invalid(data: bytes, base_offset: int, table: BatchTable) -> str:
-    """Return why ``data`` cannot be the time index of these batches, or an empty string.
+def reason_time_index_is_invalid(index_bytes: bytes, base_offset: int, table: BatchTable) -> ReasonOrEmpty:
+    """Return why ``index_bytes`` cannot be the time index of these batches, or an empty string.
 
     With an invalid index, a reader that seeks a timestamp would begin after the first matching record.
     """
-    if len(data) % TIME_ENTRY.itemsize:
+    if len(index_bytes) % TIME_ENTRY.itemsize:
         return "it holds no whole number of entries"
-    entries = np.frombuffer(data, TIME_ENTRY)
+    entries = np.frombuffer(index_bytes, TIME_ENTRY)
     times, offsets = entries["timestamp"].astype(np.int64), entries["offset"].astype(np.int64) + base_offset
     if np.any(np.diff(times) <= 0):
         return "its timestamps do not ascend"
@@ -122,15 +129,15 @@ def read_txn_index(path: Path) -> TxnEntries:
     return parse_txn_index(path.read_bytes(), path.name)
 
 
-def parse_txn_index(data: bytes, name: str) -> TxnEntries:
-    """Parse the content of a transaction index. Raises BadData; ``name`` is the file's name for messages."""
-    if len(data) % TXN_ENTRY.itemsize:
+def parse_txn_index(index_bytes: bytes, file_name: str) -> TxnEntries:
+    """Parse the content of a transaction index. Raises BadData; ``file_name`` is the file's name for messages."""
+    if len(index_bytes) % TXN_ENTRY.itemsize:
         raise BadData(
-            f"a transaction index of {len(data)} bytes is not a whole number of {TXN_ENTRY.itemsize}-byte entries",
-            segment=name,
+            f"a transaction index of {len(index_bytes)} bytes is not a whole number of {TXN_ENTRY.itemsize}-byte entries",
+            segment=file_name,
             hint="Delete this index file: it is rebuilt from the control records",
         )
-    entries = np.frombuffer(data, TXN_ENTRY)
+    entries = np.frombuffer(index_bytes, TXN_ENTRY)
     if np.any(entries["version"] != 0):
-        raise BadData("unknown version of a transaction index entry", segment=name, hint="Delete this index file: it is rebuilt")
+        raise BadData("unknown version of a transaction index entry", segment=file_name, hint="Delete this index file: it is rebuilt")
     return entries

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from bloom.sidecar import BATCH_RUNS, MARKERS, RunTable
 from compactor.kernels.common import NO_HORIZON, Flags
+from compactor.model.base import ReasonOrEmpty
 from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
 
@@ -26,8 +27,8 @@ def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[RunTable, Ru
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
 
-def _producer_run_table(batches: BatchTable, data_rows: Int64s) -> RunTable:
-    rows = data_rows[np.argsort(batches.producer_id[data_rows], kind="stable")]
+def _producer_run_table(batches: BatchTable, data_batch_numbers: Int64s) -> RunTable:
+    rows = data_batch_numbers[np.argsort(batches.producer_id[data_batch_numbers], kind="stable")]
     is_control = batches.control[rows] != NOT_CONTROL
     transactional = batches.transactional_flags[rows]
     changes = is_control[1:] | is_control[:-1]
@@ -54,18 +55,18 @@ def _producer_run_table(batches: BatchTable, data_rows: Int64s) -> RunTable:
     return _structured_array(BATCH_RUNS, len(first), columns)[np.argsort(columns["first_offset"], kind="stable")]
 
 
-def _marker_table(batches: BatchTable, marker_rows: Int64s) -> RunTable:
-    dated = (batches.attributes[marker_rows] & HORIZON) != 0
+def _marker_table(batches: BatchTable, marker_batch_numbers: Int64s) -> RunTable:
+    dated = (batches.attributes[marker_batch_numbers] & HORIZON) != 0
     columns = {
-        "offset": batches.base_offset[marker_rows],
-        "producer_id": batches.producer_id[marker_rows],
-        "horizon": np.where(dated, batches.base_timestamp[marker_rows], NO_HORIZON),
-        "max_timestamp": batches.max_timestamp[marker_rows],
-        "coordinator_epoch": batches.coordinator_epoch[marker_rows],
-        "epoch": batches.producer_epoch[marker_rows],
-        "control": batches.control[marker_rows],
+        "offset": batches.base_offset[marker_batch_numbers],
+        "producer_id": batches.producer_id[marker_batch_numbers],
+        "horizon": np.where(dated, batches.base_timestamp[marker_batch_numbers], NO_HORIZON),
+        "max_timestamp": batches.max_timestamp[marker_batch_numbers],
+        "coordinator_epoch": batches.coordinator_epoch[marker_batch_numbers],
+        "epoch": batches.producer_epoch[marker_batch_numbers],
+        "control": batches.control[marker_batch_numbers],
     }
-    return _structured_array(MARKERS, len(marker_rows), columns)
+    return _structured_array(MARKERS, len(marker_batch_numbers), columns)
 
 
 def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str, npt.ArrayLike]) -> RunTable:
@@ -115,18 +116,18 @@ def batch_table_from_runs_and_markers(runs: RunTable, markers: RunTable) -> Batc
     )
 
 
-def reason_to_read_for_markers(batches: BatchTable, aborted: Flags, discardable: Flags, now_ms: int) -> str:
+def reason_markers_must_be_read(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> ReasonOrEmpty:
     """Return why a segment must be read because of its transaction markers, or an empty string.
 
     A marker that may be discarded makes its segment due if it has no delete horizon, because it gets one, or if its horizon has passed,
     because then it is removed.
 
     :param batches: the segment's batches, or those of its stand-in.
-    :param aborted, discardable: verdicts of the transaction fold, one per batch.
+    :param aborted_flags, discardable_flags: verdicts of the transaction fold, one per batch.
     :param now_ms: the round's time in milliseconds.
     """
-    if np.any(aborted & (batches.control == NOT_CONTROL) & (batches.count > 0)):
+    if np.any(aborted_flags & (batches.control == NOT_CONTROL) & (batches.count > 0)):
         return "it holds records of an aborted transaction"
-    marker = discardable & ((batches.control == ABORT) | (batches.control == COMMIT))
+    marker = discardable_flags & ((batches.control == ABORT) | (batches.control == COMMIT))
     waits = ((batches.attributes & HORIZON) != 0) & (batches.base_timestamp > now_ms)
     return "a transaction marker is due" if np.any(marker & ~waits) else ""

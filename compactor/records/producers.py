@@ -44,7 +44,7 @@ class ProducerStates:
     entries: npt.NDArray[Any]
 
     @staticmethod
-    def without_producers() -> ProducerStates:
+    def empty_states() -> ProducerStates:
         """Return the states of a log in which no producer is known."""
         return ProducerStates(np.empty(0, ENTRY))
 
@@ -54,7 +54,7 @@ class ProducerStates:
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
-    def can_be_state_at(self, offset: int, replayed_states: ProducerStates) -> bool:
+    def can_be_states_at_offset(self, offset: int, replayed_states: ProducerStates) -> bool:
         """Return whether these can be the states at ``offset`` of a log whose remaining batches up to there give ``replayed_states``.
         Producers that are missing there are accepted, because cleaning may have removed their batches. A batch in the log that these states
         do not know is not accepted.
@@ -77,7 +77,7 @@ class ProducerStates:
         both = np.concatenate([known_states.entries, mine])
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
-    def states_after_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
+    def replay_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
         """Return the states after these batches. Batches before ``from_offset`` are skipped, because the states include them already."""
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
@@ -91,7 +91,7 @@ class ProducerStates:
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
         columns = [np.ascontiguousarray(state[name]) for name in _STATE_FIELDS]
-        _replay_batches(
+        _apply_batches_to_producer_columns(
             np.searchsorted(ids, table.producer_id[mine]),
             table.control[mine],
             table.attributes[mine],
@@ -111,7 +111,7 @@ class ProducerStates:
 
 
 @kernel
-def _replay_batches(
+def _apply_batches_to_producer_columns(
     producer: Int64s,
     control: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
@@ -163,16 +163,16 @@ def _replay_batches(
             p_txn[p] = -1
 
 
-def parse_producer_snapshot(data: bytes, name: str) -> ProducerStates:
+def parse_producer_snapshot_file(snapshot_bytes: bytes, file_name: str) -> ProducerStates:
     """Parse a ``.snapshot`` file. Raises BadData; the caller then continues from an older snapshot or from the log, as Kafka does."""
-    if len(data) < _HEADER.size:
-        raise BadData("a producer snapshot ends in its header", segment=name, hint="It can be rebuilt from the log")
-    version, crc, count = _HEADER.unpack_from(data)
+    if len(snapshot_bytes) < _HEADER.size:
+        raise BadData("a producer snapshot ends in its header", segment=file_name, hint="It can be rebuilt from the log")
+    version, crc, count = _HEADER.unpack_from(snapshot_bytes)
     if version != 1:
-        raise BadData(f"unknown version {version} of a producer snapshot", segment=name, hint="It can be rebuilt from the log")
-    if crc != crc32c.crc32c(data[6:]) or len(data) != _HEADER.size + count * ENTRY.itemsize:
-        raise BadData("the CRC or the length of a producer snapshot is invalid", segment=name, hint="It can be rebuilt from the log")
-    entries = np.frombuffer(data, ENTRY, offset=_HEADER.size)
+        raise BadData(f"unknown version {version} of a producer snapshot", segment=file_name, hint="It can be rebuilt from the log")
+    if crc != crc32c.crc32c(snapshot_bytes[6:]) or len(snapshot_bytes) != _HEADER.size + count * ENTRY.itemsize:
+        raise BadData("the CRC or the length of a producer snapshot is invalid", segment=file_name, hint="It can be rebuilt from the log")
+    entries = np.frombuffer(snapshot_bytes, ENTRY, offset=_HEADER.size)
     return ProducerStates(entries[np.argsort(entries["producer_id"].astype(np.int64))])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
-from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition
+from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition, ProblemNumber
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_i64, prefetch_read, read_varint
 from compactor.profiling import WorkStage, measure_stage
@@ -44,6 +44,14 @@ _PROBLEMS: Final = (
     "a message claims fewer bytes than a header has",
     "unknown magic byte of an inner message",
 )
+
+
+ProblemPositionAndFlags = tuple[int, int, int]
+"""Number of a problem (0 for none), byte position after what was parsed, and flags of the record."""
+ProblemLengthPositionAndFlags = tuple[int, int, int, int]
+"""Number of a problem (0 for none), length (-1 for null), position of the bytes, and flags of the record."""
+CountsAndProblemWithBatch = tuple[Int64s, int, int]
+"""Number of entries of each batch, number of a problem (0 for none), and the batch that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +81,22 @@ class RecordRows:
 _ROW_DTYPES: Final = (np.int64,) * 7 + (np.int32, np.int32, np.uint8)
 
 
-class RowBuffers:
+class RecordRowBuffers:
     """Memory for the rows of one chunk, reused from chunk to chunk because new memory would cost more than parsing. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._arrays = _allocate_columns(1 << 14)
+        self._arrays = _allocate_record_columns(1 << 14)
 
     def allocate_rows(self, count: int) -> RecordRows:
         """Return uninitialized rows for ``count`` records, valid until the next call."""
         if count > len(self._arrays[0]):
-            self._arrays = _allocate_columns(max(count, 2 * len(self._arrays[0])))
+            self._arrays = _allocate_record_columns(max(count, 2 * len(self._arrays[0])))
         return RecordRows(*(array[:count] for array in self._arrays))
 
 
-def _allocate_columns(count: int) -> tuple[Any, ...]:
-    """Return uninitialized columns for ``count`` records."""
-    return tuple(np.empty(count, dtype) for dtype in _ROW_DTYPES)
+def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
+    """Return uninitialized columns for ``record_count`` records."""
+    return tuple(np.empty(record_count, dtype) for dtype in _ROW_DTYPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class BatchChunk:
 
 
 @measure_stage(WorkStage.PARSE, lambda table, chunk, *_: chunk.body_size_bytes)
-def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RowBuffers, segment_name: str) -> tuple[RecordRows, Int64s]:
+def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffers, segment_name: str) -> tuple[RecordRows, FirstRowByBatch]:
     """Parse the records of a chunk. Return its rows, and the number of each batch's first row (one more entry than batches).
 
     The rows are in ``buffers`` and valid until the next call. Raises BadData, naming the batch; ``segment_name`` is the segment's name for
@@ -124,11 +132,11 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RowBuffers, seg
         # A record takes seven bytes at least: what claims more is refused before memory is set aside for it.
         too_many = np.flatnonzero(counts * 7 > chunk.body_end - chunk.body_start)
         if len(too_many):
-            raise _parse_error(table, chunk.first + int(too_many[0]), 1, segment_name)
+            raise _unparsable_batch_error(table, chunk.first + int(too_many[0]), 1, segment_name)
     elif int(table.codec_ids[chunk.first]):
         counts, problem, batch = _count_legacy_entries(chunk.buf, chunk.body_start, chunk.body_end, chunk.wanted)
         if problem:
-            raise _parse_error(table, chunk.first + batch, problem, segment_name)
+            raise _unparsable_batch_error(table, chunk.first + batch, problem, segment_name)
     else:
         counts = chunk.wanted.astype(np.int64)
     first_row = np.zeros(len(counts) + 1, np.int64)
@@ -158,26 +166,30 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RowBuffers, seg
         rows.flags,
     )
     if problem:
-        raise _parse_error(table, chunk.first + batch, problem, segment_name)
+        raise _unparsable_batch_error(table, chunk.first + batch, problem, segment_name)
     return rows, first_row
 
 
-def _parse_error(table: BatchTable, batch: int, problem: int, segment: str) -> BadData:
+def _unparsable_batch_error(table: BatchTable, batch_number: int, problem: ProblemNumber, segment_name: str) -> BadData:
     """Return the error for a batch that cannot be parsed. ``problem`` is an index of _PROBLEMS."""
     return BadData(
         _PROBLEMS[problem],
-        segment=segment,
-        position=int(table.position[batch]),
-        offset=int(table.base_offset[batch] if table.base_offset[batch] >= 0 else table.last_offset[batch]),
+        segment=segment_name,
+        position=int(table.position[batch_number]),
+        offset=int(table.base_offset[batch_number] if table.base_offset[batch_number] >= 0 else table.last_offset[batch_number]),
         hint="Kafka refuses this batch too; restore the segment from a replica or a backup",
     )
 
 
-def uncompressed_chunk(buf: Bytes, table: BatchTable, first: int, last: int, wanted: npt.NDArray[np.bool_]) -> BatchChunk:
+def chunk_of_uncompressed_batches(
+    buf: Bytes, table: BatchTable, first_batch: int, end_batch: int, wanted_flags: npt.NDArray[np.bool_]
+) -> BatchChunk:
     """Return a chunk of uncompressed batches without copying their bytes."""
-    position = table.position[first:last]
-    start = position + HEADER if table.magic[first] == 2 else position
-    return BatchChunk(first, last, buf, start, np.where(wanted, position + table.size[first:last], start), wanted)
+    position = table.position[first_batch:end_batch]
+    start = position + HEADER if table.magic[first_batch] == 2 else position
+    return BatchChunk(
+        first_batch, end_batch, buf, start, np.where(wanted_flags, position + table.size[first_batch:end_batch], start), wanted_flags
+    )
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -190,55 +202,55 @@ def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
 
 
 @inline_kernel
-def _skip_record_headers(buf: Bytes, at: int, end: int) -> tuple[int, int, int]:
+def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPositionAndFlags:
     """Return (problem, position after the record's headers, flags). ``problem`` is an index of _PROBLEMS, 0 for none."""
-    before = at
-    count, at = read_varint(buf, at, end)
-    if at < 0:
-        return 3, at, 0
-    if count < 0 or count > end - at:
-        return 4, at, 0
-    flags = TAIL_LOOSE if _is_overlong_varint(buf, before, at) else 0
+    before = position
+    count, position = read_varint(buf, position, end)
+    if position < 0:
+        return 3, position, 0
+    if count < 0 or count > end - position:
+        return 4, position, 0
+    flags = TAIL_LOOSE if _is_overlong_varint(buf, before, position) else 0
     if count > 0:
         flags |= HAS_HEADERS
     for _ in range(count):
-        before = at
-        length, at = read_varint(buf, at, end)
-        if at < 0:
-            return 3, at, flags
+        before = position
+        length, position = read_varint(buf, position, end)
+        if position < 0:
+            return 3, position, flags
         if length < 0:
-            return 4, at, flags
-        if length > end - at:
-            return 1, at, flags
-        if _is_overlong_varint(buf, before, at):
+            return 4, position, flags
+        if length > end - position:
+            return 1, position, flags
+        if _is_overlong_varint(buf, before, position):
             flags |= TAIL_LOOSE
-        for i in range(at, at + length):
+        for i in range(position, position + length):
             if buf[i] >= 128:
                 flags |= TAIL_LOOSE
-        at += length
-        before = at
-        length, at = read_varint(buf, at, end)
-        if at < 0:
-            return 3, at, flags
-        if length > end - at:
-            return 1, at, flags
-        if length < -1 or _is_overlong_varint(buf, before, at):
+        position += length
+        before = position
+        length, position = read_varint(buf, position, end)
+        if position < 0:
+            return 3, position, flags
+        if length > end - position:
+            return 1, position, flags
+        if length < -1 or _is_overlong_varint(buf, before, position):
             flags |= TAIL_LOOSE
-        at += max(length, 0)
-    return 0, at, flags
+        position += max(length, 0)
+    return 0, position, flags
 
 
 @inline_kernel
-def _read_key_or_value(buf: Bytes, at: int, stop: int) -> tuple[int, int, int, int]:
+def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPositionAndFlags:
     """Return (problem, length, position of the bytes, flags) of a key or value. Any negative length means null and becomes -1."""
-    before = at
-    length, at = read_varint(buf, at, stop)
-    if at < 0:
-        return 3, length, at, 0
-    if length > stop - at:
-        return 1, length, at, 0
-    loose = TAIL_LOOSE if length < -1 or _is_overlong_varint(buf, before, at) else 0
-    return 0, max(length, np.int64(-1)), at, loose
+    before = position
+    length, position = read_varint(buf, position, end)
+    if position < 0:
+        return 3, length, position, 0
+    if length > end - position:
+        return 1, length, position, 0
+    loose = TAIL_LOOSE if length < -1 or _is_overlong_varint(buf, before, position) else 0
+    return 0, max(length, np.int64(-1)), position, loose
 
 
 @kernel
@@ -332,22 +344,22 @@ def _parse_v2_records(
 
 
 @inline_kernel
-def _next_legacy_entry(buf: Bytes, at: int, limit: int) -> ProblemAndPosition:
-    """Return (problem, position after the v0/v1 entry at ``at``). Position -1 stands for an incomplete entry at the end, which Kafka
+def _next_legacy_entry(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
+    """Return (problem, position after the v0/v1 entry at ``position``). Position -1 stands for an incomplete entry at the end, which Kafka
     ignores.
     """
-    if limit - at < 12:
+    if end - position < 12:
         return 0, -1
-    size = np.int64(load_i32(buf, at + 8))
+    size = np.int64(load_i32(buf, position + 8))
     if size < 14:
         return 11, -1
-    if size > limit - at - 12:
+    if size > end - position - 12:
         return 0, -1
-    return 0, at + 12 + size
+    return 0, position + 12 + size
 
 
 @kernel
-def _count_legacy_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> tuple[Int64s, int, int]:
+def _count_legacy_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> CountsAndProblemWithBatch:
     """Return (number of entries of each v0/v1 wrapper, problem, batch that has it)."""
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):

@@ -381,20 +381,20 @@ def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, re
     return state
 
 
-def _undo_and_quarantine(leadership: Leadership, steps: StageTracker, failure: CompactionFailure, segment: str) -> RoundResult:
+def _undo_and_quarantine(leadership: Leadership, steps: StageTracker, failure: CompactionFailure, segment_name: str) -> RoundResult:
     """Undo the open intent after a failure and quarantine the partition."""
     intent = _require_intent(leadership)
     # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
     _undo_intent(leadership, steps, intent, reason)
-    return _record_quarantine(leadership, intent.plan.run_id, intent.plan, reason, segment)
+    return _record_quarantine(leadership, intent.plan.run_id, intent.plan, reason, segment_name)
 
 
-def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment: str) -> RoundResult:
+def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment_name: str) -> RoundResult:
     """Record a failed run, which quarantines the partition, and return the result."""
-    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunStatus.QUARANTINED, reason=reason, segment=segment)
+    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunStatus.QUARANTINED, reason=reason, segment=segment_name)
     state = publication.record_run_end(leadership, ended)
-    return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment)
+    return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment_name)
 
 
 SCOUTED: Final = "scouted-"

@@ -23,7 +23,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producers import parse_producer_snapshot
+from compactor.records.producers import parse_producer_snapshot_file
 from compactor.tier.contents import read_and_verify_segment_file
 from compactor.tier.ports import SegmentLayout
 
@@ -131,7 +131,7 @@ def read_missing_metadata_fields(
     try:
         segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})
         head = layout.read_file(partition, segment, "log", 0, _BATCH_HEADER)
-        entries = parse_producer_snapshot(
+        entries = parse_producer_snapshot_file(
             read_and_verify_segment_file(layout, partition, segment, "snapshot"), layout.object_name(partition, segment, "snapshot")
         ).entries
     except (NotFound, KeyError) as error:

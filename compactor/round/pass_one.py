@@ -40,7 +40,7 @@ from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
 from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import reason_to_read_for_markers
+from compactor.records.producer_runs import reason_markers_must_be_read
 from compactor.round.partial.plan import reason_to_read_whole
 from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
 from compactor.round.plan import RemainingSizeBound
@@ -442,7 +442,7 @@ def _reason_due_by_fold(job: _SurvivorScanJob, ordinal: SegmentOrdinal) -> str:
     opened segment and for the headers in its sidecar.
     """
     verdicts = job.opened.verdicts[ordinal]
-    return reason_to_read_for_markers(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
+    return reason_markers_must_be_read(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
 
 
 def _ask_filters_about_dirty_keys(

@@ -43,7 +43,7 @@ from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
-from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot
+from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import RewrittenSegment, describe_segment_file, upload_segment
 from compactor.round.partial.plan import derive_sidecar_of_composed_segment, is_key_directory_worthwhile, pieces_of_new_log
 from compactor.round.partial.rewrite import (
@@ -444,15 +444,15 @@ class PlanExecution:
         if "leader-epoch-checkpoint" in last.files:
             found["leader-epoch-checkpoint"] = self._leader_epoch_checkpoint(ordinal)
         if last.has_offsets_after_end_offset and "snapshot" in found:
-            copied = parse_producer_snapshot(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
+            copied = parse_producer_snapshot_file(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
-            known = ProducerStates.without_producers()
+            known = ProducerStates.empty_states()
             if before is not None and "snapshot" in before.files:
-                known = parse_producer_snapshot(
+                known = parse_producer_snapshot_file(
                     self._forward_read.read_small_file(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
             states = copied.states_at_earlier_offset(
-                end, known.states_at_earlier_offset(last.start_offset - 1).states_after_batches(self._answers.sources[ordinal].table)
+                end, known.states_at_earlier_offset(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table)
             )
             found["snapshot"] = format_producer_snapshot(states)
         if last.has_offsets_after_end_offset and "leader-epoch-checkpoint" in found:

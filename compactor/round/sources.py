@@ -24,7 +24,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
-from compactor.records.producers import ProducerStates, parse_producer_snapshot
+from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
 from compactor.tier.contents import read_and_verify_segment_file
 from compactor.tier.ports import SegmentLayout
 
@@ -81,9 +81,9 @@ def read_producers_at_end(layout: SegmentLayout, state: PartitionState) -> Produ
 def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState, snapshot: bytes) -> ProducerStates:
     """Return the producer states of the last segment's snapshot; none if ``snapshot`` is empty. Raises BadData."""
     return (
-        parse_producer_snapshot(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
+        parse_producer_snapshot_file(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
         if snapshot
-        else ProducerStates.without_producers()
+        else ProducerStates.empty_states()
     )
 
 

@@ -17,7 +17,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.config.units import format_size
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producer_runs import reason_to_read_for_markers
+from compactor.records.producer_runs import reason_markers_must_be_read
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import estimate_distinct_keys, estimate_records
 from compactor.tier.sidecars import SidecarHead
@@ -88,7 +88,7 @@ def reason_for_delete_horizons(
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
-        reason = sidecar.due.reason_to_read(now_ms) or reason_to_read_for_markers(
+        reason = sidecar.due.reason_to_read(now_ms) or reason_markers_must_be_read(
             source.table, verdicts.aborted, verdicts.discardable, now_ms
         )
         if reason and segment.id in cleaned_ids:

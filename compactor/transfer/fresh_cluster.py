@@ -23,7 +23,7 @@ from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset, TopicId
 from compactor.errors import UsageError
 from compactor.records.batches import BatchTable, map_file, scan_batches
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
-from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
+from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 
 EPOCH_POSITION = 12
 """Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
@@ -54,7 +54,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interva
         raise UsageError(f"nothing lies below offset {stable_end}, from which on a transaction is open", hint="End it, and export again")
     bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
     for offset in (*bases[1:], ends[-1]):
-        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.without_producers()))
+        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.empty_states()))
     lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(log_start_offset)),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
     return ends[-1] - 1
@@ -67,9 +67,9 @@ def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:
     tiers hold no snapshots.
     """
     newest = max(folder.glob("*.snapshot"), default=None)
-    states = ProducerStates.without_producers() if newest is None else parse_producer_snapshot(newest.read_bytes(), newest.name)
+    states = ProducerStates.empty_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)
     for table in tables:
-        states = states.states_after_batches(table, 0 if newest is None else int(newest.stem))
+        states = states.replay_batches(table, 0 if newest is None else int(newest.stem))
     undecided = states.first_offset_of_open_transaction()
     return MAX_OFFSET if undecided is None else undecided
 

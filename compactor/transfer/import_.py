@@ -496,7 +496,7 @@ class _DirectoryImport:
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
         self.identity.require_same_log(0, self._count_equal_records_below)
-        found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.without_producers())
+        found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_states())
         require_segments_precede_tier(state, found_members, given, self.log_dir)
         filled = [piece.source for piece in pieces if piece.source.size]
         older = restore_removed_epochs(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))

@@ -45,7 +45,7 @@ from compactor.records.indexes import (
     reason_offset_index_is_invalid,
     reason_time_index_is_invalid,
 )
-from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
+from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.records.rows import parse_records
 from compactor.tier.contents import file_sha256
 
@@ -274,7 +274,7 @@ def combine_parts_to_segments(
     for checked, source, verdict in zip(file_parts, sources, verdicts, strict=True):
         # The end of an empty last segment is not known, because it may still be written to.
         end = (int(source.table.last_offset[-1]) if source.size else source.base - 1) if source.is_last else source.end - 1
-        states = _producer_states_at_offset(log_dir, end + 1, states.states_after_batches(source.table))
+        states = _producer_states_at_offset(log_dir, end + 1, states.replay_batches(source.table))
         if source.size:
             # Indexes store offsets relative to the segment's start in 32 bits.
             start = max(start, int(source.table.last_offset[-1]) - MAX32)
@@ -319,10 +319,10 @@ def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerSta
     if not path.exists():
         return replayed
     try:
-        given = parse_producer_snapshot(path.read_bytes(), path.name)
+        given = parse_producer_snapshot_file(path.read_bytes(), path.name)
     except BadData:
         return replayed  # as Kafka does
-    return given if given.can_be_state_at(offset, replayed) else replayed
+    return given if given.can_be_states_at_offset(offset, replayed) else replayed
 
 
 def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:

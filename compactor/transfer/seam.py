@@ -25,7 +25,7 @@ from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only_view
-from compactor.records.rows import RowBuffers, parse_records
+from compactor.records.rows import RecordRowBuffers, parse_records
 from compactor.transfer.log_directory import (
     CHECKPOINT,
     SegmentFilePart,
@@ -528,7 +528,7 @@ def _read_records_by_offset(
 
     :param max_batches: only of the last so many batches that have any.
     """
-    table, buffers = source.table, RowBuffers()
+    table, buffers = source.table, RecordRowBuffers()
     within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & (table.count != 0)
     chosen = np.flatnonzero(within)[-max_batches:]
     wanted = np.zeros(len(table), np.bool_)

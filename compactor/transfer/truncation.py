@@ -124,4 +124,4 @@ def segment_head_before_offset(
     negative = count_negative_timestamps(part, limit) if first.negative_timestamps else 0
     os.utime(path, ns=(first.mtime_ms * 1_000_000,) * 2)
     piece = CheckedFilePart(SegmentFilePart(part, path, 0, source.size), negative, hashlib.sha256(part.buf.data).hexdigest(), None)
-    return SegmentToImport(piece, first.start_offset, offset - 1, before.states_after_batches(part.table), part.txn_entries)
+    return SegmentToImport(piece, first.start_offset, offset - 1, before.replay_batches(part.table), part.txn_entries)

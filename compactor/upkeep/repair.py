@@ -38,7 +38,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus, RunStatus
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.records.indexes import encode_offset_and_time_index
-from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot
+from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkSession
@@ -318,7 +318,7 @@ class _IntactFileFinder:
         if before is None:
             return None
         if kind == "snapshot":
-            after = before.states_after_batches(table)
+            after = before.replay_batches(table)
             undecided = after.first_offset_of_open_transaction()
             return format_producer_snapshot(after) if segment.open_txn_offset == (-1 if undecided is None else undecided) else None
         open_entries = before.entries[before.entries["txn_first_offset"] >= 0]
@@ -337,12 +337,12 @@ class _IntactFileFinder:
         recorded digest. Guessed states would end open transactions and forget producers, and nobody would notice.
         """
         if segment.start_offset == 0:
-            return ProducerStates.without_producers()
+            return ProducerStates.empty_states()
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
         if before is None or "snapshot" not in before.files:
             return None
         with suppress(NotFound, BadData):
-            return parse_producer_snapshot(
+            return parse_producer_snapshot_file(
                 read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
             )
         if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
@@ -350,7 +350,7 @@ class _IntactFileFinder:
                 path = scratch / "snapshot"
                 self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build_file(before, "snapshot", path) else None
         known = self.snapshots[before.id]
-        return None if known is None else parse_producer_snapshot(known, "snapshot")
+        return None if known is None else parse_producer_snapshot_file(known, "snapshot")
 
 
 def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> None:

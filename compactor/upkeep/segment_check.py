@@ -18,7 +18,7 @@ from compactor.local.budget import round_up_to_disk_blocks
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import parse_txn_index, reason_offset_index_is_invalid, reason_time_index_is_invalid
-from compactor.records.producers import parse_producer_snapshot
+from compactor.records.producers import parse_producer_snapshot_file
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file
 
@@ -113,7 +113,7 @@ def check_companion_files(
 
 
 def _producer_snapshot_problem(data: bytes) -> str:
-    parse_producer_snapshot(data, "snapshot")
+    parse_producer_snapshot_file(data, "snapshot")
     return ""
 
 

@@ -20,7 +20,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records import codecs
 from compactor.records.batches import ABORT, COMMIT, HORIZON, LOG_APPEND, NOT_CONTROL
-from compactor.records.rows import LEGACY, BatchChunk, RecordRows, RowBuffers, parse_records
+from compactor.records.rows import LEGACY, BatchChunk, RecordRowBuffers, RecordRows, parse_records
 
 SHOWN_BYTES = 60
 """Bytes of a key or value after which it is cut."""
@@ -108,7 +108,7 @@ def _batch_documents(
 ) -> list[dict[str, Any]]:
     """Return the batches from ``first_batch`` up to ``end_batch``, exclusive, with their records."""
     found = []
-    buffers = RowBuffers()
+    buffers = RecordRowBuffers()
     for chunk in source.read_chunks(first_batch, end_batch, np.ones(end_batch - first_batch, np.bool_), max_inflated_bytes, None):
         rows, first_row = parse_records(source.table, chunk, buffers, source.name)
         mine = [range(int(begin), int(end)) for begin, end in pairwise(first_row)]

@@ -14,7 +14,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
-from compactor.records.rows import BatchChunk, RecordRows, RowBuffers, parse_records
+from compactor.records.rows import BatchChunk, RecordRowBuffers, RecordRows, parse_records
 
 _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 
@@ -102,7 +102,7 @@ class RecordSearch:
         if segment.start_offset <= offset <= segment.end_offset:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
-        buffers = RowBuffers()
+        buffers = RecordRowBuffers()
         for first, last in source.batch_ranges_of_one_kind():
             if not wanted[first:last].any():
                 continue

@@ -13,7 +13,7 @@ from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.model.ids import COMPACTOR_BROKER_ID
-from compactor.records.producers import parse_producer_snapshot
+from compactor.records.producers import parse_producer_snapshot_file
 from tests.broker.test_compaction import BrokerTierCli, assert_compacted, cli
 from tests.broker.test_elections import leaves, readable_segments
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -71,7 +71,7 @@ def snapshot_of(cluster: KafkaCluster, node: int, offset: int) -> Producers:
 
 
 def producers_in(path: Path) -> Producers:
-    return [tuple(entry) for entry in parse_producer_snapshot(path.read_bytes(), path.name).entries.tolist()]
+    return [tuple(entry) for entry in parse_producer_snapshot_file(path.read_bytes(), path.name).entries.tolist()]
 
 
 def segment_before(cluster: KafkaCluster, offset: int) -> RemoteLogSegmentMetadataRecord:

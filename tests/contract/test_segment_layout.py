@@ -22,7 +22,7 @@ from compactor.constants import LeaderEpoch, Offset, TimestampMs, TopicId
 from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.build import NO_PRODUCER, add_batch_header
+from compactor.records.build import NO_PRODUCER, prepend_batch_header
 from compactor.records.headers import header_digest_of_verified_file
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
@@ -480,7 +480,7 @@ def log_of(*texts: bytes) -> bytes:
     """A batch for each; that of b"o..." is large enough to be copied."""
     sizes = [5 << 20 if text.startswith(b"o") else 3000 for text in texts]
     bodies = [(text * size)[:size] for text, size in zip(texts, sizes, strict=True)]
-    return b"".join(add_batch_header(offset, 0, 0, 0, 0, 0, NO_PRODUCER, 1, body) for offset, body in enumerate(bodies))
+    return b"".join(prepend_batch_header(offset, 0, 0, 0, 0, 0, NO_PRODUCER, 1, body) for offset, body in enumerate(bodies))
 
 
 def digest_of(scratch: Path, log: bytes) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.producers import parse_producer_snapshot
+from compactor.records.producers import parse_producer_snapshot_file
 from tests.builders import LogBuilder
 from tests.plain_format import read_batches
 from tests.support.tier_cli import TierCli
@@ -41,7 +41,7 @@ def test_the_log_ends_before_the_open_transaction_and_every_segment_has_an_empty
     assert (out / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
     snapshots = sorted(out.glob("*.snapshot"))
     assert [int(path.stem) for path in snapshots] == [2, 5]
-    assert [len(parse_producer_snapshot(path.read_bytes(), path.name).entries) for path in snapshots] == [0, 0]
+    assert [len(parse_producer_snapshot_file(path.read_bytes(), path.name).entries) for path in snapshots] == [0, 0]
     assert (out / "partition.metadata").read_text() == f"version: 0\ntopic_id: {ID}"
 
 

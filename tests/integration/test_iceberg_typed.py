@@ -16,7 +16,7 @@ import pytest
 from fastavro import schemaless_writer
 from typing_extensions import override
 
-from compactor.decoding.registry import Schema, SchemaRegistry
+from compactor.decoding.registry import RegisteredSchema, SchemaRegistry
 from compactor.outputs import iceberg_table
 from compactor.outputs.port import OutputReport
 from tests.integration.test_iceberg import House
@@ -136,8 +136,8 @@ def framed(schema_id: int, value: object) -> bytes:
 
 
 def test_avro_values_have_the_types_of_their_schema_and_widen_with_it(house: TypedHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetch(registry: SchemaRegistry, schema_id: int) -> Schema | None:
-        return Schema(schema_id, "AVRO", json.dumps(SCHEMAS[schema_id])) if schema_id in SCHEMAS else None
+    def fetch(registry: SchemaRegistry, schema_id: int) -> RegisteredSchema | None:
+        return RegisteredSchema(schema_id, "AVRO", json.dumps(SCHEMAS[schema_id])) if schema_id in SCHEMAS else None
 
     monkeypatch.setattr(SchemaRegistry, "_fetch_schema", fetch)
     house.cli.set(registry={"url": "http://127.0.0.1:9"})

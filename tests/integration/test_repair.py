@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.producers import parse_producer_snapshot
+from compactor.records.producers import parse_producer_snapshot_file
 from tests.builders import TOPIC_ID, LogBuilder, name_topic
 from tests.integration.test_import_truncated import Log, end_of
 from tests.support.tier_cli import Answer, TierCli, visible
@@ -116,7 +116,9 @@ def open_transactions(tmp_path: Path) -> TierCli:
 def producers(cli: TierCli) -> list[list[tuple[int, int]]]:
     """Return, for each live segment, the producer ids and first offsets of open transactions in its snapshot."""
     live = [one["id"] for one in cli.do("segments", "list", "orders-0")["segments"] if not one["replaced_by"]]
-    found = {path.stem[-len(live[0]) :]: parse_producer_snapshot(path.read_bytes(), path.name).entries for path in objects(cli, "snapshot")}
+    found = {
+        path.stem[-len(live[0]) :]: parse_producer_snapshot_file(path.read_bytes(), path.name).entries for path in objects(cli, "snapshot")
+    }
     return [[(int(entry["producer_id"]), int(entry["txn_first_offset"])) for entry in found[one]] for one in live]
 
 

@@ -12,7 +12,11 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts, transacti
 from compactor.records import batches as kafka
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.records.producer_runs import batch_table_from_runs_and_markers, extract_producer_runs_and_markers, reason_to_read_for_markers
+from compactor.records.producer_runs import (
+    batch_table_from_runs_and_markers,
+    extract_producer_runs_and_markers,
+    reason_markers_must_be_read,
+)
 from compactor.records.producers import ProducerStates
 
 DATA, PLAIN, EMPTY, ABORT, COMMIT, EMPTIED = range(6)
@@ -72,7 +76,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         transaction_verdicts_by_source([source(t) for t in tables]),
         transaction_verdicts_by_source([source(t) for t in stand_ins]),
     )
-    states, other_states = ProducerStates.without_producers(), ProducerStates.without_producers()
+    states, other_states = ProducerStates.empty_states(), ProducerStates.empty_states()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
         assert marker_verdicts(stand_in, other) == marker_verdicts(table, verdict)
         if stand_in is table:
@@ -83,7 +87,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
             assert {int(o) for o in stand_in.base_offset[other.aborted]} <= aborted
             lost = bool(np.any(verdict.aborted & (table.count > 0)))
             assert bool(np.any(other.aborted & (stand_in.count > 0))) == lost
-        states, other_states = states.states_after_batches(table), other_states.states_after_batches(stand_in)
+        states, other_states = states.replay_batches(table), other_states.replay_batches(stand_in)
         assert other_states.entries.tolist() == states.entries.tolist()
 
 
@@ -108,4 +112,4 @@ def test_a_segment_is_due_exactly_when_its_batches_say_so(log: list[list[tuple[i
                 wanted |= bool(verdict.aborted[i]) and table.count[i] > 0
             elif table.control[i] in (kafka.ABORT, kafka.COMMIT) and verdict.discardable[i]:
                 wanted |= not table.attributes[i] & kafka.HORIZON or table.base_timestamp[i] <= now
-        assert bool(reason_to_read_for_markers(stand_in, other.aborted, other.discardable, now)) == wanted
+        assert bool(reason_markers_must_be_read(stand_in, other.aborted, other.discardable, now)) == wanted

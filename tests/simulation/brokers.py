@@ -70,7 +70,7 @@ LATE_MS = 300
 LAG_MS = 400
 """How far a broker may be behind; less than grace."""
 KEPT = Retention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
-_SNAPSHOT = format_producer_snapshot(ProducerStates.without_producers())
+_SNAPSHOT = format_producer_snapshot(ProducerStates.empty_states())
 
 
 def row_of(record: Record) -> Row:

@@ -21,7 +21,7 @@ from compactor.cleaner.offline import CleanRequest, OpenedLogDirectory, clean_lo
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.records.build import ProducerFields, RecordToEncode, add_batch_header, encode_batch
+from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, prepend_batch_header
 from compactor.records.codecs import compress_body
 from compactor.round import pass_two as worker
 from tests.builders import read
@@ -136,7 +136,7 @@ def encoded(each: Batch) -> bytes:
         plain = encode_batch(rows, base_offset=each.base_offset, last_offset=each.last_offset, delete_horizon_ms=each.base_timestamp)
         body = compress_body(each.codec, plain[61:]) if each.codec else plain[61:]
     producer = ProducerFields(each.producer_id, each.producer_epoch, each.base_sequence)
-    return add_batch_header(
+    return prepend_batch_header(
         each.base_offset, each.last_offset - each.base_offset, each.leader_epoch, each.attributes, each.base_timestamp,
         each.max_timestamp, producer, each.count, body,
     )  # fmt: skip

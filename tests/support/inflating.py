@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from compactor.records.codecs import ByteBuffer, decompress_body_into
+from compactor.records.codecs import GrowingByteBuffer, decompress_body_into
 
 
 def decompress(codec: int, data: memoryview, limit: int, magic: int = 2) -> bytes:
     """Raises CodecError, also if the output would exceed ``limit`` bytes."""
-    out = ByteBuffer(0)
+    out = GrowingByteBuffer(0)
     decompress_body_into(codec, data, out, limit, magic)
     return bytes(out.content_view())

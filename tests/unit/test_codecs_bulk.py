@@ -11,7 +11,7 @@ import pytest
 
 from compactor.records import bulk
 from compactor.records.batches import read_only_view
-from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, ByteBuffer, CodecError, compress_body, max_compressed_size
+from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, CodecError, GrowingByteBuffer, compress_body, max_compressed_size
 from tests.support.inflating import decompress
 
 LIMIT = 1 << 20
@@ -21,7 +21,7 @@ ENDLESS = 1 << 62
 @pytest.fixture(params=["library", "without"], autouse=True)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "without":
-        monkeypatch.setattr(bulk, "lz4_library", bulk.Lz4Library(["LZ4_of_nobody"] * 3))
+        monkeypatch.setattr(bulk, "lz4_library", bulk.Lz4FunctionAddresses(["LZ4_of_nobody"] * 3))
     assert (bulk.lz4_library.compress == 0) == (request.param == "without")
 
 
@@ -36,7 +36,7 @@ def inflated(
 ) -> list[bytes]:
     sizes = np.array([len(frame) for frame in frames], np.int64)
     end = np.cumsum(sizes)
-    out = ByteBuffer(100)
+    out = GrowingByteBuffer(100)
     count = len(frames)
     ends = bulk.decompress_batch_bodies(
         read_only_view(np.frombuffer(b"".join(frames) + bytes(64), np.uint8)), np.full(count, codec, np.int16), end - sizes, end,
@@ -97,7 +97,7 @@ def as_of_one(codec: int, good: bytes, frame: bytes) -> None:
     if alone is not None:
         assert inflated([good, frame, good], codec, [True] * 3)[1] == alone
         return
-    with pytest.raises(bulk.BatchUnreadable) as found:
+    with pytest.raises(bulk.BatchUnreadableError) as found:
         inflated([good, frame, good], codec, [True] * 3)
     assert (found.value.batch, str(found.value)) == (1, message)
 
@@ -106,6 +106,6 @@ def as_of_one(codec: int, good: bytes, frame: bytes) -> None:
 def test_the_limit_applies_to_each_batch(codec: int) -> None:
     frames = [compress_body(codec, bytes(size)) for size in (1000, 1000, 1001)]
     assert len(inflated(frames[:2], codec, [True] * 2, limit=1000)) == 2
-    with pytest.raises(bulk.BatchUnreadable, match="inflates beyond 1000 bytes") as found:
+    with pytest.raises(bulk.BatchUnreadableError, match="inflates beyond 1000 bytes") as found:
         inflated(frames, codec, [True] * 3, limit=1000)
     assert found.value.batch == 2

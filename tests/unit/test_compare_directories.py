@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, add_batch_header, encode_batch
+from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, prepend_batch_header
 from tests.builders import GZIP, ZSTD, LogBuilder, read, txn_index
 from tests.compare import directories_differ, segments_differ
 from tests.plain_format import fix_crc, read_batches
@@ -52,7 +52,7 @@ def longer_varint(raw: bytes) -> bytes:
     body = first + body[1 + body[0] // 2 :]
     return (
         raw[:8]
-        + add_batch_header(
+        + prepend_batch_header(
             0,
             1,
             0,
@@ -102,7 +102,7 @@ def test_compressed_bytes_may_differ_content_may_not(tmp_path: Path) -> None:
     made = []
     for level in (1, 9):
         packer = zlib.compressobj(level, wbits=31)
-        made.append(add_batch_header(0, 1, 0, GZIP, 1, 1, NO_PRODUCER, 2, packer.compress(body) + packer.flush()))
+        made.append(prepend_batch_header(0, 1, 0, GZIP, 1, 1, NO_PRODUCER, 2, packer.compress(body) + packer.flush()))
     assert made[0] != made[1]
     other = encode_batch([rows[0], rows[1]._replace(value=b"other")], codec=GZIP)
     for name, data in (("expected", made[0]), ("same", made[1]), ("other", other)):

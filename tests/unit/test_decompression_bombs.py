@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from compactor.records.build import NO_PRODUCER, add_batch_header
+from compactor.records.build import NO_PRODUCER, prepend_batch_header
 from tests.builders import GZIP, LZ4, SNAPPY, ZSTD, LogBuilder, entry
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_bomb_takes_no_room(tmp_path: Path, codec: int, legacy: bool) -> None:
     if legacy:
         made = entry(1, bad.next_offset, b"=" + body, timestamp=1, attributes=codec)
     else:
-        made = add_batch_header(bad.next_offset, 0, 0, codec, 1, 1, NO_PRODUCER, 1, body)
+        made = prepend_batch_header(bad.next_offset, 0, 0, codec, 1, 1, NO_PRODUCER, 1, body)
     bad.raw(made, bad.next_offset)
     paths = [str(sound.write(tmp_path / "sound")), str(bad.write(tmp_path / "bad")), str(LIMIT)]
     done = subprocess.run([sys.executable, "-c", MEASURE, *paths], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -16,12 +16,12 @@ from hypothesis import given, strategies as st
 from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power
 from compactor.records import headers
 from compactor.records.batches import read_only_view, scan_batches
-from compactor.records.build import NO_PRODUCER, add_batch_header
+from compactor.records.build import NO_PRODUCER, prepend_batch_header
 from compactor.records.headers import (
     HEADER_BYTES,
     HeaderDigestBuilder,
     copy_batch_headers,
-    crc32c_of_batches,
+    crc32c_of_batches_from_headers,
     digest_of_headers,
     header_digest_of_verified_file,
 )
@@ -42,7 +42,7 @@ def log_of(seed: int = 1, batches: int = 40) -> bytes:
             log.end(7, commit=dice.random() < 0.5)
         else:
             offset = log.next_offset
-            log.raw(add_batch_header(offset, 4, 0, 0, -1, -1, NO_PRODUCER, 0, b""), offset + 4)
+            log.raw(prepend_batch_header(offset, 4, 0, 0, -1, -1, NO_PRODUCER, 0, b""), offset + 4)
     return b"".join(log.segments[0][1])
 
 
@@ -182,12 +182,12 @@ class TestRanges:
         batches = [batch.raw for batch in read_batches(data)]
         found = headers_in(data)
         for first, last in [(0, len(batches)), (0, 1), (3, 4), (5, 30), (len(batches) - 1, len(batches)), (9, 9)]:
-            assert crc32c_of_batches(found[first:last]) == google_crc32c.value(b"".join(batches[first:last])), (first, last)
+            assert crc32c_of_batches_from_headers(found[first:last]) == google_crc32c.value(b"".join(batches[first:last])), (first, last)
 
     def test_of_batches_that_do_not_lie_together(self) -> None:
         data = log_of()
         batches = [batch.raw for batch in read_batches(data)]
-        assert crc32c_of_batches(headers_in(data)[::3]) == google_crc32c.value(b"".join(batches[::3]))
+        assert crc32c_of_batches_from_headers(headers_in(data)[::3]) == google_crc32c.value(b"".join(batches[::3]))
 
     @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
     def test_zeros_by_powers_are_zeros(self, first: int, second: int, size: int) -> None:

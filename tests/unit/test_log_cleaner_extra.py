@@ -13,7 +13,7 @@ import zstandard
 
 from compactor.cleaner.offline import CleanRequest, clean_log_directory
 from compactor.errors import BadData
-from compactor.records.build import NO_PRODUCER, RecordToEncode, add_batch_header, encode_batch, encode_txn_marker, encode_varint
+from compactor.records.build import NO_PRODUCER, RecordToEncode, encode_batch, encode_txn_marker, encode_varint, prepend_batch_header
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
 from tests.plain_format import fix_crc
 from tests.plain_log import transaction_index
@@ -359,7 +359,7 @@ def test_other_control_records_are_kept_for_ever(tmp_path: Path) -> None:
         offset = log.next_offset
         fields = (encode_varint(4), struct.pack(">hh", 0, kind), encode_varint(1), b"\x00")
         body = b"".join([b"\x00", encode_varint(0), encode_varint(0), *fields, encode_varint(0)])
-        log.raw(add_batch_header(offset, 0, 0, 0x20, 1, 1, NO_PRODUCER, 1, encode_varint(len(body)) + body), offset)
+        log.raw(prepend_batch_header(offset, 0, 0, 0x20, 1, 1, NO_PRODUCER, 1, encode_varint(len(body)) + body), offset)
     log.put("a=1")
     life = Life(tmp_path, log)
     before = cleaned_bytes(life)
@@ -557,7 +557,7 @@ def test_every_framing_is_read(tmp_path: Path, codec: int) -> None:
     body = encode_batch(rows)[61:]
     for number, data in enumerate(framed(codec, body)):
         log = LogBuilder()
-        log.raw(add_batch_header(0, 7, 0, codec, 1, 1, NO_PRODUCER, 8, data), 7)
+        log.raw(prepend_batch_header(0, 7, 0, codec, 1, 1, NO_PRODUCER, 8, data), 7)
         log.put("key3=new")
         folder = log.write(tmp_path / f"log-{number}")
         clean_log_directory(folder, tmp_path / f"out-{number}", CleanRequest(now_ms=1))

@@ -19,7 +19,7 @@ from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
-from compactor.records.batches import HORIZON, BatchTable, select_batch_rows
+from compactor.records.batches import HORIZON, BatchTable, select_batches_of_table
 from compactor.records.encode import COPY
 from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.plan import (
@@ -72,7 +72,7 @@ def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPart:
     """The segment with batches 1 and 3 read."""
     position, size = source.table.position[READ], source.table.size[READ]
     buf = np.concatenate([source.buf[at : at + length] for at, length in zip(position, size, strict=True)])
-    read = replace(source, buf=buf, table=select_batch_rows(source.table, READ))
+    read = replace(source, buf=buf, table=select_batches_of_table(source.table, READ))
     nobody = cast("TransactionVerdicts", None)
     return SegmentPart(splice_of(source.table, directory), source, nobody, READ, read, nobody)
 

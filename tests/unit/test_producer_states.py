@@ -21,7 +21,7 @@ def replayed(tmp_path: Path) -> ProducerStates:
     log.commit(1)
     log.put("c=1", "d=1", pid=2, txn=True)
     (path,) = log.write(tmp_path).glob("*.log")
-    return ProducerStates.without_producers().states_after_batches(open_source_segment(0, path, 20, 25, 0, -1, 1 << 20).table)
+    return ProducerStates.empty_states().replay_batches(open_source_segment(0, path, 20, 25, 0, -1, 1 << 20).table)
 
 
 def states(*entries: tuple[int, int, int, int]) -> ProducerStates:
@@ -33,7 +33,7 @@ def states(*entries: tuple[int, int, int, int]) -> ProducerStates:
 
 
 def test_what_the_log_says_is_of_it(replayed: ProducerStates) -> None:
-    assert replayed.can_be_state_at(25, replayed)
+    assert replayed.can_be_states_at_offset(25, replayed)
     assert replayed.first_offset_of_open_transaction() == 23
 
 
@@ -49,7 +49,7 @@ def test_what_the_log_says_is_of_it(replayed: ProducerStates) -> None:
     ],
 )
 def test_a_snapshot_may_know_more(snapshot: ProducerStates, replayed: ProducerStates) -> None:
-    assert snapshot.can_be_state_at(25, replayed)
+    assert snapshot.can_be_states_at_offset(25, replayed)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_snapshot_may_know_more(snapshot: ProducerStates, replayed: ProducerSt
     ],
 )
 def test_one_of_another_time_is_not(snapshot: ProducerStates, replayed: ProducerStates) -> None:
-    assert not snapshot.can_be_state_at(25, replayed)
+    assert not snapshot.can_be_states_at_offset(25, replayed)
 
 
 def test_a_snapshot_is_taken_back_to_where_its_segment_is_read(replayed: ProducerStates) -> None:

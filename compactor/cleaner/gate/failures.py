@@ -54,20 +54,20 @@ class RecordSumMismatch:
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
-def source_rows_of_written_records(segment: str, source: GateRecords, written: GateRecords) -> Int64s:
+def source_rows_of_written_records(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
     """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
     if invented.any():
-        raise first_invalid_record_error("a record that no source has", segment, written, invented)
+        raise first_invalid_record_error("a record that no source has", segment_name, written, invented)
     changed = source.digest[at] != written.digest
     if changed.any():
-        raise first_invalid_record_error("key, timestamp, value or headers are not the source's", segment, written, changed)
+        raise first_invalid_record_error("key, timestamp, value or headers are not the source's", segment_name, written, changed)
     return at
 
 
 def raise_for_missing_or_superseded_record(
-    segment: str,
+    segment_name: str,
     source: GateRecords,
     in_output_flags: Flags,
     latest_offset_of_key: Int64s,
@@ -84,11 +84,16 @@ def raise_for_missing_or_superseded_record(
     invalid = checked_flags & (in_output_flags == must_be_removed_flags)
     for row in np.flatnonzero(invalid)[:1].tolist():
         raise first_invalid_record_error(
-            f"superseded by the record at offset {latest_offset_of_key[row]}" if in_output_flags[row] else LOST, segment, source, invalid
+            f"superseded by the record at offset {latest_offset_of_key[row]}" if in_output_flags[row] else LOST,
+            segment_name,
+            source,
+            invalid,
         )
 
 
-def raise_for_record_that_explains_mismatch(segment: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch) -> None:
+def raise_for_record_that_explains_mismatch(
+    segment_name: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch
+) -> None:
     """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its
     fingerprint.
 
@@ -100,10 +105,10 @@ def raise_for_record_that_explains_mismatch(segment: str, source: GateRecords, i
         ("superseded by a later record of its key", in_output_flags & (fingerprints == np.uint64(mismatch.excess))),
     ):
         if invalid.any():
-            raise first_invalid_record_error(cause, segment, source, invalid)
+            raise first_invalid_record_error(cause, segment_name, source, invalid)
 
 
-def first_invalid_record_error(cause: str, segment: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
+def first_invalid_record_error(cause: str, segment_name: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
     """Return the error that names the first record flagged as invalid."""
     row = int(np.flatnonzero(invalid_flags)[0])
-    return GateFailed(cause, segment=segment, offset=int(records.offset[row]), key=records.key_of_row(row))
+    return GateFailed(cause, segment=segment_name, offset=int(records.offset[row]), key=records.key_of_row(row))

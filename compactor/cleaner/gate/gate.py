@@ -296,7 +296,7 @@ class Gate:
             raise GateFailed(f"unreadable: {problem}", segment=source.name) from None
 
     def _parse_batches(
-        self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment: str
+        self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[tuple[Int64s, GateRecords]]:
         """Yield the records of the wanted batches in chunks, with the batch numbers. A chunk is valid until the next one is requested."""
         waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
@@ -308,7 +308,7 @@ class Gate:
                 waiting += np.array_split(some, 2)[::-1]
                 continue
             except UnreadableBatchesError as problem:
-                raise GateFailed(f"unreadable: {problem}", segment=segment) from None
+                raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
             yield some, records
 
     def _latest_record_rows(
@@ -525,11 +525,11 @@ class Gate:
             raise GateFailed("a marker that differs from its source", segment=pairs.source.name, offset=offset)
 
     def _fingerprint_sums_and_max_timestamps(
-        self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment: str
+        self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Return (count, sum of fingerprints, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
-        for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment):
+        for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
             sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T
             sums[2, some] = np.bitwise_or.reduceat(records.flags & col.ODD_ATTRIBUTES, records.first_row[:-1])
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])

@@ -6,7 +6,8 @@ the key's hash (0 marks an empty cell), the record's offset, and 30 more bits of
 A table holds the keys of one range of the hash: of all keys while they fit its memory, else of a range that fits (``halve_hash_range``).
 
 What must be left of a segment is described by a count and a sum: how many records, and the sum of a pseudo-random word for each record
-(``record_fingerprint``). Sums need no order, so that ranges of the keys can be checked one after the other, or on different machines.
+(``record_fingerprint``). DigestSumRows need no order, so that ranges of the keys can be checked one after the other, or on different
+machines.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ from compactor.records.balance import (
     RECORDS,
     RECORDS_DROPPED,
     BalanceKey,
-    Sums,
+    DigestSumRows,
     add_batch_digest,
+    digest_sum_from_row,
     first_half_of_record_digest,
     second_half_of_digest,
-    to_digest_sum,
 )
 from compactor.records.batches import Bytes, Int64s, map_file
 
@@ -81,13 +81,13 @@ class NewSegmentBalanceBuilder:
         _add_batch_digests(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
         return Balance(
             sources=cleaned.sources,
-            left=to_digest_sum(left),
-            opened=to_digest_sum(sums[OPENED]),
-            dropped={reason: to_digest_sum(sums[row]) for reason, row in BATCHES_DROPPED.items() if sums[row, 0]},
-            result=to_digest_sum(result),
-            records=to_digest_sum(sums[RECORDS]),
-            written=to_digest_sum(self._records),
-            records_dropped={reason: to_digest_sum(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
+            left=digest_sum_from_row(left),
+            opened=digest_sum_from_row(sums[OPENED]),
+            dropped={reason: digest_sum_from_row(sums[row]) for reason, row in BATCHES_DROPPED.items() if sums[row, 0]},
+            result=digest_sum_from_row(result),
+            records=digest_sum_from_row(sums[RECORDS]),
+            written=digest_sum_from_row(self._records),
+            records_dropped={reason: digest_sum_from_row(sums[row]) for reason, row in RECORDS_DROPPED.items() if sums[row, 0]},
         )
 
     def _segment_bytes_and_headers(self) -> tuple[Bytes, HeaderFields]:
@@ -136,7 +136,7 @@ def _add_record_digests(
     key_length: Int64s,
     k0: HashKeyHalf,
     k1: HashKeyHalf,
-    out_sums: Sums,
+    out_sums: DigestSumRows,
 ) -> None:
     """Add the digests of v2 records, in which the length of the value follows the key."""
     for i in range(batch_numbers.size):
@@ -159,8 +159,8 @@ def _add_batch_digests(
     rewritten_flags: Flags,
     k0: HashKeyHalf,
     k1: HashKeyHalf,
-    unchanged_sums: Sums,
-    new_sums: Sums,
+    unchanged_sums: DigestSumRows,
+    new_sums: DigestSumRows,
 ) -> None:
     for i in range(position.size):
         add_batch_digest(buf, position[i], magic[i], k0, k1, new_sums)

@@ -35,7 +35,7 @@ from compactor.records.batches import (
     Bytes,
     Int64s,
 )
-from compactor.records.bulk import BatchUnreadable, decompress_batch_bodies
+from compactor.records.bulk import BatchUnreadableError, decompress_batch_bodies
 from compactor.records.encode import reencode_as_java_utf8
 
 HeaderFields = npt.NDArray[np.int64]
@@ -239,7 +239,7 @@ class GateRecordParser:
         """Function that receives the headers and records of every ``parse_records_of_batches``; None for none."""
         self._key = (k0, k1)
         self._limit = inflate_limit
-        self._bodies = codecs.ByteBuffer()
+        self._bodies = codecs.GrowingByteBuffer()
         self._columns = _allocate_record_columns(1 << 14)
 
     def parse_records_of_batches(self, buf: Bytes, headers: HeaderFields) -> GateRecords:
@@ -295,7 +295,7 @@ class GateRecordParser:
                 buf, codec, start, position + headers[SIZE], everything, self._bodies, self._limit,
                 _MOST_BYTES if len(position) > 1 else MAX_OFFSET, magic,
             )  # fmt: skip
-        except BatchUnreadable as error:
+        except BatchUnreadableError as error:
             raise UnreadableBatchesError(f"position {position[error.batch]}: {error}") from None
         if len(position) > 1 and self._bodies.size > _MOST_BYTES:
             raise InflatedTooLargeError

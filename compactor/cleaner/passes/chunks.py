@@ -18,7 +18,7 @@ from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData
 from compactor.kernels.common import FirstRowByBatch, Flags
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import Sums, digest_sums_by_account
+from compactor.records.balance import DigestSumRows, digest_sums_by_account
 from compactor.records.batches import NOT_CONTROL
 from compactor.records.encode import COPY, EncodedBatches, encode_cleaned_chunk
 from compactor.records.rows import BatchChunk, RecordRows
@@ -34,7 +34,7 @@ class CleanedChunk:
     encoded: EncodedBatches
     records_read: int
     records_kept: int
-    sums: Sums | None = None
+    sums: DigestSumRows | None = None
 
     def copy_chunk_into(self, out_buffer: memoryview) -> CleanedChunk:
         """Return the chunk with its bytes copied into ``out_buffer``, so that the thread's buffers can be reused."""

@@ -12,7 +12,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import NEVER_MS, NO_TIMESTAMP, LeaderEpoch, Offset
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable
-from compactor.records.rows import RowBuffers, parse_records
+from compactor.records.rows import RecordRowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
     table = source.table
     due = _earliest_delete_horizon_of_markers_ms(table)
     maybe = _flag_batches_with_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
-    buffers = RowBuffers()
+    buffers = RecordRowBuffers()
     for first, last in source.batch_ranges_of_one_kind():
         wanted = maybe[first:last]
         if not wanted.any():
@@ -80,7 +80,7 @@ def _earliest_delete_horizon_of_markers_ms(table: BatchTable) -> int:
 
 def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int:
     """Return the offset of the last record, including control records, or -1. A batch may end after its last record. Raises BadData."""
-    table, buffers = source.table, RowBuffers()
+    table, buffers = source.table, RecordRowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
         for chunk in source.read_chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):
             rows, _ = parse_records(table, chunk, buffers, source.name)
@@ -93,7 +93,7 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     """Return the number of records with a negative timestamp other than -1 (no timestamp). Cleaners refuse to rewrite a batch that keeps
     one.
     """
-    buffers, found = RowBuffers(), 0
+    buffers, found = RecordRowBuffers(), 0
     for first, last in source.batch_ranges_of_one_kind():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
             rows, _ = parse_records(source.table, chunk, buffers, source.name)

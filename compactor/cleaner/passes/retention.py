@@ -71,7 +71,7 @@ class BatchRetentionDecisions:
 
 @measure_stage(WorkStage.DECIDE)
 def decide_batches_by_headers(
-    table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment: str
+    table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment_name: str
 ) -> BatchRetentionDecisions:
     """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
     malformed = np.flatnonzero(table.control == MALFORMED)
@@ -79,7 +79,7 @@ def decide_batches_by_headers(
         at = int(malformed[0])
         raise BadData(
             "a control record whose key cannot be read",
-            segment=segment,
+            segment=segment_name,
             position=int(table.position[at]),
             offset=int(table.base_offset[at]),
             hint="Kafka refuses it too; restore the segment from a replica",

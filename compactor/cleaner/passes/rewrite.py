@@ -23,7 +23,7 @@ from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import Sums, digest_sum_of_segment, zero_sums_by_account
+from compactor.records.balance import DigestSumRows, digest_sum_of_segment, zero_sums_by_account
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, encode_filler_batch
 from compactor.records.indexes import encode_offset_and_time_index
@@ -48,7 +48,7 @@ class CleanedSegment:
     records_kept: int
     anew: Flags
     sources: DigestSum
-    sums: Sums
+    sums: DigestSumRows
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _NewSegmentProgress:
     records_read: int = 0
     records_kept: int = 0
     sources: DigestSum = field(default_factory=DigestSum)
-    sums: Sums = field(default_factory=zero_sums_by_account)
+    sums: DigestSumRows = field(default_factory=zero_sums_by_account)
     leader_epoch: int = -1
     end_epoch: int = -1
     mtime_ms: int = 0

@@ -27,10 +27,10 @@ from compactor.records.batches import (
     scan_batches,
     verify_crcs_of_batches,
 )
-from compactor.records.bulk import BatchUnreadable, decompress_batch_bodies
-from compactor.records.encode import DROP, REWRITE, OutputBuffer, encode_cleaned_chunk
+from compactor.records.bulk import BatchUnreadableError, decompress_batch_bodies
+from compactor.records.encode import DROP, REWRITE, EncodedBatchBuffer, encode_cleaned_chunk
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
-from compactor.records.rows import BatchChunk, RowBuffers, parse_records, uncompressed_chunk
+from compactor.records.rows import BatchChunk, RecordRowBuffers, chunk_of_uncompressed_batches, parse_records
 
 PLAIN_CHUNK: Final = 1 << 22
 """Bytes of uncompressed batches handled at once: small enough to stay in the processor's cache, large enough to hide Python."""
@@ -127,7 +127,7 @@ class SourceSegment:
         end_batch: int,
         wanted_flags: Flags,
         max_body_bytes: int,
-        inflate_buffer: codecs.ByteBuffer | None = None,
+        inflate_buffer: codecs.GrowingByteBuffer | None = None,
         *,
         is_backwards: bool = False,
     ) -> Iterator[BatchChunk]:
@@ -140,10 +140,10 @@ class SourceSegment:
         """
         self.verify_crcs_once(first_batch, end_batch)
         if not self.table.codec_ids[first_batch:end_batch].any():
-            yield uncompressed_chunk(self.buf, self.table, first_batch, end_batch, wanted_flags)
+            yield chunk_of_uncompressed_batches(self.buf, self.table, first_batch, end_batch, wanted_flags)
             return
         if inflate_buffer is None:
-            inflate_buffer = codecs.ByteBuffer()
+            inflate_buffer = codecs.GrowingByteBuffer()
         ends = self._inflate_wanted_bodies(first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
@@ -161,7 +161,7 @@ class SourceSegment:
         WorkStage.INFLATE, lambda self, first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer: inflate_buffer.size
     )
     def _inflate_wanted_bodies(
-        self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.ByteBuffer
+        self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer
     ) -> Int64s | None:
         """Inflate the wanted batches into ``inflate_buffer``. Return where each body ends, or None if all together are too large."""
         inflate_buffer.clear()
@@ -175,7 +175,7 @@ class SourceSegment:
             ends = decompress_batch_bodies(
                 self.buf, table.codec_ids[some], start, end, wanted_flags, inflate_buffer, max_body_bytes, most, table.magic[some]
             )
-        except BatchUnreadable as error:
+        except BatchUnreadableError as error:
             raise self._unreadable_batch_error(
                 first_batch + error.batch, str(error), hint="Kafka cannot read this batch either, or the limit is too low"
             ) from None
@@ -282,12 +282,12 @@ def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: i
         return source.buf[int(table.position[first]) :].tobytes() if first < len(table) else b""
     head = b""
     for chunk in source.read_chunks(first, first + 1, np.ones(1, np.bool_), inflate_limit):
-        rows, first_row = parse_records(table, chunk, RowBuffers(), source.name)
+        rows, first_row = parse_records(table, chunk, RecordRowBuffers(), source.name)
         keep = rows.offset >= offset
         action = np.full(1, REWRITE if keep.any() else DROP, np.uint8)
         horizon = np.where(table.attributes[first : first + 1] & HORIZON, table.base_timestamp[first : first + 1], NO_HORIZON)
         head += encode_cleaned_chunk(
-            source.buf, table, chunk, rows, first_row, keep, action, horizon, OutputBuffer(), source.name
+            source.buf, table, chunk, rows, first_row, keep, action, horizon, EncodedBatchBuffer(), source.name
         ).data.tobytes()
     return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
@@ -300,7 +300,7 @@ def set_control_types_of_compressed_markers(source: SourceSegment, max_body_byte
     for batch in np.flatnonzero(table.control == PACKED).tolist():
         wanted = np.ones(1, np.bool_)
         for chunk in source.read_chunks(batch, batch + 1, wanted, max_body_bytes):
-            rows, _ = parse_records(table, chunk, RowBuffers(), source.name)
+            rows, _ = parse_records(table, chunk, RecordRowBuffers(), source.name)
             key = chunk.buf[rows.key_start[0] : rows.key_start[0] + max(rows.key_length[0], 0)].tobytes() if len(rows) else b""
             value = chunk.buf[rows.value_start[0] : rows.value_start[0] + max(rows.value_length[0], 0)].tobytes() if len(rows) else b""
             kind = int.from_bytes(key[2:4], "big")

@@ -15,9 +15,9 @@ from typing import Any, Final, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from compactor.records.codecs import ByteBuffer
-from compactor.records.encode import OutputBuffer
-from compactor.records.rows import RowBuffers
+from compactor.records.codecs import GrowingByteBuffer
+from compactor.records.encode import EncodedBatchBuffer
+from compactor.records.rows import RecordRowBuffers
 
 J = TypeVar("J")
 A = TypeVar("A")
@@ -44,10 +44,10 @@ class ReusableJobBuffers:
     """Memory that one job at a time may use. It can be used again after the consumer has taken the job's result."""
 
     def __init__(self) -> None:
-        self.bodies = ByteBuffer()
-        self.rows = RowBuffers()
+        self.bodies = GrowingByteBuffer()
+        self.rows = RecordRowBuffers()
         self.hashes = KeyHashBuffers()
-        self.output = OutputBuffer()
+        self.output = EncodedBatchBuffer()
         self.second_reader: Any = None  # what the gate keeps here
 
 

@@ -15,7 +15,7 @@ from compactor.cli.output import Output
 from compactor.consumer.damage import DamagedRange
 from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
-from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_of_topic
+from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_with_topic_schema
 from compactor.errors import BadData, UsageError
 from compactor.views.time_formats import format_iso_time
 
@@ -42,7 +42,7 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
         last_offset=args.last,
         read_committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
-        key=None if args.key is None else parse_key_of_topic(args.key, name.topic, decoder),
+        key=None if args.key is None else parse_key_with_topic_schema(args.key, name.topic, decoder),
         on_damage=note_damage if args.skip_damaged else None,
     )
     count = 0

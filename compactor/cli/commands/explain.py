@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table
-from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_of_topic
+from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_with_topic_schema
 from compactor.model.ids import TopicPartition
 from compactor.views import explain as explaining
 
@@ -42,7 +42,7 @@ def _explain(tier: Tier, partition: TopicPartition, args: argparse.Namespace, ou
     with out.show_progress(f"reading {partition}", total, "bytes") as progress:
         if args.key is not None:
             decoder = FieldDecoder(tier.settings)
-            key = parse_key_of_topic(args.key, partition.topic, decoder)
+            key = parse_key_with_topic_schema(args.key, partition.topic, decoder)
             decoded = decoder.decode(key) if decoder.has_registry else DecodedField()
             shown = f"{decoded.format_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
             return explaining.explain_key(tier, partition, key, now, progress.advance, shown)

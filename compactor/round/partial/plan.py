@@ -23,7 +23,7 @@ from compactor.kernels.common import Flags
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, FILTER
-from compactor.records.headers import crc32c_of_batches
+from compactor.records.headers import crc32c_of_batches_from_headers
 from compactor.records.producer_runs import extract_producer_runs_and_markers
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
 
@@ -204,7 +204,7 @@ def pieces_of_new_log(plan: PartialRewritePlan, key: str, log: Path, cleaned: Ba
     for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True):
         if stretch.is_copied:
             start, length = byte_range_of_batches(plan.table, stretch)
-            crc = crc32c_of_batches(headers[stretch.first : stretch.last])
+            crc = crc32c_of_batches_from_headers(headers[stretch.first : stretch.last])
             made.append(CopiedRange(key, start, length, plan.version, crc))
         elif last > first:
             made.append(FileRange(log, *byte_range_of_batches(cleaned, BatchRange(first, last, is_copied=False))))

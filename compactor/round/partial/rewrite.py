@@ -31,7 +31,7 @@ from compactor.kernels.common import Flags
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
-from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batch_rows
+from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batches_of_table
 from compactor.records.encode import MAX_SEGMENT
 from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.plan import (
@@ -182,7 +182,7 @@ class PartSearch:
         splice = PartialRewritePlan(partial(self.directories.load_key_directory, segment), table, stretches, version)
         rows = splice.batch_numbers_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
-        source = replace(whole, table=select_batch_rows(table, rows))
+        source = replace(whole, table=select_batches_of_table(table, rows))
         return SegmentPart(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
 
 

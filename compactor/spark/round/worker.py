@@ -30,7 +30,7 @@ from compactor.kernels.common import KEY_BYTES
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.producer_runs import reason_to_read_for_markers
+from compactor.records.producer_runs import reason_markers_must_be_read
 from compactor.round.engines import DraftAt
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
 from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
@@ -555,7 +555,7 @@ def _decide_about_clean_segments(
     inspections: dict[str, SidecarDecision] = {}
     for segment in assessment.clean:
         source, verdicts, _ = index.folded[segment.id]
-        why = reason_to_read_for_markers(source.table, verdicts.aborted, verdicts.discardable, now_ms)
+        why = reason_markers_must_be_read(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
         inspections[segment.id] = decide_read_by_sidecar(
