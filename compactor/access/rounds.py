@@ -15,14 +15,14 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING
 from compactor.round.compaction import AssessRound, OnStage, Round, RoundContext, RoundReport, disk_budget_bytes
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.round.plan import assess_round
-from compactor.round.sources import StagedSegmentReader, closing_reader, live_segment_reader, segment_reader
+from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
 
 
 def open_partition_reader(tier: Tier, state: PartitionState, budget: DiskBudget, purpose: str) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder of this process. The caller closes its ``staging``."""
-    return live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, purpose)
+    return open_live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, purpose)
 
 
 def open_segment_reader(
@@ -31,7 +31,7 @@ def open_segment_reader(
     """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
-    return closing_reader(segment_reader(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
+    return use_and_close_reader(open_reader_of_segments(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
 
 
 def create_round(
@@ -42,7 +42,7 @@ def create_round(
     force: bool = False,
     on_stage: OnStage = lambda s, p: None,
     disk: DiskBudget | None = None,
-    engine: Engine | None = None,
+    engine: RemoteEngine | None = None,
     assess_with: AssessRound | None = None,
 ) -> Round:
     """Return a round over one partition, with the parameters of Round.
@@ -64,7 +64,12 @@ def create_round(
         records_per_hour=tier.settings.publish.metadata_records_per_hour,
     )
     return Round(
-        context, now_ms, assess_with=assess_with or partial(assess_round, force=force), on_stage=on_stage, disk=disk, engine=engine
+        context,
+        now_ms,
+        assess_if_round_is_due=assess_with or partial(assess_round, force=force),
+        on_stage=on_stage,
+        disk_budget=disk,
+        remote_engine=engine,
     )
 
 

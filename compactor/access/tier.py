@@ -45,7 +45,7 @@ from compactor.tier.sidecars import SidecarStore
 if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
     from compactor.round.compaction import RoundReport
-    from compactor.round.engines import Engine
+    from compactor.round.engines import RemoteEngine
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
 
@@ -220,7 +220,7 @@ READER_THREADS = 16
 class EngineChooser(Protocol):
     """Function that chooses the engine for a partition's rounds. It returns None if this process does the work."""
 
-    def __call__(self, tier: Tier, partition: TopicPartition) -> Engine | None: ...
+    def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
 
 class RemoteRounds(Protocol):

@@ -38,7 +38,7 @@ from compactor.outputs.pinterest_names import (
 from compactor.records.batches import scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
-from compactor.round.sources import StagedSegmentReader, closing_reader, segment_reader
+from compactor.round.sources import StagedSegmentReader, open_reader_of_segments, use_and_close_reader
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
@@ -200,8 +200,8 @@ def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOp
     """Open the partition's segments for reading within the disk budget."""
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     disk = options.disk or DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
-    with closing_reader(
-        segment_reader(tier.ports, cleaner, tier.state_dir, state.topic_partition, state.live, disk, "generation")
+    with use_and_close_reader(
+        open_reader_of_segments(tier.ports, cleaner, tier.state_dir, state.topic_partition, state.live, disk, "generation")
     ) as reading:
         yield reading
 
@@ -346,7 +346,7 @@ class _GenerationWriter:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
         with reading.staging.open_file(reading.log_file_to_stage(ordinal)) as path:
             source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
-            source.name = reading.log_key(ordinal)
+            source.name = reading.object_key_of_log(ordinal)
             last = read_offset_of_last_record(source, limit)
             if last < log_start:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)

@@ -23,6 +23,7 @@ from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import DiskBudget
 from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import ActiveProducer, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -30,22 +31,33 @@ from compactor.model.status import RoundStatus
 from compactor.records.balance import BalanceKey
 from compactor.records.producers import ProducerStates
 from compactor.round.drive import RoundResult, run_round
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.round.expiry import find_expired_segments
-from compactor.round.pass_one import CleanSegmentQuery, PassOneSettings, SurvivorScanResult, remaining_size_bounds, run_pass_one
-from compactor.round.pass_two import LocalWorker, executor_fingerprint, round_rules_of_plan
+from compactor.round.pass_one import (
+    CleanSegmentSelectionInputs,
+    SurvivorScanResult,
+    SurvivorScanSettings,
+    remaining_size_bounds,
+    scan_for_survivors,
+)
+from compactor.round.pass_two import LocalWorker, executor_fingerprint, retention_rules_of_plan
 from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
-from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, Stats, WorkSession, WorkStats
+from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, RoundCosts, Stats, WorkerSession
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
-    FilterStatistics,
-    design_filter,
-    expected_round_keys,
-    filter_history_stats,
-    filter_statistics_of_run,
-    sum_filter_statistics,
+    FilterUsageStatistics,
+    design_bloom_filter,
+    expected_dirty_keys_of_next_rounds,
+    filter_stats_for_run_history,
+    filter_usage_of_run,
+    filter_usage_of_runs,
 )
-from compactor.round.sources import StagedSegmentReader, live_segment_reader, parse_producer_snapshot_at_end, read_producer_snapshot_at_end
+from compactor.round.sources import (
+    StagedSegmentReader,
+    open_live_segment_reader,
+    parse_producer_snapshot_at_end,
+    read_producer_snapshot_at_end,
+)
 from compactor.tier.sidecars import SidecarStore
 
 OPEN_ROUND_MAX_MS = 86_400_000
@@ -107,7 +119,7 @@ class RoundReport:
     passes: int = 0
     saved_bytes: int = 0
     segments: tuple[SegmentOutcome, ...] = ()
-    filters: FilterStatistics = field(default_factory=FilterStatistics)
+    filters: FilterUsageStatistics = field(default_factory=FilterUsageStatistics)
     useless_rate: float = 0.0
     until_ms: int = 0
     log_start_offset: int = 0
@@ -158,34 +170,34 @@ class RoundInputs:
 
 
 class Round:
-    """A round over one partition by this process (implements ``RoundWork``), together with its costs. An instance is used once."""
+    """A round over one partition by this process (implements ``RoundSteps``), together with its costs. An instance is used once."""
 
     def __init__(
         self,
         context: RoundContext,
         now_ms: int,
         *,
-        assess_with: AssessRound = assess_round,
+        assess_if_round_is_due: AssessRound = assess_round,
         on_stage: OnStage = lambda s, p: None,
-        disk: DiskBudget | None = None,
-        engine: Engine | None = None,
+        disk_budget: DiskBudget | None = None,
+        remote_engine: RemoteEngine | None = None,
     ) -> None:
         """Create a round; nothing is done yet.
 
         :param now_ms: the cleaner's clock for a new plan, in milliseconds; a resumed plan keeps its own.
-        :param assess_with: decides whether a round is due and up to which offset.
+        :param assess_if_round_is_due: decides whether a round is due and up to which offset.
         :param on_stage: called when the round reaches a stage.
-        :param disk: disk budget shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
-        :param engine: remote engine that does the work; None for this process.
+        :param disk_budget: disk budget shared by all rounds of this process; None gives this round ``disk_budget_bytes`` of its own.
+        :param remote_engine: remote engine that does the work; None for this process.
         """
         self._context = context
         self._cleaner = context.cleaner
         self._now_ms = now_ms
-        self._assess = assess_with
-        self._disk = disk
-        self._map_engine = engine.map_engine if engine else ""
-        self._stats = WorkStats()
-        self._remote = engine.create_remote_worker(self._stats) if engine else None
+        self._assess = assess_if_round_is_due
+        self._disk = disk_budget
+        self._map_engine = remote_engine.map_engine if remote_engine else ""
+        self._stats = RoundCosts()
+        self._remote = remote_engine.create_remote_worker(self._stats) if remote_engine else None
         self.on_stage = on_stage
 
     def execute_round(self, log: PartitionLog) -> RoundReport:
@@ -213,7 +225,7 @@ class Round:
         expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
         return expired.log_start_offset if expired else None
 
-    def resume_problem(self, intent: Intent) -> str:
+    def resume_problem(self, intent: Intent) -> ReasonOrEmpty:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
@@ -221,9 +233,9 @@ class Round:
             return f"it was planned by {plan.fingerprint}, this process is {executor_fingerprint()}"
         if plan.policy != self._cleaner.cleaner_policy():
             return "the settings have changed since it was planned"
-        return self._overdue_problem(intent)
+        return self._round_too_old_problem(intent)
 
-    def _overdue_problem(self, intent: Intent) -> str:
+    def _round_too_old_problem(self, intent: Intent) -> ReasonOrEmpty:
         """Return why an open round is too old to be resumed, or an empty string. Where brokers expire segments, they expire none after the
         round's new segments until these are published, and it counts from the plan, because they are announced after it.
         """
@@ -236,7 +248,7 @@ class Round:
     @contextmanager
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[RoundInputs | None]:
         now_ms = (
-            self._remote.choose_plan_time_ms(state, self._now_ms, partial(self._draft_plan_at_time, state))
+            self._remote.choose_plan_time_ms(state, self._now_ms, partial(self._draft_plan_for_time, state))
             if self._remote is not None
             else self._now_ms
         )
@@ -253,21 +265,21 @@ class Round:
         facts = PlanInputs(state, assessment, cleaner, now_ms, producers, executor_fingerprint(), self._map_engine, snapshot=snapshot)
         if self._remote is not None:
             try:
-                yield RoundInputs(replace(facts, clean=self._remote.check_clean_segments(facts, check)))
+                yield RoundInputs(replace(facts, clean=self._remote.find_skippable_clean_segments(facts, check)))
             finally:
-                self._remote.delete_unused_results()
+                self._remote.delete_unused_scan_results()
             return
-        disk = self._open_disk_budget()
+        disk = self._shared_or_new_disk_budget()
         if max(disk_bytes_to_rewrite_group([segment], cleaner.cleaner_policy().index_interval_bytes) for segment in at_least) > disk.total:
-            check_plan_fits_disk(draft_plan(facts), state, disk.total)
+            raise_if_plan_exceeds_disk_budget(draft_plan(facts), state, disk.total)
         with self._open_workers_and_reader(state, disk) as (workers, reading):
-            found = self._run_pass_one(facts, workers, reading, check)
+            found = self._scan_for_survivors_before_planning(facts, workers, reading, check)
             known = replace(
                 facts, map_engine=found.engine, clean=found.clean, left=remaining_size_bounds(found, state) if state.mirrored else {}
             )
             yield RoundInputs(known, LocalKeyScan(found, workers, reading), disk.total)
 
-    def _draft_plan_at_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
+    def _draft_plan_for_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
         """Return the plan, without ids, that would be made at a time in milliseconds; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
@@ -277,10 +289,10 @@ class Round:
     def make_plan(self, inputs: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(inputs.facts, leader_epoch, new_id)
         if inputs.disk_bytes is not None:
-            check_plan_fits_disk(plan, inputs.facts.state, inputs.disk_bytes)
+            raise_if_plan_exceeds_disk_budget(plan, inputs.facts.state, inputs.disk_bytes)
         return plan
 
-    def admit_plan(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
         self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
     def _reserve_metadata_records_or_postpone(self, partition: TopicPartition, records: int) -> None:
@@ -295,7 +307,7 @@ class Round:
             raise PostponedError(detail, wait.until_ms)
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         sources = set(plan.source_segment_ids)
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
@@ -305,12 +317,12 @@ class Round:
         for outcome in self._execute_tasks(plan, tasks, session, inputs):
             yield outcome
             intent = session.state.intent
-            if intent is not None and intent.pending_tasks and (problem := self._overdue_problem(intent)):
+            if intent is not None and intent.pending_tasks and (problem := self._round_too_old_problem(intent)):
                 yield CompactionFailure(run_id=plan.run_id, group=-1, kind=OVERDUE, message=problem)
                 return
 
     def _execute_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
             try:
@@ -320,16 +332,16 @@ class Round:
                         self._context.ports.publisher.announce_segment(plan.topic_partition, outcome.segment)
                     yield outcome
             finally:
-                self._remote.delete_unused_results()
+                self._remote.delete_unused_scan_results()
         elif inputs is not None and inputs.indexed is not None:
             yield from self._run_tasks_in_this_process(
                 plan, tasks, session, inputs.indexed.workers, inputs.indexed.reading, inputs.indexed.found
             )
         else:
-            with self._open_workers_and_reader(session.state, self._open_disk_budget()) as (workers, reading):
+            with self._open_workers_and_reader(session.state, self._shared_or_new_disk_budget()) as (workers, reading):
                 yield from self._run_tasks_in_this_process(plan, tasks, session, workers, reading, None)
 
-    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {
             "records_read": sum(r.records_read for r in receipts),
             "records_kept": sum(r.records_kept for r in receipts),
@@ -349,44 +361,49 @@ class Round:
         }
 
     @contextmanager
-    def _open_workers_and_reader(self, state: PartitionState, disk: DiskBudget) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
+    def _open_workers_and_reader(
+        self, state: PartitionState, disk_budget: DiskBudget
+    ) -> Iterator[tuple[WorkerThreads, StagedSegmentReader]]:
         context = self._context
-        reading = live_segment_reader(context.ports, self._cleaner, context.state_dir, state, disk, "round")
+        reading = open_live_segment_reader(context.ports, self._cleaner, context.state_dir, state, disk_budget, "round")
         try:
             with WorkerThreads(context.threads) as workers:
                 yield workers, reading
         finally:
             reading.staging.close()
 
-    def _run_pass_one(
-        self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, check: LeadershipCheck
+    def _scan_for_survivors_before_planning(
+        self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, check_leadership: LeadershipCheck
     ) -> SurvivorScanResult:
         """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
-        settings = PassOneSettings(
-            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, check
+        settings = SurvivorScanSettings(
+            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, check_leadership
         )
-        extent = RoundRange(assessment.first_dirty, end, round_rules_of_plan(draft_plan(plan_inputs), BalanceKey(context.hash_key)))
+        extent = RoundRange(assessment.first_dirty, end, retention_rules_of_plan(draft_plan(plan_inputs), BalanceKey(context.hash_key)))
         parts = None if cleaner.splice else frozenset[str]()
-        return run_pass_one(
-            reader, extent, settings, CleanSegmentQuery(context.sidecars, sum_filter_statistics(plan_inputs.state.runs), in_part=parts)
+        return scan_for_survivors(
+            reader,
+            extent,
+            settings,
+            CleanSegmentSelectionInputs(context.sidecars, filter_usage_of_runs(plan_inputs.state.runs), in_part=parts),
         )
 
     def _run_tasks_in_this_process(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkSession,
+        session: WorkerSession,
         workers: WorkerThreads,
         reader: StagedSegmentReader,
-        pass_one: SurvivorScanResult | None,
+        scan_result: SurvivorScanResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run tasks in worker threads and yield their outcomes. ``pass_one``: result of pass 1 for this plan; None if it is still to be
+        """Run tasks in worker threads and yield their outcomes. ``scan_result``: result of pass 1 for this plan; None if it is still to be
         done.
         """
         context, cleaner, state = self._context, self._cleaner, session.state
-        keys = pass_one.survivors.key_count if pass_one else 0
+        keys = scan_result.survivors.key_count if scan_result else 0
         yield from LocalWorker(
             layout=context.ports.layout,
             publisher=context.ports.publisher,
@@ -397,24 +414,29 @@ class Round:
             engine=plan.map_engine if plan.map_engine == "partitioned" else "auto",
             verify_before_publish=cleaner.verify_before_publish,
             sidecars=context.sidecars,
-            filter_for=partial(design_filter, cleaner, sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, keys)),
-            found=pass_one,
+            filter_for=partial(
+                design_bloom_filter,
+                cleaner,
+                filter_usage_of_runs(state.runs),
+                expected_dirty_keys_of_next_rounds(cleaner, state.runs, keys),
+            ),
+            found=scan_result,
             workers=workers,
             splices=cleaner.splice,
             stats=self._stats,
         )(plan, tasks, session)
-        if pass_one is not None:
-            superseded = {state.live[n].id for n in pass_one.survivors.segments_superseded}
-            self._stats.filters = filter_history_stats(pass_one.clean, plan, state, superseded) | {"passes": pass_one.passes}
+        if scan_result is not None:
+            superseded = {state.live[n].id for n in scan_result.survivors.segments_superseded}
+            self._stats.filters = filter_stats_for_run_history(scan_result.clean, plan, state, superseded) | {"passes": scan_result.passes}
 
-    def _open_disk_budget(self) -> DiskBudget:
+    def _shared_or_new_disk_budget(self) -> DiskBudget:
         """Return the disk budget of this process, or a new one for this round."""
         if self._disk is None:
             self._disk = DiskBudget(disk_budget_bytes(self._cleaner, self._context.state_dir))
         return self._disk
 
 
-def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
+def raise_if_plan_exceeds_disk_budget(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
     """Raise OutOfBudget if the largest group of a plan does not fit within ``disk_bytes``. Called before the plan is announced."""
     live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
@@ -430,11 +452,11 @@ def check_plan_fits_disk(plan: CompactionPlan, state: PartitionState, disk_bytes
         )
 
 
-def unexpired_producers(at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
+def unexpired_producers(states_at_end: ProducerStates, now_ms: int, expiration_ms: int) -> tuple[ActiveProducer, ...]:
     """Return the producers that a broker would still remember at the time ``now_ms``: those in a transaction, or last seen less than
     ``expiration_ms`` ago.
     """
-    entries = at_end.entries
+    entries = states_at_end.entries
     alive = entries[(entries["txn_first_offset"] >= 0) | (now_ms - entries["timestamp"] < expiration_ms)]
     return tuple(ActiveProducer(producer_id=int(e["producer_id"]), epoch=int(e["epoch"]), last_offset=int(e["last_offset"])) for e in alive)
 
@@ -452,7 +474,7 @@ def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
     return 3 * min(cleaner.segment_bytes, shutil.disk_usage(folder).free // 3)
 
 
-def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
+def _build_report(result: RoundResult, stats: RoundCosts) -> RoundReport:
     state, plan = result.state, result.plan
     base = RoundReport(
         state.topic,
@@ -474,7 +496,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
     )
     if plan is None or not result.receipts:
         return base
-    filters = filter_statistics_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
+    filters = filter_usage_of_run(stats.filters | {"filter_bytes_written": stats.sidecar_bytes_written})
     published = [receipt for receipt in result.receipts if receipt.segment.id in state.published_by]
     unpublished = len(result.receipts) - len(published)
     cut = unpublished if state.first_dirty_offset < plan.next_dirty_offset else 0  # the others have expired
@@ -495,7 +517,7 @@ def _build_report(result: RoundResult, stats: WorkStats) -> RoundReport:
         passes=int(stats.filters.get("passes", 1)),
         segments=_segment_outcomes(plan),
         filters=filters,
-        useless_rate=filters.useless_rate,
+        useless_rate=filters.false_positive_rate,
     )
 
 

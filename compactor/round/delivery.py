@@ -11,6 +11,7 @@ from compactor.cleaner.passes.describe import earliest_delete_horizon_ms, read_e
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import TimestampMs
 from compactor.model.balance import DigestSum
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -20,6 +21,11 @@ from compactor.round.partial.rewrite import ComposedSegment
 from compactor.storage.port import ComposeSource
 from compactor.tier.contents import file_sha256
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
+
+LayoutAndPublisher = tuple[SegmentLayout, SegmentPublisher]
+"""Layout that stores a segment, and publisher that is informed about it."""
+MetadataAndRefusal = tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]
+"""Metadata of a segment, and the reason why the layout refused the upload."""
 
 
 @dataclass(frozen=True)
@@ -40,47 +46,49 @@ class RewrittenSegment:
     pieces: Sequence[ComposeSource] = ()
 
     @staticmethod
-    def from_local_files(output: SourceSegment, contents: Mapping[str, Path | bytes], limit: int, *, digests: bool) -> RewrittenSegment:
+    def from_local_files(
+        output: SourceSegment, contents_by_kind: Mapping[str, Path | bytes], max_inflated_bytes: int, *, records_batch_digests: bool
+    ) -> RewrittenSegment:
         """Return a new segment whose files are all on this machine.
 
         :param output: its log, opened.
-        :param contents: file or bytes of each kind, the log included.
-        :param limit: bytes that one batch may inflate to.
-        :param digests: whether to record the digest of the batch headers, too (``SegmentLayout.records_batch_digests``).
+        :param contents_by_kind: file or bytes of each kind, the log included.
+        :param max_inflated_bytes: bytes that one batch may inflate to.
+        :param records_batch_digests: whether to record the digest of the batch headers, too (``SegmentLayout.records_batch_digests``).
         """
-        log = describe_log_file(output) if digests else describe_segment_file(contents["log"])
-        return RewrittenSegment(output.table, log, contents, read_earliest_delete_horizon_ms(output, limit))
+        log = describe_log_file(output) if records_batch_digests else describe_segment_file(contents_by_kind["log"])
+        return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_delete_horizon_ms(output, max_inflated_bytes))
 
     @staticmethod
     def from_composed_pieces(
-        composed: ComposedSegment, sources: Sequence[ComposeSource], contents: Mapping[str, Path | bytes]
+        composed: ComposedSegment, sources: Sequence[ComposeSource], contents_by_kind: Mapping[str, Path | bytes]
     ) -> RewrittenSegment:
         """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
-        :param contents: file or bytes of each kind except the log.
+        :param contents_by_kind: file or bytes of each kind except the log.
         """
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
         log = SegmentFile(size=size, batches=digest_of_headers(composed.directory.headers))
-        return RewrittenSegment(composed.table, log, contents, due, sources)
+        return RewrittenSegment(composed.table, log, contents_by_kind, due, sources)
 
 
 def upload_segment(
-    destination: tuple[SegmentLayout, SegmentPublisher],
+    destination: LayoutAndPublisher,
     partition: TopicPartition,
     task: CompactionTask,
     segment: RewrittenSegment,
     *,
     open_txn_offset: int,
-    content: DigestSum,
-    negative_timestamps: int,
-) -> tuple[RemoteLogSegmentMetadata, str]:
+    sum_of_batches: DigestSum,
+    negative_timestamp_count: int,
+) -> MetadataAndRefusal:
     """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the
     layout refused the upload, or an empty string.
 
     :param destination: layout that stores the segment, and publisher to inform.
-    :param content: sum of its batches for the partition's balance.
+    :param sum_of_batches: sum of its batches for the partition's balance.
     :param open_txn_offset: first offset of the earliest transaction open at its end; -1 if there is none.
-    :param negative_timestamps: number of records with a negative timestamp that is not -1.
+    :param negative_timestamp_count: number of records with a negative timestamp that is not -1.
     :raises StoreError: if the store fails.
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
@@ -99,8 +107,8 @@ def upload_segment(
         due_ms=segment.due_ms,
         open_txn_offset=open_txn_offset,
         records=about.records,
-        content=content,
-        negative_timestamps=negative_timestamps,
+        content=sum_of_batches,
+        negative_timestamps=negative_timestamp_count,
     )
     reported = layout.custom_metadata(partition, metadata, segment.contents)
     metadata = metadata.model_copy(update={"custom_metadata": reported}) if reported else metadata

@@ -43,36 +43,38 @@ class DirtyRatioThreshold:
 
 def dirty_ratio_threshold(
     cleaner: CleanerSettings,
-    clean: Sequence[SegmentMetadataOrSummary],
-    dirty: Sequence[SegmentMetadataOrSummary],
-    saved_per_dirty_byte: float | None,
+    clean_segments: Sequence[SegmentMetadataOrSummary],
+    dirty_segments: Sequence[SegmentMetadataOrSummary],
+    bytes_saved_per_dirty_byte: float | None,
 ) -> DirtyRatioThreshold:
     """Return the dirty ratio above which a round over the partition is due.
 
-    :param clean: clean live segments below the round's end.
-    :param dirty: the other live segments below the round's end.
-    :param saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which is treated as 1.
+    :param clean_segments: clean live segments below the round's end.
+    :param dirty_segments: the other live segments below the round's end.
+    :param bytes_saved_per_dirty_byte: bytes that the last round saved for each dirty byte; None if unknown, which is treated as 1.
     """
     if cleaner.min_cleanable_dirty_ratio != "auto":
         return DirtyRatioThreshold(cleaner.min_cleanable_dirty_ratio)
     costs = cleaner.store_costs
     if costs is None or not costs.prices.stored_gib_month_usd:
         return DirtyRatioThreshold(KAFKA_RATIO, "storage costs nothing here")
-    stamps = [stamp for segment in dirty for stamp in (segment.first_timestamp_ms, segment.max_timestamp_ms) if stamp > 0]
+    stamps = [stamp for segment in dirty_segments for stamp in (segment.first_timestamp_ms, segment.max_timestamp_ms) if stamp > 0]
     span_ms = max(stamps) - min(stamps) if stamps else 0
-    if not clean or span_ms <= 0:
-        return DirtyRatioThreshold(KAFKA_RATIO, "nothing was cleaned yet" if not clean else "the timestamps do not show how fast it grows")
-    live, written = (sum(segment.size_bytes for segment in some) for some in (clean, dirty))
+    if not clean_segments or span_ms <= 0:
+        return DirtyRatioThreshold(
+            KAFKA_RATIO, "nothing was cleaned yet" if not clean_segments else "the timestamps do not show how fast it grows"
+        )
+    live, written = (sum(segment.size_bytes for segment in some) for some in (clean_segments, dirty_segments))
     written_month = written / span_ms * MONTH_MS
-    segment_bytes = live / len(clean)
-    in_vain = min(1.0, saved_per_dirty_byte) if saved_per_dirty_byte is not None else 1.0
+    segment_bytes = live / len(clean_segments)
+    in_vain = min(1.0, bytes_saved_per_dirty_byte) if bytes_saved_per_dirty_byte is not None else 1.0
 
-    def monthly_cost_usd(ratio: float) -> float:
+    def monthly_cost_usd(dirty_ratio: float) -> float:
         """Return the part of the monthly costs of requests and storage that depends on the ratio."""
-        dirty_bytes = live * ratio / (1 - ratio)
+        dirty_bytes = live * dirty_ratio / (1 - dirty_ratio)
         rounds = written_month / dirty_bytes
         stored = in_vain * dirty_bytes / 2 + rounds * (live + dirty_bytes) * costs.replaced_ms / MONTH_MS
-        requests = costs.prices.compaction_round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean))
+        requests = costs.prices.compaction_round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean_segments))
         return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
 
     ratio = min(CHOICES, key=monthly_cost_usd)

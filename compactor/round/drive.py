@@ -22,14 +22,19 @@ from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import Stage, StageTracker, stage_of_intent
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus, RunStatus
 from compactor.round import mirroring
-from compactor.round.ports import OVERDUE, PostponedError, RoundInputsT, RoundWork
+from compactor.round.ports import OVERDUE, PostponedError, RoundInputsT, RoundSteps
 
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
+
+
+FailureAndSegmentId = tuple[CompactionFailure, str]
+"""A failed task, and the segment concerned."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class RoundResult:
 
 
 @dataclass(frozen=True)
-class _DriverSession:
-    """Driver's side of the session with the worker of one plan (implements ``WorkSession``)."""
+class _DriverSideOfWorkSession:
+    """Driver's side of the session with the worker of one plan (implements ``WorkerSession``)."""
 
     leadership: Leadership
     run_id: str
@@ -74,8 +79,8 @@ class _DriverSession:
         intent = self.state.intent
         return intent.survivors if intent else ()
 
-    def scratch_key(self, name: str) -> str:
-        return f"{scratch_prefix(self.leadership.log)}{self.run_id}/{name}"
+    def scratch_key(self, object_name: str) -> str:
+        return f"{scratch_key_prefix(self.leadership.log)}{self.run_id}/{object_name}"
 
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
         publication.store_survivors(self.leadership, self.run_id, objects)
@@ -84,7 +89,7 @@ class _DriverSession:
         self.leadership.check_still_leading(is_waiting=is_waiting)
 
 
-def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_work: RoundWork[RoundInputsT]) -> RoundResult:
+def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_work: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.
@@ -102,7 +107,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_work: RoundWo
         return result
 
 
-def _is_round_needed(ports: Ports, state: PartitionState, round_work: RoundWork[RoundInputsT]) -> bool:
+def _is_round_needed(ports: Ports, state: PartitionState, round_work: RoundSteps[RoundInputsT]) -> bool:
     """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
     try:
         return state.intent is not None or round_work.is_round_due(mirroring.state_with_broker_segments(ports, state))
@@ -110,7 +115,7 @@ def _is_round_needed(ports: Ports, state: PartitionState, round_work: RoundWork[
         return True  # the leader meets the error again and records it
 
 
-def run_round_as_leader(leadership: Leadership, round_work: RoundWork[RoundInputsT]) -> RoundResult:
+def run_round_as_leader(leadership: Leadership, round_work: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round under a leadership that the caller holds already: finish or undo an open round, raise the log start, plan, rewrite,
     verify, publish. Return what was done, also if nothing was due.
 
@@ -136,7 +141,7 @@ def run_round_as_leader(leadership: Leadership, round_work: RoundWork[RoundInput
     return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
 
-def _plan_and_run_round(leadership: Leadership, round_work: RoundWork[RoundInputsT], undone_reason: str) -> RoundResult:
+def _plan_and_run_round(leadership: Leadership, round_work: RoundSteps[RoundInputsT], undone_reason: str) -> RoundResult:
     """Plan and execute a round if one is due, and return its result. Called when no intent is open. ``undone_reason``: why an earlier
     intent was undone first; empty if none was.
     """
@@ -150,7 +155,7 @@ def _plan_and_run_round(leadership: Leadership, round_work: RoundWork[RoundInput
                 facts = gathering.enter_context(round_work.gather_round_inputs(leadership.state, leadership.check_still_leading))
                 plan = None if facts is None else round_work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
-                    round_work.admit_plan(plan)
+                    round_work.raise_if_plan_exceeds_rate_limit(plan)
             except (BadData, NotFound) as error:
                 if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
                     undone_reason = "brokers have expired segments since the facts were gathered"
@@ -181,7 +186,7 @@ def _plan_and_run_round(leadership: Leadership, round_work: RoundWork[RoundInput
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
 
-def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundWork[RoundInputsT] | None) -> RoundResult | None:
+def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
     """Finish the open intent (an announced plan that is neither published nor undone): resume it, or undo it and delete its objects.
 
     :param round_work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
@@ -194,7 +199,9 @@ def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundWork[Rou
     steps = StageTracker(stage_of_intent(intent))
     if intent.begun_slot:
         return _publish_intent(leadership, round_work, None, steps, intent, "")
-    reason = ordering.resume_problem(leadership.state, intent) or mirroring.open_round_problem(leadership, ExpiredSources(leadership))
+    reason = ordering.resume_problem(leadership.state, intent) or mirroring.problem_that_stops_open_round(
+        leadership, ExpiredSources(leadership)
+    )
     if not reason:
         reason = round_work.resume_problem(intent) if round_work else "no process resumed it"
     if reason or round_work is None:
@@ -216,7 +223,11 @@ def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundWork[Rou
 
 
 def _finish_open_intent(
-    leadership: Leadership, round_work: RoundWork[RoundInputsT], inputs: RoundInputsT | None, steps: StageTracker, undone_reason: str
+    leadership: Leadership,
+    round_work: RoundSteps[RoundInputsT],
+    inputs: RoundInputsT | None,
+    stage_tracker: StageTracker,
+    undone_reason: str,
 ) -> RoundResult:
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
@@ -234,37 +245,39 @@ def _finish_open_intent(
         raise
     except Exception as bug:
         # Each attempt to resume the plan would fail in the same way, and nothing can be retired while the intent is open.
-        _undo_intent(leadership, steps, intent, f"a bug: {type(bug).__name__}: {bug}")
+        _undo_intent(leadership, stage_tracker, intent, f"a bug: {type(bug).__name__}: {bug}")
         raise
     if failed is not None:
-        return _undo_and_quarantine(leadership, steps, *failed)
+        return _undo_and_quarantine(leadership, stage_tracker, *failed)
     parted = expired.find_partly_expired_task(_require_intent(leadership).pending_tasks)
     if parted is not None:
         reason = f"brokers have expired a part of what group {parted.group} replaces"
-        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if intent.pending_tasks:
-        steps.advance_to(Stage.UPLOADED)
+        stage_tracker.advance_to(Stage.UPLOADED)
         intent = _require_intent(leadership)
     problem = publication.receipt_balance_problem(leadership.state, intent)
     if problem:
-        return _undo_and_quarantine(leadership, steps, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), "")
+        return _undo_and_quarantine(
+            leadership, stage_tracker, CompactionFailure(run_id=plan.run_id, group=-1, kind="balance", message=problem), ""
+        )
     problem = _damaged_output_problem(leadership, intent, expired)
     if problem and expired.find_expired([receipt.segment.id for receipt in intent.receipts]):
         reason = "brokers have expired a segment that the round wrote before all that it replaces"
-        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), plan, undone=reason)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
-        return _undo_and_quarantine(leadership, steps, failure, "")
-    steps.advance_to(Stage.VERIFIED)
+        return _undo_and_quarantine(leadership, stage_tracker, failure, "")
+    stage_tracker.advance_to(Stage.VERIFIED)
     round_work.on_stage(Stage.VERIFIED, plan)
-    return _publish_intent(leadership, round_work, inputs, steps, intent, undone_reason)
+    return _publish_intent(leadership, round_work, inputs, stage_tracker, intent, undone_reason)
 
 
 def _publish_intent(
     leadership: Leadership,
-    round_work: RoundWork[RoundInputsT] | None,
+    round_work: RoundSteps[RoundInputsT] | None,
     inputs: RoundInputsT | None,
-    steps: StageTracker,
+    stage_tracker: StageTracker,
     intent: Intent,
     undone_reason: str,
 ) -> RoundResult:
@@ -276,42 +289,44 @@ def _publish_intent(
     """
     plan = intent.plan
 
-    def on_publication_begun() -> None:
-        if steps.stage is not Stage.PUBLISH_BEGUN:
-            steps.advance_to(Stage.PUBLISH_BEGUN)
+    def record_start_of_publication() -> None:
+        if stage_tracker.stage is not Stage.PUBLISH_BEGUN:
+            stage_tracker.advance_to(Stage.PUBLISH_BEGUN)
         if round_work is not None:
             round_work.on_stage(Stage.PUBLISH_BEGUN, plan)
 
-    gone = mirroring.open_round_problem(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
+    gone = mirroring.problem_that_stops_open_round(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
     if gone:
-        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, gone), plan, undone=gone)
+        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, gone), plan, undone=gone)
     status = RoundStatus.RESUMED if inputs is None else RoundStatus.CLEANED
-    stats = round_work.stats_for_history(plan, intent.receipts) if round_work is not None else {}
+    stats = round_work.stats_for_run_history(plan, intent.receipts) if round_work is not None else {}
     try:
         publication.publish_round(
-            leadership, intent, publication.RunOutcome(_status_for_run_history(plan, status), stats), on_publication_begun
+            leadership, intent, publication.RunOutcome(_run_history_status(plan, status), stats), record_start_of_publication
         )
     except RecordRefused as refused:
-        if steps.stage is Stage.PUBLISH_BEGUN:
+        if stage_tracker.stage is Stage.PUBLISH_BEGUN:
             raise CompactorError(
                 f"a round whose publication has begun cannot be completed: {refused}", hint="This is a bug; please report it"
             ) from refused
-        return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, str(refused)), plan, undone=str(refused))
-    steps.advance_to(Stage.PUBLISHED)
+        return RoundResult(
+            RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, str(refused)), plan, undone=str(refused)
+        )
+    stage_tracker.advance_to(Stage.PUBLISHED)
     if round_work is not None:
         round_work.on_stage(Stage.PUBLISHED, plan)
     publication.delete_scratch_objects(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
 
-def _status_for_run_history(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
+def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
     """Return the status under which the run history records a published round."""
     return RunStatus.RESTORED if plan.restores else RunStatus.REPAIRED if plan.map_engine == REPAIR else RunStatus(status)
 
 
 def _run_pending_tasks(
-    leadership: Leadership, round_work: RoundWork[RoundInputsT], inputs: RoundInputsT | None, expired: ExpiredSources
-) -> tuple[CompactionFailure, str] | None:
+    leadership: Leadership, round_work: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: ExpiredSources
+) -> FailureAndSegmentId | None:
     """Run the pending tasks by the worker. Return the first failure with the segment concerned, or None if there was none.
 
     Tasks of whose sources brokers have expired all are left out, also if that happens meanwhile. None is also returned if only a part of a
@@ -319,74 +334,78 @@ def _run_pending_tasks(
     """
     while True:
         intent = _require_intent(leadership)
-        if expired.find_partly_expired_task(intent.pending_tasks):
+        if expired_sources.find_partly_expired_task(intent.pending_tasks):
             return None
-        known = frozenset(expired.ids)
+        known = frozenset(expired_sources.ids)
         run_id, failure, segment = intent.plan.run_id, None, ""
         try:
-            failure = _try_pending_tasks(leadership, round_work, inputs, intent, expired)
+            failure = _run_unexpired_pending_tasks(leadership, round_work, inputs, intent, expired_sources)
         except BadData as error:
             failure, segment = CompactionFailure(run_id=run_id, group=-1, kind="bad data", message=error.message), error.segment
         except NotFound as error:
             failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
         except Refused:
-            if not expired.find_newly_expired_sources(intent):
+            if not expired_sources.find_newly_expired_sources(intent):
                 raise
             continue
         if failure is None:
             return None
-        if failure.kind == OVERDUE or not expired.find_newly_expired_sources(intent):
+        if failure.kind == OVERDUE or not expired_sources.find_newly_expired_sources(intent):
             if failure.kind == OVERDUE or inputs is None or not known:
                 return failure, segment
             inputs = None  # pass 1 had to be repeated, and met a segment that has expired
 
 
-def _try_pending_tasks(
-    leadership: Leadership, round_work: RoundWork[RoundInputsT], inputs: RoundInputsT | None, intent: Intent, expired: ExpiredSources
+def _run_unexpired_pending_tasks(
+    leadership: Leadership,
+    round_work: RoundSteps[RoundInputsT],
+    inputs: RoundInputsT | None,
+    intent: Intent,
+    expired_sources: ExpiredSources,
 ) -> CompactionFailure | None:
     """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
     run_id = intent.plan.run_id
-    tasks = [task for task in intent.pending_tasks if not expired.has_expired(task)]
-    session = _DriverSession(leadership, run_id, expired if inputs is None else None)
+    tasks = [task for task in intent.pending_tasks if not expired_sources.has_expired(task)]
+    session = _DriverSideOfWorkSession(leadership, run_id, expired_sources if inputs is None else None)
     for outcome in round_work.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
         round_work.on_stage(Stage.UPLOADED, intent.plan)
-    missing = [task for task in _require_intent(leadership).pending_tasks if not expired.has_expired(task)]
+    missing = [task for task in _require_intent(leadership).pending_tasks if not expired_sources.has_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
     return None
 
 
-def _damaged_output_problem(leadership: Leadership, intent: Intent, expired: ExpiredSources) -> str:
+def _damaged_output_problem(leadership: Leadership, intent: Intent, expired_sources: ExpiredSources) -> ReasonOrEmpty:
     """Return why an object of the round's new segments differs from what was recorded, or an empty string. Groups that brokers have expired
     are ignored.
     """
 
-    def first_damaged_output() -> str:
+    def first_damaged_output() -> ReasonOrEmpty:
         tasks = {task.group: task for task in intent.plan.tasks}
-        outputs = [receipt.segment for receipt in intent.receipts if not expired.has_expired(tasks[receipt.group])]
+        outputs = [receipt.segment for receipt in intent.receipts if not expired_sources.has_expired(tasks[receipt.group])]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output()
-    return first_damaged_output() if found and expired.find_newly_expired_sources(intent) else found
+    return first_damaged_output() if found and expired_sources.find_newly_expired_sources(intent) else found
 
 
-def _undo_intent(leadership: Leadership, steps: StageTracker, intent: Intent, reason: str) -> PartitionState:
+def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: Intent, reason: str) -> PartitionState:
     """Undo the open intent, delete its objects, and return the new state. Possible only before anything was published."""
-    steps.advance_to(Stage.UNDONE)
+    stage_tracker.advance_to(Stage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
-    steps.advance_to(Stage.DELETED)
+    stage_tracker.advance_to(Stage.DELETED)
     return state
 
 
-def _undo_and_quarantine(leadership: Leadership, steps: StageTracker, failure: CompactionFailure, segment_name: str) -> RoundResult:
+def _undo_and_quarantine(leadership: Leadership, stage_tracker: StageTracker, failure: CompactionFailure, segment_name: str) -> RoundResult:
     """Undo the open intent after a failure and quarantine the partition."""
     intent = _require_intent(leadership)
     # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
-    _undo_intent(leadership, steps, intent, reason)
+    _undo_intent(leadership, stage_tracker, intent, reason)
     return _record_quarantine(leadership, intent.plan.run_id, intent.plan, reason, segment_name)
 
 
@@ -401,7 +420,7 @@ SCOUTED: Final = "scouted-"
 """Name prefix of scratch objects that a remote engine writes before there is a plan. They are swept at ``orphan_age_ms``."""
 
 
-def scratch_prefix(log: PartitionLog) -> str:
+def scratch_key_prefix(log: PartitionLog) -> str:
     """Return the key prefix, in the control store, of a partition's scratch objects, in which runs keep results between their passes."""
     return f"{log.prefix}/scratch/"
 

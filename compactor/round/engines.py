@@ -9,35 +9,35 @@ from typing import Protocol
 from compactor.control.state import PartitionState
 from compactor.model.plan import CompactionPlan
 from compactor.round.plan import PlanInputs
-from compactor.round.ports import LeadershipCheck, Worker, WorkStats
+from compactor.round.ports import LeadershipCheck, PlanWorker, RoundCosts
 from compactor.round.skip import CleanSegmentVerdicts
 
 DraftAt = Callable[[int], CompactionPlan | None]
 """Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
 
 
-class RemoteWorker(Worker, Protocol):
+class RemoteWorker(PlanWorker, Protocol):
     """Worker that runs outside of this process and does pass 1 itself."""
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
         """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
         return now_ms
 
-    def check_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return which clean segments the plan can skip. ``check`` raises Fenced if leadership is lost. Raises BadData, StoreError,
         OutOfBudget.
         """
 
-    def delete_unused_results(self) -> None:
-        """Delete results of ``check_clean_segments`` that no plan used, if there are any. Raises nothing."""
+    def delete_unused_scan_results(self) -> None:
+        """Delete results of ``find_skippable_clean_segments`` that no plan used, if there are any. Raises nothing."""
 
 
 @dataclass(frozen=True)
-class Engine:
+class RemoteEngine:
     """Engine that runs a round's work outside of this process.
 
     create_remote_worker: creates the worker, and receives the statistics that the worker fills in.
     """
 
     map_engine: str
-    create_remote_worker: Callable[[WorkStats], RemoteWorker]
+    create_remote_worker: Callable[[RoundCosts], RemoteWorker]

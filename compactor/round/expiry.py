@@ -81,21 +81,21 @@ def largest_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.mtime_ms
 
 
-def _count_segments_past_retention_time(readable: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
+def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
     """Return how many of the oldest segments are older than ``retention_ms``."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
-    young = (n for n, segment in enumerate(readable) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)
-    return next(young, len(readable))
+    young = (n for n, segment in enumerate(readable_segments) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)
+    return next(young, len(readable_segments))
 
 
-def _count_segments_past_retention_size(readable: Sequence[S], cleaner: CleanerSettings) -> int:
+def _count_segments_past_retention_size(readable_segments: Sequence[S], cleaner: CleanerSettings) -> int:
     """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain."""
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0
-    remaining = sum(segment.size_bytes for segment in readable)
-    for number, segment in enumerate(readable):
+    remaining = sum(segment.size_bytes for segment in readable_segments)
+    for number, segment in enumerate(readable_segments):
         remaining -= segment.size_bytes
         if remaining < cleaner.retention_bytes:
             return number
-    return len(readable)
+    return len(readable_segments)

@@ -21,6 +21,7 @@ from compactor.control.mirror import build_mirroring_record, segment_ids_of_open
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import parse_producer_snapshot_file
@@ -37,7 +38,7 @@ def state_with_broker_segments(ports: Ports, state: PartitionState) -> Partition
     return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.topic_partition))
 
 
-def open_round_problem(leadership: Leadership, expired: ExpiredSources) -> str:
+def problem_that_stops_open_round(leadership: Leadership, expired: ExpiredSources) -> ReasonOrEmpty:
     """Return why the open round cannot go on, or an empty string. It cannot if brokers no longer serve one of its source segments with the
     same offsets as when the round was planned. Sources that brokers have expired do not stop it, unless a group that is still to be
     rewritten has lost only some of its sources.
@@ -77,7 +78,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
             raise
         return mirror_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
-        check_lineage_of_newest_segment(ports.layout, name, added[-1], view.lineage)
+        raise_if_newest_segment_contradicts_lineage(ports.layout, name, added[-1], view.lineage)
     try:
         return leadership.append_record(body.model_copy(update={"added": added}), lambda state: build_mirroring_record(state, view) is None)
     except RecordRefused as refused:
@@ -96,8 +97,8 @@ def _view_without_expired_segments(leadership: Leadership, view: BrokerView) -> 
     return replace(view, links=view.links[front:])
 
 
-def check_lineage_of_newest_segment(
-    layout: SegmentLayout, partition: TopicPartition, newest: RemoteLogSegmentMetadata, reported: Sequence[EpochEntry]
+def raise_if_newest_segment_contradicts_lineage(
+    layout: SegmentLayout, partition: TopicPartition, newest_segment: RemoteLogSegmentMetadata, lineage_from_metadata: Sequence[EpochEntry]
 ) -> None:
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
 
@@ -105,16 +106,18 @@ def check_lineage_of_newest_segment(
     which
     of two segments belongs to the log.
 
-    :param reported: lineage from the metadata of all segments.
+    :param lineage_from_metadata: lineage from the metadata of all segments.
     """
     kind = "leader-epoch-checkpoint"
-    if kind not in newest.files:
+    if kind not in newest_segment.files:
         return
-    where, end = layout.object_name(partition, newest, kind), newest.end_offset + 1
-    known = parse_leader_epoch_checkpoint(read_and_verify_segment_file(layout, partition, newest, kind).decode(errors="replace"), where)
-    parted = first_divergent_offset(reported, end, known, end)
+    where, end = layout.object_name(partition, newest_segment, kind), newest_segment.end_offset + 1
+    known = parse_leader_epoch_checkpoint(
+        read_and_verify_segment_file(layout, partition, newest_segment, kind).decode(errors="replace"), where
+    )
+    parted = first_divergent_offset(lineage_from_metadata, end, known, end)
     if parted is not None:
-        epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(reported, parted)}"
+        epochs = f"{leader_epoch_at(known, parted)}, the segments' metadata to {leader_epoch_at(lineage_from_metadata, parted)}"
         raise BadData(
             f"the newest segment's lineage gives offset {parted} to leader epoch {epochs}",
             segment=where,
@@ -140,12 +143,12 @@ def read_missing_metadata_fields(
     undecided = entries["txn_first_offset"][entries["txn_first_offset"] >= 0]
     update = {
         "open_txn_offset": int(undecided.min()) if len(undecided) else -1,
-        "first_timestamp_ms": _max_timestamp_in_batch_header_ms(head),
+        "first_timestamp_ms": _max_timestamp_of_batch_header_ms(head),
     }
     return segment.model_copy(update=update)
 
 
-def _max_timestamp_in_batch_header_ms(header: bytes) -> int:
+def _max_timestamp_of_batch_header_ms(header: bytes) -> int:
     """Return the largest timestamp in a batch header, in milliseconds; -1 for a batch of v0 or v1."""
     if len(header) < _BATCH_HEADER or header[_MAGIC_AT] < 2:
         return -1

@@ -6,14 +6,15 @@ from compactor.cleaner.keys.disk_map import count_log_scans_for_disk
 from compactor.config.settings import CleanerSettings, SparkSettings
 from compactor.config.units import format_size
 from compactor.kernels.common import KEY_BYTES
+from compactor.model.base import ReasonOrEmpty
 from compactor.round.plan import RoundAssessment, S
-from compactor.round.skip import estimate_records
+from compactor.round.skip import estimate_record_count
 
 FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
-def reason_for_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> str:
+def reason_for_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
     """Return the reason why a due round goes to the Spark cluster of [spark] master, or an empty string if this process does it.
 
     :param assessment: decision that the round is due, with the segments it covers.
@@ -29,15 +30,18 @@ def reason_for_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment:
     largest = max((segment.size_bytes for segment in assessment.covered_segments), default=0)
     if 2 * largest > budget:
         return f"its largest segment of {format_size(largest)} and the output do not fit disk_budget_bytes"
-    if sum(estimate_records(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+    if sum(estimate_record_count(segment) for segment in assessment.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return ""
-    passes = count_key_passes(cleaner, assessment)
+    passes = count_reads_of_dirty_range(cleaner, assessment)
     return f"the keys would need {passes} passes" if passes > FEW_PASSES else ""
 
 
-def count_key_passes(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
+def count_reads_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
     """Return how many times the partitioned engine would have to read the dirty range to collect its keys."""
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
-    rows, largest = sum(estimate_records(s) for s in assessment.dirty), max((s.size_bytes for s in assessment.covered_segments), default=0)
+    rows, largest = (
+        sum(estimate_record_count(s) for s in assessment.dirty),
+        max((s.size_bytes for s in assessment.covered_segments), default=0),
+    )
     return count_log_scans_for_disk(rows, max(1, cleaner.disk_budget_bytes - largest))

@@ -38,17 +38,18 @@ from compactor.control.state import PartitionState
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import KEY_BYTES, Hashes, SegmentOrdinal
 from compactor.local.budget import DiskReservationExceeded, DiskSpaceReservation, round_up_to_disk_blocks
+from compactor.model.base import ReasonOrEmpty
 from compactor.records.batches import ABORT, NOT_CONTROL
 from compactor.records.indexes import TXN_ENTRY
 from compactor.records.producer_runs import reason_markers_must_be_read
-from compactor.round.partial.plan import reason_to_read_whole
-from compactor.round.partial.rewrite import KeyDirectoryCache, PartSearch, SegmentPart
+from compactor.round.partial.plan import reason_to_read_whole_segment
+from compactor.round.partial.rewrite import KeyDirectoryCache, PartToReadSearch, SegmentPartToRead
 from compactor.round.plan import RemainingSizeBound
-from compactor.round.roles import RoundRange, RoundSources, SegmentRoles
+from compactor.round.roles import RoundRange, RoundSourceSegments, SegmentRoles
 from compactor.round.skip import (
     CleanSegmentVerdicts,
-    FilterStatistics,
-    SidecarDecision,
+    FilterUsageStatistics,
+    ReadDecisionBySidecar,
     build_clean_verdicts,
     choose_engine,
     decide_read_by_sidecar,
@@ -74,7 +75,7 @@ MEETS_NONE = "its key directory contains none of the keys"
 
 
 @dataclass(frozen=True)
-class PassOneSettings:
+class SurvivorScanSettings:
     """Settings and resources of pass 1, which finds the latest record of each key.
 
     engine: auto, memory or partitioned.
@@ -91,7 +92,7 @@ class PassOneSettings:
 
 
 @dataclass(frozen=True)
-class CleanSegmentQuery:
+class CleanSegmentSelectionInputs:
     """Inputs by which pass 1 decides which clean segments must be read.
 
     sidecars: None if sidecars are switched off (``bloom = false``).
@@ -101,7 +102,7 @@ class CleanSegmentQuery:
     """
 
     sidecars: SidecarStore | None
-    record: FilterStatistics
+    record: FilterUsageStatistics
     only: frozenset[str] | None = None
     in_part: frozenset[str] | None = frozenset()
 
@@ -115,7 +116,7 @@ class SurvivorScanResult:
     clean: which clean segments must be read, and why.
     """
 
-    opened_sources: RoundSources
+    opened_sources: RoundSourceSegments
     survivors: KeyScanSpillingToDisk
     finished: CleanedChunkCache
     engine: str
@@ -137,7 +138,7 @@ class SurvivorScanResult:
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError."""
+        """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError."""
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened_sources.map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
@@ -153,51 +154,51 @@ class SurvivorScanResult:
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
-    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPart | None:
+    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
         """Return the part of a segment that is read, or None if all of it is."""
         return self.opened_sources.parts.get(ordinal)
 
 
 @dataclass(frozen=True)
-class _SurvivorScanJob:
+class _SurvivorScanInputs:
     """Inputs shared by all attempts at one pass 1. Segments that one attempt opened stay open for the next."""
 
     reading: StagedSegmentReader
     extent: RoundRange
-    settings: PassOneSettings
-    inquiry: CleanSegmentQuery
+    settings: SurvivorScanSettings
+    inquiry: CleanSegmentSelectionInputs
     roles: SegmentRoles
-    opened: RoundSources
-    cost: _SidecarCost
+    opened: RoundSourceSegments
+    cost: _FetchedSidecarBytes
 
 
 @dataclass
-class _SidecarCost:
+class _FetchedSidecarBytes:
     """Number of sidecar bytes that were fetched, including attempts at pass 1 that were given up."""
 
     bytes: int
 
 
 @dataclass
-class _DiskSpace:
+class _HeldDiskReservation:
     """Reserved bytes of local disk. ``reservation`` is None while none are needed."""
 
     reservation: DiskSpaceReservation | None = None
 
 
 @dataclass(frozen=True)
-class _ScanAttempt:
+class _SurvivorScanAttempt:
     """One attempt at pass 1: the offset map, the gate, the cache of cleaned chunks and the reserved disk space."""
 
-    job: _SurvivorScanJob
+    job: _SurvivorScanInputs
     survivors: KeyScanSpillingToDisk
     gate: Gate | None
     finished: CleanedChunkCache
-    space: _DiskSpace
+    space: _HeldDiskReservation
 
 
 @dataclass(frozen=True)
-class FilterAnswers:
+class BloomFilterAnswers:
     """Results of asking Bloom filters of clean segments about the dirty keys, by position of the segment. asked: segments that only their
     filter could decide. met: segments that must be read although their filter was asked, with the reason.
     """
@@ -206,23 +207,23 @@ class FilterAnswers:
     met: Mapping[int, str] = field(default_factory=dict)
 
 
-def run_pass_one(
-    reader: StagedSegmentReader, round_range: RoundRange, settings: PassOneSettings, query: CleanSegmentQuery
+def scan_for_survivors(
+    reader: StagedSegmentReader, round_range: RoundRange, settings: SurvivorScanSettings, selection_inputs: CleanSegmentSelectionInputs
 ) -> SurvivorScanResult:
     """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
-    roles = SegmentRoles.assign_segment_roles(reader.live, round_range, query.sidecars)
-    cost = _SidecarCost(sum(head.bytes for head in roles.heads.values()))
-    job = _SurvivorScanJob(reader, round_range, settings, query, roles, RoundSources(reader, roles), cost)
-    expected, rows = roles.expected_dirty_keys, roles.expected_dirty_records
+    roles = SegmentRoles.assign_segment_roles(reader.live, round_range, selection_inputs.sidecars)
+    cost = _FetchedSidecarBytes(sum(head.bytes for head in roles.heads.values()))
+    job = _SurvivorScanInputs(reader, round_range, settings, selection_inputs, roles, RoundSourceSegments(reader, roles), cost)
+    expected, rows = roles.expected_dirty_key_count, roles.expected_dirty_record_count
     if choose_engine(settings.engine, expected, settings.map_budget_bytes) == "memory":
         try:
             return _scan_with_keys_in_memory(job, expected, rows)
         except DiskReservationExceeded:
             pass  # the keys do not fit in memory, and there was no disk space at that moment to move them to
-    parts = _count_hash_ranges(job, rows)
+    parts = _count_key_parts_that_fit_disk(job, rows)
     while True:
         try:
             return _scan_with_keys_on_disk(job, rows, parts)
@@ -235,19 +236,19 @@ def run_pass_one(
 # ---- the engines ------------------------------------------------------------------------------------------------------------
 
 
-def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
+def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
     """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises DiskReservationExceeded if the disk
     has no space then.
     """
-    settings, staging, space = job.settings, job.reading.staging, _DiskSpace()
+    settings, staging, space = scan_inputs.settings, scan_inputs.reading.staging, _HeldDiskReservation()
     spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
     gate_share = min(most, expected_key_count * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
 
     finished = CleanedChunkCache(max(0, spare - gate_share))
-    gate = _create_gate(job, gate_share, expected_row_count)
+    gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 
-    def open_spill_map(range_number: int, range_count: int) -> DiskOffsetMap:
+    def open_disk_map_after_spilling(part_number: int, part_count: int) -> DiskOffsetMap:
         if settings.engine == "memory":
             raise OutOfBudget(
                 f"the offset map is full: a map budget of {format_size(settings.map_budget_bytes)} holds about "
@@ -265,83 +266,86 @@ def _scan_with_keys_in_memory(job: _SurvivorScanJob, expected_key_count: int, ex
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
     survivors = KeyScanSpillingToDisk(
-        _create_key_scan(job, finished, gate), KeyHashSet(budget, expected_key_count=expected_key_count), open_spill_map
+        _create_key_scan(scan_inputs, finished, gate),
+        KeyHashSet(budget, expected_key_count=expected_key_count),
+        open_disk_map_after_spilling,
     )
-    scan = _ScanAttempt(job, survivors, gate, finished, space)
+    scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished, space)
     try:
         _scan_dirty_segments(scan)
-        _fold_transactions(scan)
+        _compute_transaction_verdicts(scan)
         decisions = _decide_segments_by_sidecars(
-            job, _max_dirty_key_count_on_disk(job, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count
+            scan_inputs,
+            _max_dirty_key_count_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
         )
-        answers = _ask_filters_about_dirty_keys(scan, decisions, FilterAnswers())
+        answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
         answers = _choose_segments_to_read_in_part(scan, decisions, answers)
         survivors.find_survivors_of_current_key_part()
     finally:
         survivors.close()
         if space.reservation is not None:
             space.reservation.release_all_reserved_bytes()
-    return _build_pass_one_result(scan, decisions, answers, 1)
+    return _build_survivor_scan_result(scan, decisions, answers, 1)
 
 
-def _scan_with_keys_on_disk(job: _SurvivorScanJob, expected_row_count: int, part_count: int) -> SurvivorScanResult:
+def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, part_count: int) -> SurvivorScanResult:
     """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``part_count`` parts of the keys."""
-    settings, staging = job.settings, job.reading.staging
+    settings, staging = scan_inputs.settings, scan_inputs.reading.staging
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
     size = min(
-        job.roles.largest_segment_bytes + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
+        scan_inputs.roles.largest_segment_bytes + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
         staging.budget.total,
     )
     finished = CleanedChunkCache(0)
-    with staging.reserve_space(size, f"the offset map of {job.reading.partition}") as reservation:
-        space = _DiskSpace(reservation)
-        gate = _create_gate(job, gate_share, expected_row_count)
+    with staging.reserve_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
+        space = _HeldDiskReservation(reservation)
+        gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 
-        def open_disk_map(range_number: int, part_count: int) -> DiskOffsetMap:
+        def open_disk_map(part_number: int, part_count: int) -> DiskOffsetMap:
             path = staging.folder / "disk_map"
             return DiskOffsetMap(
                 path,
                 reservation,
                 map_budget_bytes=map_budget,
                 expected_row_count=expected_row_count,
-                key_part_number=range_number,
+                key_part_number=part_number,
                 key_part_count=part_count,
             )
 
-        survivors = KeyScanSpillingToDisk(_create_key_scan(job, finished, gate), None, open_disk_map, part_count)
-        scan = _ScanAttempt(job, survivors, gate, finished, space)
-        decisions: Mapping[int, SidecarDecision] | None = None
-        answers = FilterAnswers()
+        survivors = KeyScanSpillingToDisk(_create_key_scan(scan_inputs, finished, gate), None, open_disk_map, part_count)
+        scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished, space)
+        decisions: Mapping[int, ReadDecisionBySidecar] | None = None
+        answers = BloomFilterAnswers()
         try:
             for _ in range(part_count):
                 _scan_dirty_segments(scan)
-                _fold_transactions(scan)
+                _compute_transaction_verdicts(scan)
                 decisions = (
                     decisions
                     if decisions is not None
-                    else _decide_segments_by_sidecars(job, _max_dirty_key_count_on_disk(job, expected_row_count))
+                    else _decide_segments_by_sidecars(scan_inputs, _max_dirty_key_count_on_disk(scan_inputs, expected_row_count))
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
                 survivors.find_survivors_of_current_key_part()
         finally:
             survivors.close()
-    return _build_pass_one_result(scan, decisions or {}, answers, part_count)
+    return _build_survivor_scan_result(scan, decisions or {}, answers, part_count)
 
 
-def _max_dirty_key_count_on_disk(job: _SurvivorScanJob, rows: int) -> int:
+def _max_dirty_key_count_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
     """Return an upper bound on the number of dirty keys, where rows on disk are not deduplicated yet. It is 0 only if nothing was scanned,
-    because without a dirty key every clean segment may be skipped. ``rows``: estimated number of rows.
+    because without a dirty key every clean segment may be skipped. ``estimated_row_count``: estimated number of rows.
     """
-    return max(1, rows) if job.roles.dirty else 0
+    return max(1, estimated_row_count) if scan_inputs.roles.dirty else 0
 
 
-def _count_hash_ranges(job: _SurvivorScanJob, expected_row_count: int) -> int:
+def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int) -> int:
     """Return into how many parts the keys must be split so that one part's rows and the segment being read fit the disk budget.
 
     Raises OutOfBudget if more than MOST_PASSES would be needed.
     """
-    budget, largest = job.reading.staging.budget.total, job.roles.largest_segment_bytes
+    budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_segment_bytes
     parts = count_log_scans_for_disk(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
         need = largest + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
@@ -353,32 +357,32 @@ def _count_hash_ranges(job: _SurvivorScanJob, expected_row_count: int) -> int:
     return parts
 
 
-def _gate_budget_bytes(settings: PassOneSettings) -> int:
+def _gate_budget_bytes(settings: SurvivorScanSettings) -> int:
     """Return the gate's bytes of the map budget, for attempts with the cleaner's keys on disk."""
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 
-def _create_gate(job: _SurvivorScanJob, budget_bytes: int, expected_row_count: int) -> Gate | None:
+def _create_gate(scan_inputs: _SurvivorScanInputs, budget_bytes: int, expected_row_count: int) -> Gate | None:
     """Return a gate with this much memory for keys, or None if the gate is switched off."""
-    if not job.settings.gate:
+    if not scan_inputs.settings.gate:
         return None
-    extent = job.extent
-    terms = GateParameters(extent.rules, extent.first_dirty, job.settings.hash_key, job.reading.inflate_limit)
+    extent = scan_inputs.extent
+    terms = GateParameters(extent.rules, extent.first_dirty, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit)
     return Gate(terms, LatestRecordTable(budget_bytes, expected_row_count))
 
 
-def _create_key_scan(job: _SurvivorScanJob, finished: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
-    extent, opened = job.extent, job.opened
+def _create_key_scan(scan_inputs: _SurvivorScanInputs, finished_chunks: CleanedChunkCache, gate: Gate | None) -> KeyScanParameters:
+    extent, opened = scan_inputs.extent, scan_inputs.opened
     return KeyScanParameters(
-        opened.sources, opened.verdicts, extent.first_dirty, extent.end, job.settings.hash_key, job.reading.inflate_limit,
-        finished, extent.rules, gate,
+        opened.sources, opened.verdicts, extent.first_dirty, extent.end, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit,
+        finished_chunks, extent.rules, gate,
     )  # fmt: skip
 
 
 # ---- the phases, in their order ---------------------------------------------------------------------------------------------
 
 
-def _scan_dirty_segments(scan: _ScanAttempt) -> None:
+def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
     """Read the keys of the dirty range, newest segment first. Segments after the range only contribute outcomes of transactions."""
     job, opened, survivors = scan.job, scan.job.opened, scan.survivors
     outcomes: dict[int, int] = {}
@@ -404,7 +408,7 @@ def _scan_dirty_segments(scan: _ScanAttempt) -> None:
             survivors.scan_dirty_segment(source, to_map, job.settings.workers, cleans_chunks_at_once=cleans_chunks_at_once)
 
 
-def _fold_transactions(scan: _ScanAttempt) -> None:
+def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
     """Compute the verdict on every batch, once, from the outcomes of transactions. Clean segments without a sidecar are opened for it,
     because their headers are needed.
     """
@@ -419,41 +423,43 @@ def _fold_transactions(scan: _ScanAttempt) -> None:
         scan.gate.compute_transaction_outcomes(job.opened.sources)
 
 
-def _decide_segments_by_sidecars(job: _SurvivorScanJob, dirty_key_count: int) -> dict[int, SidecarDecision]:
+def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[int, ReadDecisionBySidecar]:
     """Return the decision that each clean segment's sidecar allows, by position of the segment.
 
     :param dirty_key_count: number of keys of the dirty range, or a bound on it.
     """
-    live, inquiry = job.roles.live, job.inquiry
+    live, inquiry = scan_inputs.roles.live, scan_inputs.inquiry
     if inquiry.only is not None:
-        return {n: SidecarDecision(None, must=PLANNED) for n in job.roles.clean if live[n].id in inquiry.only}
-    now_ms = job.extent.rules.now_ms
+        return {n: ReadDecisionBySidecar(None, must=PLANNED) for n in scan_inputs.roles.clean if live[n].id in inquiry.only}
+    now_ms = scan_inputs.extent.rules.now_ms
     found = {}
-    for ordinal in job.roles.clean:
-        due = _reason_due_by_fold(job, ordinal) or horizon_passed_reason(live[ordinal], now_ms)
+    for ordinal in scan_inputs.roles.clean:
+        due = _reason_due_by_transactions(scan_inputs, ordinal) or horizon_passed_reason(live[ordinal], now_ms)
         found[ordinal] = decide_read_by_sidecar(
-            job.roles.sidecar_head(ordinal), due, keys=dirty_key_count, record=inquiry.record, now_ms=now_ms
+            scan_inputs.roles.sidecar_head(ordinal), due, dirty_key_count=dirty_key_count, filter_usage=inquiry.record, now_ms=now_ms
         )
     return found
 
 
-def _reason_due_by_fold(job: _SurvivorScanJob, ordinal: SegmentOrdinal) -> str:
+def _reason_due_by_transactions(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
     """Return why the outcomes of transactions require that a clean segment is read, or an empty string. The answer is the same for an
     opened segment and for the headers in its sidecar.
     """
-    verdicts = job.opened.verdicts[ordinal]
-    return reason_markers_must_be_read(job.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, job.extent.rules.now_ms)
+    verdicts = scan_inputs.opened.verdicts[ordinal]
+    return reason_markers_must_be_read(
+        scan_inputs.opened.sources[ordinal].table, verdicts.aborted, verdicts.discardable, scan_inputs.extent.rules.now_ms
+    )
 
 
 def _ask_filters_about_dirty_keys(
-    scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], earlier_answers: FilterAnswers
-) -> FilterAnswers:
+    scan: _SurvivorScanAttempt, decisions: Mapping[int, ReadDecisionBySidecar], earlier_answers: BloomFilterAnswers
+) -> BloomFilterAnswers:
     """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
     segments that may have one of them.
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
-    met = _segments_whose_filters_match(scan, asked)
+    met = _reasons_to_read_by_filters(scan, asked)
     if on_disk:
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
         below = [n for n, decision in decisions.items() if n in met or (decision.must and not decision.askable)]
@@ -468,7 +474,9 @@ def _ask_filters_about_dirty_keys(
     )
 
 
-def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, SidecarDecision], answers: FilterAnswers) -> FilterAnswers:
+def _choose_segments_to_read_in_part(
+    scan: _SurvivorScanAttempt, decisions: dict[int, ReadDecisionBySidecar], answers: BloomFilterAnswers
+) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.
 
     Not done with keys on disk, which need all rows now. A segment that has no due deletion and none of the keys in its directory is skipped
@@ -480,15 +488,15 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
         return answers
     copies, opened = job.reading.staging.layout.log_copy_limits, job.opened
 
-    def may_be_read_in_part(ordinal: SegmentOrdinal, decision: SidecarDecision) -> bool:
+    def may_be_read_in_part(ordinal: SegmentOrdinal, decision: ReadDecisionBySidecar) -> bool:
         """Return whether the segment at this position has a key directory that may allow to read only a part."""
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
         if not is_read or opened.is_segment_open(ordinal):
             return False
-        why = reason_to_read_whole(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.key_count, copies)
+        why = reason_to_read_whole_segment(segment, job.roles.sidecar_head(ordinal).sidecar, survivors.key_count, copies)
         if why:
-            _log.debug("%s is read whole: %s", job.reading.log_key(ordinal), why)
+            _log.debug("%s is read whole: %s", job.reading.object_key_of_log(ordinal), why)
         return not why
 
     asked = [ordinal for ordinal, decision in decisions.items() if may_be_read_in_part(ordinal, decision)]
@@ -496,7 +504,7 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
         return answers
     met = dict(answers.met)
     directories = KeyDirectoryCache(inquiry.sidecars)
-    search = PartSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.iterate_dirty_key_hashes()), directories)
+    search = PartToReadSearch(job.reading, job.extent.rules, distinct_hash_prefixes(survivors.iterate_dirty_key_hashes()), directories)
     for ordinal, (directory, fetched) in zip(asked, directories.load_key_directories([job.roles.live[n] for n in asked]), strict=True):
         job.cost.bytes += fetched
         job.settings.check()
@@ -511,23 +519,23 @@ def _choose_segments_to_read_in_part(scan: _ScanAttempt, decisions: dict[int, Si
     return replace(answers, met=met)
 
 
-def _segments_whose_filters_match(scan: _ScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
+def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
     """Return the segments whose filter matches a dirty key or cannot be used, with the reason, by position of the segment."""
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:
         return {}
 
-    def dirty_keys() -> Iterator[Hashes]:
+    def iterate_dirty_keys() -> Iterator[Hashes]:
         job.settings.check()
         return scan.survivors.iterate_dirty_key_hashes()
 
-    met, size = job.inquiry.sidecars.find_segments_that_may_hold_keys([live[n].id for n in ordinals], dirty_keys)
+    met, size = job.inquiry.sidecars.find_segments_that_may_hold_keys([live[n].id for n in ordinals], iterate_dirty_keys)
     job.cost.bytes += size
     return {n: met[live[n].id] for n in ordinals if live[n].id in met}
 
 
-def _build_pass_one_result(
-    scan: _ScanAttempt, decisions: Mapping[int, SidecarDecision], answers: FilterAnswers, passes: int
+def _build_survivor_scan_result(
+    scan: _SurvivorScanAttempt, decisions: Mapping[int, ReadDecisionBySidecar], answers: BloomFilterAnswers, scan_count: int
 ) -> SurvivorScanResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
@@ -537,21 +545,21 @@ def _build_pass_one_result(
         survivors,
         scan.finished,
         engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
-        passes=passes,
+        passes=scan_count,
         clean=build_clean_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},
             {live[n].id: why for n, why in answers.met.items()},
-            {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_fold(job, n))},
-            asked=(live[n].id for n in answers.asked),
-            keys=survivors.key_count,
+            {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_transactions(job, n))},
+            asked_segments=(live[n].id for n in answers.asked),
+            dirty_key_count=survivors.key_count,
             sidecar_bytes=job.cost.bytes,
-            in_part=(live[n].id for n in job.opened.parts),
+            partial_segments=(live[n].id for n in job.opened.parts),
         ),
         gate=scan.gate,
     )
 
 
-def remaining_size_bounds(pass_one_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
+def remaining_size_bounds(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
     """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
     read.
 
@@ -559,10 +567,8 @@ def remaining_size_bounds(pass_one_result: SurvivorScanResult, state: PartitionS
     """
     left = {}
     for ordinal, segment in enumerate(state.live):
-        source = pass_one_result.sources[ordinal]
-        counts = (
-            pass_one_result.survivors.survivor_counts_by_batch(source) if pass_one_result.opened_sources.is_segment_open(ordinal) else None
-        )
+        source = scan_result.sources[ordinal]
+        counts = scan_result.survivors.survivor_counts_by_batch(source) if scan_result.opened_sources.is_segment_open(ordinal) else None
         if counts is None or len(counts.kept) != len(source.table):
             continue
         data = source.table.control == NOT_CONTROL

@@ -45,18 +45,18 @@ from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import RewrittenSegment, describe_segment_file, upload_segment
-from compactor.round.partial.plan import derive_sidecar_of_composed_segment, is_key_directory_worthwhile, pieces_of_new_log
+from compactor.round.partial.plan import is_key_directory_worthwhile, pieces_of_new_log, sidecar_of_composed_segment
 from compactor.round.partial.rewrite import (
     ComposedSegment,
-    NeedsWholeSegmentError,
-    SegmentPart,
-    balance_with_copied_batches,
+    SegmentPartToRead,
+    WholeSegmentNeededError,
+    balance_including_copied_batches,
     describe_composed_segment,
 )
-from compactor.round.pass_one import CleanSegmentQuery, PassOneSettings, SurvivorScanResult, run_pass_one
-from compactor.round.ports import WorkSession, WorkStats
+from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
+from compactor.round.ports import RoundCosts, WorkerSession
 from compactor.round.roles import RoundRange
-from compactor.round.skip import FilterStatistics
+from compactor.round.skip import FilterUsageStatistics
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.sidecars import SidecarStore
@@ -96,11 +96,11 @@ class LocalWorker:
     found: SurvivorScanResult | None = None
     workers: WorkerThreads | None = None
     splices: bool = False
-    stats: WorkStats = field(default_factory=WorkStats)
+    stats: RoundCosts = field(default_factory=RoundCosts)
     known: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if plan.fingerprint != executor_fingerprint():
             message = f"the plan is for {plan.fingerprint}, this process is {executor_fingerprint()}"
@@ -110,15 +110,15 @@ class LocalWorker:
         try:
             with nullcontext(self.workers) if self.workers else WorkerThreads(self.threads) as workers:
                 try:
-                    for outcome in self._run_tasks_once(plan, tasks, session, workers, self.found, is_partial=self.splices):
+                    for outcome in self._run_tasks_once(plan, tasks, session, workers, self.found, may_read_in_part=self.splices):
                         del left[outcome.group]
                         yield outcome
-                except NeedsWholeSegmentError as why:
+                except WholeSegmentNeededError as why:
                     _log.warning("%s is read whole: %s", plan.topic_partition, why)
                 if left:
                     if self.found is not None:
                         self.found.free_key_memory()
-                    yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, is_partial=False)
+                    yield from self._run_tasks_once(plan, list(left.values()), session, workers, None, may_read_in_part=False)
         except GateFailed as refused:
             yield CompactionFailure(run_id=plan.run_id, group=-1, kind="gate", message=refused.message)
 
@@ -126,53 +126,53 @@ class LocalWorker:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkSession,
+        session: WorkerSession,
         workers: WorkerThreads,
-        found: SurvivorScanResult | None,
+        scan_result: SurvivorScanResult | None,
         *,
-        is_partial: bool,
+        may_read_in_part: bool,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Yield the outcomes of the tasks. Raises GateFailed, and NeedsWholeSegmentError if a segment must be read whole after all.
+        """Yield the outcomes of the tasks. Raises GateFailed, and WholeSegmentNeededError if a segment must be read whole after all.
 
-        :param found: result of pass 1; None if it is still to be done.
-        :param is_partial: whether pass 1 may choose parts of segments.
+        :param scan_result: result of pass 1; None if it is still to be done.
+        :param may_read_in_part: whether pass 1 may choose parts of segments.
         """
         name, limit = plan.topic_partition, plan.policy.max_decompressed_batch_bytes
         reading = StagedSegmentReader(self.staging, name, session.state.live, limit, self.known)
-        if found is None:
-            found = self._repeat_pass_one(plan, tasks, session, reading, workers, is_partial=is_partial)
+        if scan_result is None:
+            scan_result = self._repeat_survivor_scan(plan, tasks, session, reading, workers, may_read_in_part=may_read_in_part)
         else:
-            reading.ranges.update(found.opened_sources.reading.ranges)
-        self.stats.peak_map_bytes = found.survivors.peak_bytes
-        self.stats.map_entries = found.survivors.key_count
-        yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, found), tasks, session)
-        if self.found is not None and self.found is not found:
-            self.found.survivors.segments_superseded |= found.survivors.segments_superseded  # for filter_stats
+            reading.ranges.update(scan_result.opened_sources.reading.ranges)
+        self.stats.peak_map_bytes = scan_result.survivors.peak_bytes
+        self.stats.map_entries = scan_result.survivors.key_count
+        yield from self._rewrite_and_upload_groups(PlanExecution(self, plan, reading, workers, scan_result), tasks, session)
+        if self.found is not None and self.found is not scan_result:
+            self.found.survivors.segments_superseded |= scan_result.survivors.segments_superseded  # for filter_stats
 
-    def _repeat_pass_one(
+    def _repeat_survivor_scan(
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkSession,
+        session: WorkerSession,
         reader: StagedSegmentReader,
         workers: WorkerThreads,
         *,
-        is_partial: bool,
+        may_read_in_part: bool,
     ) -> SurvivorScanResult:
         """Run pass 1 for a plan that was announced before, and return its result. The plan states which clean segments to read."""
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
-        settings = PassOneSettings(
+        settings = SurvivorScanSettings(
             self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.check_leadership
         )
-        extent = RoundRange(plan.first_dirty_offset, plan.end_offset, round_rules_of_plan(plan, BalanceKey(self.hash_key)))
-        parts = frozenset(task.sources[0] for task in tasks if task.in_part) if is_partial else frozenset()
+        extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceKey(self.hash_key)))
+        parts = frozenset(task.sources[0] for task in tasks if task.in_part) if may_read_in_part else frozenset()
         # If every segment is a source, all are read and no sidecar is needed as a stand-in.
         sidecars = self.sidecars if parts or any(s.id not in wanted for s in reader.live) else None
-        return run_pass_one(reader, extent, settings, CleanSegmentQuery(sidecars, FilterStatistics(), clean, parts))
+        return scan_for_survivors(reader, extent, settings, CleanSegmentSelectionInputs(sidecars, FilterUsageStatistics(), clean, parts))
 
     def _rewrite_and_upload_groups(
-        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: WorkSession
+        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Yield the receipt or failure of each group. Its sources are prefetched, all threads rewrite it, and it is uploaded while the next
         one is rewritten.
@@ -191,7 +191,7 @@ class LocalWorker:
             finally:
                 for written, upload in uploads:
                     if upload.cancel():
-                        execution.release_group(written)
+                        execution.delete_group_and_release_disk(written)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class RewrittenGroup:
     folder: Path
     reservation: DiskSpaceReservation
     balance: Balance
-    part: SegmentPart | None = None
+    part: SegmentPartToRead | None = None
 
     @property
     def unread_record_count(self) -> int:
@@ -218,7 +218,7 @@ class RewrittenGroup:
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
 
-class KeyScanAnswers(Protocol):
+class SurvivorScanAnswers(Protocol):
     """Results of pass 1 that pass 2 needs. gate: checks each rewritten group; None if it is switched off. second_reader: receives the
     records that pass 2 decompresses; None if no check needs them.
     """
@@ -244,13 +244,13 @@ class KeyScanAnswers(Protocol):
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and the verdicts on its batches.
 
-        If ``part_to_read_of_segment`` returns a part, only that part is opened; NeedsWholeSegmentError is raised if it is not enough.
+        If ``part_to_read_of_segment`` returns a part, only that part is opened; WholeSegmentNeededError is raised if it is not enough.
         Raises BadData, StoreError, OutOfBudget.
 
         :param ordinal: position of the segment in the partition.
         """
 
-    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPart | None:
+    def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
         """Return the part of a segment that ``open_segment`` opens, or None if it opens all of it.
 
         :param ordinal: position of the segment in the partition.
@@ -261,30 +261,35 @@ class PlanExecution:
     """Execution of one plan, which rewrites, uploads and reports each of its groups of segments."""
 
     def __init__(
-        self, worker: LocalWorker, plan: CompactionPlan, reader: StagedSegmentReader, workers: WorkerThreads, answers: KeyScanAnswers
+        self,
+        worker: LocalWorker,
+        plan: CompactionPlan,
+        reader: StagedSegmentReader,
+        workers: WorkerThreads,
+        scan_answers: SurvivorScanAnswers,
     ) -> None:
         self._worker = worker
         self._plan = plan
         self._live = reader.live
         self._threads = workers
-        self._answers = answers
+        self._answers = scan_answers
         self._partition = reader.partition
         self._limit = reader.inflate_limit
         self._forward_read = reader
         self._key = BalanceKey(worker.hash_key)
-        self._rules = round_rules_of_plan(plan, self._key)
+        self._rules = retention_rules_of_plan(plan, self._key)
 
     def rewrite_and_upload(self, task: CompactionTask) -> CompactionReceipt | CompactionFailure:
         """Rewrite one group and upload it under the announced id; return its receipt or failure."""
         return self.upload_group(self.rewrite_group(task))
 
-    def rewrite_group(self, task: CompactionTask, following: Sequence[CompactionTask] = ()) -> RewrittenGroup:
+    def rewrite_group(self, task: CompactionTask, next_tasks: Sequence[CompactionTask] = ()) -> RewrittenGroup:
         """Run pass 2 for one group, within one disk reservation for everything that the group has on disk at the same time, and return the
         new segment.
 
-        :param following: the next tasks, whose sources are fetched meanwhile if there is space.
+        :param next_tasks: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
-        :raises NeedsWholeSegmentError: if a segment must be read completely after all.
+        :raises WholeSegmentNeededError: if a segment must be read completely after all.
         """
         members = tuple(ordinal for ordinal, metadata in enumerate(self._live) if metadata.id in task.sources)
         inputs = [self._forward_read.log_file_to_stage(ordinal) for ordinal in members]
@@ -292,9 +297,9 @@ class PlanExecution:
         what = f"group {task.group} of {self._partition}"
         interval = self._plan.policy.index_interval_bytes
 
-        def rewrite_within(size: int) -> RewrittenGroup:
-            with staging.reserve_space(size, what, inputs) as reservation:
-                for coming in following:
+        def rewrite_within_reserved_bytes(reserved_bytes: int) -> RewrittenGroup:
+            with staging.reserve_space(reserved_bytes, what, inputs) as reservation:
+                for coming in next_tasks:
                     self._prefetch_sources_of_task(coming)
                 folder = staging.folder / f"group-{task.group}"
                 try:
@@ -309,28 +314,28 @@ class PlanExecution:
             most = int(part.source.table.size.sum()) if part else task.most_bytes
             need = disk_bytes_to_rewrite_group(sources, interval, staging.files_not_on_disk(inputs), max_output_bytes=most)
             try:
-                return rewrite_within(min(need, staging.budget.total))
+                return rewrite_within_reserved_bytes(min(need, staging.budget.total))
             except DiskReservationExceeded:
-                return rewrite_within(staging.budget.total)
+                return rewrite_within_reserved_bytes(staging.budget.total)
 
         try:
             return staging.retry_until_disk_has_space(rewrite_with_reservation)
         finally:
             staging.delete_cached_copies(inputs)
-            self._update_round_stats()
+            self._update_round_costs()
 
     def _rewrite_with_reserved_disk(
-        self, task: CompactionTask, members: tuple[int, ...], reservation: DiskSpaceReservation, folder: Path
+        self, task: CompactionTask, source_ordinals: tuple[int, ...], reservation: DiskSpaceReservation, folder: Path
     ) -> RewrittenGroup:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
         rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.second_reader)
         reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
-        part = self._part_to_read_of_group(members)
+        part = self._part_to_read_of_group(source_ordinals)
         cleaned = rewriting.rewrite_group(
             task.start_offset,
-            [partial(answers.open_segment, ordinal, reservation) for ordinal in members],
+            [partial(answers.open_segment, ordinal, reservation) for ordinal in source_ordinals],
             folder,
             self._threads,
             end_offset=task.end_offset,
@@ -339,7 +344,7 @@ class PlanExecution:
         )
         tally = NewSegmentBalanceBuilder(cleaned, self._key, self._limit)
         if answers.gate is not None:
-            sources = [part.source] if part else [answers.sources[ordinal] for ordinal in members]
+            sources = [part.source] if part else [answers.sources[ordinal] for ordinal in source_ordinals]
             mapped = partial(self._forward_read.map_segment, reservation=reservation)
             report = answers.gate.check_cleaned_group(
                 sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, new_segment_balance=tally
@@ -348,31 +353,31 @@ class PlanExecution:
             self._worker.stats.gate_coverage = report.coverage
         balance = tally.compute_balance()
         if part:
-            balance = balance_with_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
+            balance = balance_including_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
         reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
-        return RewrittenGroup(task, members, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
+        return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
-    def _part_to_read_of_group(self, members: Sequence[int]) -> SegmentPart | None:
-        """Return the part to read if the group is one segment of which a part is enough; else None. ``members``: positions of its
+    def _part_to_read_of_group(self, source_ordinals: Sequence[int]) -> SegmentPartToRead | None:
+        """Return the part to read if the group is one segment of which a part is enough; else None. ``source_ordinals``: positions of its
         sources.
         """
-        return self._answers.part_to_read_of_segment(members[0]) if len(members) == 1 else None
+        return self._answers.part_to_read_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
 
     def upload_group(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
         """Upload a rewritten group, then release its disk space. May run while another group is rewritten.
 
-        Raises StoreError, NeedsWholeSegmentError.
+        Raises StoreError, WholeSegmentNeededError.
         """
         try:
             return self._worker.staging.retry_until_disk_has_space(lambda: self._upload_with_sidecar(group))
         finally:
-            self.release_group(group)
+            self.delete_group_and_release_disk(group)
 
-    def release_group(self, group: RewrittenGroup) -> None:
+    def delete_group_and_release_disk(self, group: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
         group.reservation.release_all_reserved_bytes()
-        self._update_round_stats()
+        self._update_round_costs()
 
     @measure_stage(WorkStage.UPLOAD, lambda self, group: group.cleaned.size)
     def _upload_with_sidecar(self, group: RewrittenGroup) -> CompactionReceipt | CompactionFailure:
@@ -383,7 +388,7 @@ class PlanExecution:
         joined = None
         if group.part is None:
             contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_snapshot_and_checkpoint(group)}
-            made = RewrittenSegment.from_local_files(output, contents, self._limit, digests=layout.records_batch_digests)
+            made = RewrittenSegment.from_local_files(output, contents, self._limit, records_batch_digests=layout.records_batch_digests)
         else:
             joined = describe_composed_segment(group.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
             made = self._compose_segment(group, group.part, output, joined)
@@ -394,11 +399,11 @@ class PlanExecution:
                 task,
                 made,
                 open_txn_offset=last.open_txn_offset if not last.has_offsets_after_end_offset else -1,
-                content=group.balance.result,
-                negative_timestamps=count_negative_timestamps(output, self._limit) if negative else 0,
+                sum_of_batches=group.balance.result,
+                negative_timestamp_count=count_negative_timestamps(output, self._limit) if negative else 0,
             )
         except (CannotCopy, CopyDiffers) as refused:
-            raise NeedsWholeSegmentError(refused.message) from None
+            raise WholeSegmentNeededError(refused.message) from None
         if problem:
             return CompactionFailure(run_id=self._plan.run_id, group=task.group, kind="upload", message=problem)
         if joined is None:
@@ -419,16 +424,16 @@ class PlanExecution:
         )
 
     def _compose_segment(
-        self, group: RewrittenGroup, segment_part: SegmentPart, output: SourceSegment, composed: ComposedSegment
+        self, group: RewrittenGroup, segment_part: SegmentPartToRead, output: SourceSegment, composed: ComposedSegment
     ) -> RewrittenSegment:
         task, table, source = group.task, composed.table, self._live[group.members[0]]
         index, timeindex = encode_offset_and_time_index(
             task.start_offset, table.size, table.last_offset, table.max_timestamp, self._plan.policy.index_interval_bytes
         )
-        log_key = self._worker.layout.object_name(self._partition, source, "log")
+        object_key_of_log = self._worker.layout.object_name(self._partition, source, "log")
         return RewrittenSegment.from_composed_pieces(
             composed,
-            pieces_of_new_log(segment_part.splice, log_key, group.cleaned.paths["log"], output.table),
+            pieces_of_new_log(segment_part.splice, object_key_of_log, group.cleaned.paths["log"], output.table),
             {"index": index, "timeindex": timeindex, **self._build_snapshot_and_checkpoint(group)},
         )
 
@@ -496,7 +501,7 @@ class PlanExecution:
         old = worker.sidecars.load_sidecar(source.id) if worker.sidecars else None
         if worker.sidecars is None or old is None:
             return
-        sidecar = derive_sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
+        sidecar = sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
         worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
@@ -505,12 +510,12 @@ class PlanExecution:
                 self._worker.staging.prefetch_file(self._forward_read.log_file_to_stage(ordinal))
                 return
 
-    def _update_round_stats(self) -> None:
+    def _update_round_costs(self) -> None:
         self._worker.stats.bytes_fetched = self._worker.staging.bytes_fetched
         self._worker.stats.peak_disk_bytes = self._worker.staging.peak_bytes
 
 
-def round_rules_of_plan(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RetentionRules:
+def retention_rules_of_plan(plan: CompactionPlan, balance_key: BalanceKey | None = None) -> RetentionRules:
     """Return the cleaner's rules for a plan.
 
     :param balance_key: key of the record sums for the balance; None to compute none.

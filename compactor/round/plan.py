@@ -17,6 +17,8 @@ from compactor.config.units import count_noun
 from compactor.constants import NO_COMPACTOR_EPOCH, CompactorEpoch, Offset, TimestampMs
 from compactor.control.state import PartitionState
 from compactor.control.summary import PartitionStateOrSummary, SegmentMetadataOrSummary
+from compactor.kernels.common import SegmentOrdinal
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import ActiveProducer, CompactionPlan, CompactionTask, SegmentToRead, SkippedSegment
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -39,6 +41,14 @@ EXPIRY_MARGIN_MS = 3_600_000
 
 MERGED = "it is merged with its small neighbours"
 IDLE = "it is clean, and nothing is due in it"
+
+
+OffsetAndReason = tuple[int, ReasonOrEmpty]
+"""An offset, and why it is that one."""
+IsDueAndReason = tuple[bool, ReasonOrEmpty]
+"""Whether a round is due, and why."""
+GroupsAndMergedSegmentIds = tuple[list[list[RemoteLogSegmentMetadata]], set[str]]
+"""Groups of neighbouring segments, and the ids of the segments that are only included because they are small."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
         return RoundAssessment(
             False, 'cleanup_policy is "delete"', first_dirty, first_dirty, 0.0, (), (), (), DirtyRatioThreshold(KAFKA_RATIO)
         )
-    end, bound = _end_of_round_range(state, cleaner, now_ms, first_dirty)
+    end, bound = _end_offset_of_round_range(state, cleaner, now_ms, first_dirty)
     # Nobody reads a segment below the log start, which stays only as the newest one: it is not worth a rewrite.
     below = [segment for segment in state.live if segment.start_offset < end and segment.end_offset >= state.log_start]
     dirty = tuple(segment for segment in below if segment.end_offset >= first_dirty)
@@ -88,13 +98,13 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
     horizon_due = tuple(segment.id for segment in below if 0 <= segment.due_ms <= now_ms)
     threshold = dirty_ratio_threshold(cleaner, clean, dirty, state.saved_per_dirty_byte)
     found = RoundAssessment(False, "", first_dirty, end, ratio, dirty, clean, horizon_due, threshold)
-    due, reason = _is_round_due(found, cleaner, now_ms, bound, ignore_dirty_ratio=force)
+    due, reason = _decide_if_round_is_due(found, cleaner, now_ms, bound, ignore_dirty_ratio=force)
     return replace(found, due=due, reason=reason)
 
 
-def _end_of_round_range(
+def _end_offset_of_round_range(
     state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int
-) -> tuple[int, str]:
+) -> OffsetAndReason:
     """Return the end of a round's range (exclusive), and the reason if it is not the log's end; else an empty string. The end is a segment
     boundary and never below ``first_dirty_offset``.
     """
@@ -115,9 +125,9 @@ def _end_of_round_range(
     return max(end, min(first_dirty_offset, state.end_offset + 1)), why
 
 
-def _is_round_due(
+def _decide_if_round_is_due(
     assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int, range_limit_reason: str, *, ignore_dirty_ratio: bool
-) -> tuple[bool, str]:
+) -> IsDueAndReason:
     """Return whether a round is due, and why.
 
     :param range_limit_reason: why the round's range ends before the log's end; empty if it does not.
@@ -189,7 +199,7 @@ class GroupCandidate:
         object.__setattr__(self, "timeindex_bytes", self.metadata.timeindex_bytes * left // max(whole, 1))
 
     @property
-    def is_emptied(self) -> bool:
+    def has_no_remaining_record(self) -> bool:
         """Return whether no record of the segment remains after the round."""
         return self.left is not None and self.left.records == 0
 
@@ -202,11 +212,11 @@ def draft_plan(plan_inputs: PlanInputs) -> CompactionPlan:
     return plan_round(plan_inputs, NO_COMPACTOR_EPOCH, lambda: "")
 
 
-def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
+def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id: Callable[[], str]) -> CompactionPlan:
     """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7).
 
     :param leader_epoch: the compactor epoch.
-    :param new_id: makes the ids of the run and of the new segments.
+    :param create_id: makes the ids of the run and of the new segments.
     """
     state, found, clean, cleaner = plan_inputs.state, plan_inputs.assessment, plan_inputs.clean, plan_inputs.cleaner
     rules = (
@@ -226,7 +236,7 @@ def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, new_id: Ca
         before = found.dirty[0]
     cleaned = found.end if found.dirty else found.first_dirty
     return CompactionPlan(
-        run_id=new_id(),
+        run_id=create_id(),
         topic=state.topic,
         partition=state.partition,
         incarnation=state.incarnation,
@@ -243,7 +253,7 @@ def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, new_id: Ca
         map_engine=plan_inputs.map_engine,
         fingerprint=plan_inputs.fingerprint,
         producers=plan_inputs.producers,
-        tasks=tuple(_rewrite_task_of_group(number, members, plan_inputs, new_id()) for number, members in enumerate(groups)),
+        tasks=tuple(_rewrite_task_of_group(number, members, plan_inputs, create_id()) for number, members in enumerate(groups)),
         skipped=tuple(SkippedSegment(id=s.id, reason=clean.skip.get(s.id, IDLE)) for s in found.clean if s.id not in sources),
         read=tuple(
             SegmentToRead(id=s.id, reason=MERGED if s.id in merged else clean.read.get(s.id, "it is clean, and its keys may be superseded"))
@@ -253,7 +263,7 @@ def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, new_id: Ca
     )
 
 
-def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[int]:
+def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[SegmentOrdinal]:
     """Return the positions of the segments in which a leader epoch begins. A group must begin with each of them.
 
     Brokers look up each epoch separately: otherwise readers would get the later epoch's part before the part that precedes it
@@ -263,7 +273,7 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
-def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[int]:
+def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentOrdinal]:
     """Return the positions of the segments that must begin a group, because brokers expire the segment before soon."""
     return frozenset(
         range(
@@ -314,44 +324,45 @@ class GroupingRules:
         members = [GroupCandidate(segment, self.left.get(segment.id)) for segment in segments]
         return group_segments(members, cleaner.segment_bytes, cleaner.segment_index_bytes, end_offset, self._may_join_group)
 
-    def _may_join_group(self, members: list[GroupCandidate], segment: GroupCandidate) -> bool:
+    def _may_join_group(self, group: list[GroupCandidate], segment: GroupCandidate) -> bool:
         """Return whether a segment may join a group of neighbours.
 
         Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. Segments of which no record
         remains always join, because a group without any record would be worse.
         """
-        if segment.is_emptied or all(member.is_emptied for member in members):
+        if segment.has_no_remaining_record or all(member.has_no_remaining_record for member in group):
             return True
         most = min(MOST_SOURCES * self.cleaner.segment_bytes, MAX32)
-        return sum(member.metadata.size_bytes for member in members) + segment.metadata.size_bytes <= most
+        return sum(member.metadata.size_bytes for member in group) + segment.metadata.size_bytes <= most
 
 
 def _choose_groups_to_rewrite(
-    assessed: _Assessed, clean: CleanSegmentVerdicts, rules: GroupingRules
-) -> tuple[list[list[RemoteLogSegmentMetadata]], set[str]]:
+    assessment: _Assessed, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
+) -> GroupsAndMergedSegmentIds:
     """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
     included because they are small.
     """
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
-    segments = assessed.covered_segments
-    parts = list(accumulate(int(n in rules.apart) for n in range(len(segments))))
-    if not assessed.dirty:
+    segments = assessment.covered_segments
+    parts = list(accumulate(int(n in grouping_rules.apart) for n in range(len(segments))))
+    if not assessment.dirty:
         # Nothing is dirty, so only the segments in which something is due are rewritten.
-        due = [n for n, segment in enumerate(segments) if segment.id in assessed.horizon_due or segment.id in clean.due]
-        if not rules.large:
+        due = [n for n, segment in enumerate(segments) if segment.id in assessment.horizon_due or segment.id in clean_verdicts.due]
+        if not grouping_rules.large:
             return [[segments[n]] for n in due], set()
         for _, together in groupby(enumerate(due), lambda each: (each[1] - each[0], parts[each[1]])):
             members = [segments[n] for _, n in together]
-            groups += [[member.metadata for member in one] for one in rules.form_groups(members, members[-1].end_offset + 1)]
+            groups += [[member.metadata for member in one] for one in grouping_rules.form_groups(members, members[-1].end_offset + 1)]
         return groups, set()
     # A segment that is read in part forms its own group, because joining its neighbours would require reading the rest of it.
     for (skippable, _, _), run in groupby(
-        range(len(segments)), lambda n: (segments[n].id in clean.skip, parts[n], segments[n].id if segments[n].id in clean.in_part else "")
+        range(len(segments)),
+        lambda n: (segments[n].id in clean_verdicts.skip, parts[n], segments[n].id if segments[n].id in clean_verdicts.in_part else ""),
     ):
         numbers = list(run)
-        end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else assessed.end
-        for grouped in rules.form_groups([segments[n] for n in numbers], end):
+        end = segments[numbers[-1] + 1].start_offset if numbers[-1] + 1 < len(segments) else assessment.end
+        for grouped in grouping_rules.form_groups([segments[n] for n in numbers], end):
             if skippable and not _is_worth_merging(grouped):
                 continue
             groups.append([member.metadata for member in grouped])
@@ -359,11 +370,11 @@ def _choose_groups_to_rewrite(
     return groups, merged
 
 
-def _is_worth_merging(members: Sequence[GroupCandidate]) -> bool:
+def _is_worth_merging(group: Sequence[GroupCandidate]) -> bool:
     """Return whether clean neighbours that need not be read otherwise should be merged: there must be many, and none may have most of the
     bytes. Therefore a byte is rewritten for this reason at most once for each doubling of its segment's size.
     """
-    return len(members) >= MERGE_AT_LEAST and 2 * max(member.size for member in members) <= sum(member.size for member in members)
+    return len(group) >= MERGE_AT_LEAST and 2 * max(member.size for member in group) <= sum(member.size for member in group)
 
 
 def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
@@ -377,19 +388,19 @@ def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
 
 
 def _rewrite_task_of_group(
-    number: int, members: Sequence[RemoteLogSegmentMetadata], plan_inputs: PlanInputs, new_segment_id: str
+    group_number: int, segments: Sequence[RemoteLogSegmentMetadata], plan_inputs: PlanInputs, new_segment_id: str
 ) -> CompactionTask:
     """Return the task that rewrites one group."""
-    whole = sum(member.size_bytes for member in members)
-    most = sum(GroupCandidate(member, plan_inputs.left.get(member.id)).size for member in members)
+    whole = sum(member.size_bytes for member in segments)
+    most = sum(GroupCandidate(member, plan_inputs.left.get(member.id)).size for member in segments)
     return CompactionTask(
-        group=number,
-        sources=tuple(member.id for member in members),
+        group=group_number,
+        sources=tuple(member.id for member in segments),
         new_segment_id=new_segment_id,
-        start_offset=members[0].start_offset,
-        end_offset=members[-1].end_offset,
-        leader_epochs=merge_segment_lineages([member.leader_epochs for member in members]),
-        mtime_ms=members[-1].mtime_ms,
+        start_offset=segments[0].start_offset,
+        end_offset=segments[-1].end_offset,
+        leader_epochs=merge_segment_lineages([member.leader_epochs for member in segments]),
+        mtime_ms=segments[-1].mtime_ms,
         most_bytes=most if most < whole else 0,
-        in_part=len(members) == 1 and members[0].id in plan_inputs.clean.in_part,
+        in_part=len(segments) == 1 and segments[0].id in plan_inputs.clean.in_part,
     )

@@ -11,6 +11,7 @@ from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 
 OVERDUE: Final = "overdue"
@@ -42,7 +43,7 @@ class PostponedError(Exception):
         self.until_ms = until_ms
 
 
-class WorkSession(Protocol):
+class WorkerSession(Protocol):
     """Interface to the driver for a worker while it works on a plan."""
 
     @property
@@ -53,7 +54,7 @@ class WorkSession(Protocol):
     def stored_survivors(self) -> tuple[ScratchObject, ...]:
         """Return the scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
 
-    def scratch_key(self, name: str) -> str:
+    def scratch_key(self, object_name: str) -> str:
         """Return the control store key for a scratch object of this run. The object is deleted after the run has ended."""
 
     def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
@@ -63,7 +64,7 @@ class WorkSession(Protocol):
         """Replay new control records; raise Fenced if another compactor has taken over. See ``LeadershipCheck``."""
 
 
-class Worker(Protocol):
+class PlanWorker(Protocol):
     """Executor of an announced plan: fetches the sources, runs both passes and the gate (the independent check), uploads under the
     announced ids and reads back.
 
@@ -74,12 +75,12 @@ class Worker(Protocol):
     """
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterable[CompactionReceipt | CompactionFailure]: ...
 
 
 @dataclass
-class WorkStats:
+class RoundCosts:
     """Costs of a round that the receipts do not contain. Sizes are in bytes.
 
     gate_keys: number of keys whose latest record the gate checked.
@@ -107,7 +108,7 @@ Stats = dict[str, int | float | str]
 RoundInputsT = TypeVar("RoundInputsT")
 
 
-class RoundWork(Protocol[RoundInputsT]):
+class RoundSteps(Protocol[RoundInputsT]):
     """The steps of a round that the driver calls, in this order: gather facts, make the plan, run its tasks.
 
     Each step gets the result of the one before.
@@ -116,7 +117,7 @@ class RoundWork(Protocol[RoundInputsT]):
     def is_round_due(self, state: PartitionState) -> bool:
         """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""
 
-    def resume_problem(self, intent: Intent) -> str:
+    def resume_problem(self, intent: Intent) -> ReasonOrEmpty:
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
     def log_start_to_record(self, state: PartitionState) -> int | None:
@@ -136,18 +137,18 @@ class RoundWork(Protocol[RoundInputsT]):
         Raises OutOfBudget if a group does not fit the disk budget.
         """
 
-    def admit_plan(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
         """Raise PostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is announced."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: RoundInputsT | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """Run the tasks of a plan and yield their outcomes, as ``Worker`` does.
+        """Run the tasks of a plan and yield their outcomes, as ``PlanWorker`` does.
 
         :param inputs: None if an earlier process made the plan.
         """
 
-    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:

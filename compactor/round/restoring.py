@@ -26,6 +26,7 @@ from compactor.control.state import Intent, PartitionState, WaitingGroup
 from compactor.errors import UsageError
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.staging import disk_bytes_to_rewrite_group
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -36,19 +37,19 @@ from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import RewrittenSegment, upload_segment
 from compactor.round.pass_two import executor_fingerprint
-from compactor.round.ports import LeadershipCheck, Stats, WorkSession
-from compactor.round.sources import StagedSegmentReader, segment_reader
+from compactor.round.ports import LeadershipCheck, Stats, WorkerSession
+from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
 
 @dataclass(frozen=True)
-class RestoredGroup:
+class GroupToRestore:
     """A live segment that the round to be undone wrote (``made``), and the segments that it replaced (``sources``), in order."""
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]
 
 
-def groups_to_restore(state: PartitionState, run_id: str) -> list[RestoredGroup]:
+def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore]:
     """Return the groups of a run that can be undone, ascending; empty if none of its replaced segments is waiting for deletion."""
     group: WaitingGroup | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
@@ -56,13 +57,13 @@ def groups_to_restore(state: PartitionState, run_id: str) -> list[RestoredGroup]
     ascending = sorted(group.segments, key=lambda segment: segment.start_offset)
     made = set(group.replaced_by.values())
     return [
-        RestoredGroup(new, tuple(source for source in ascending if group.replaced_by[source.id] == new.id))
+        GroupToRestore(new, tuple(source for source in ascending if group.replaced_by[source.id] == new.id))
         for new in state.live
         if new.id in made
     ]
 
 
-def restore_problem(groups: Sequence[RestoredGroup]) -> str:
+def restore_problem(groups: Sequence[GroupToRestore]) -> ReasonOrEmpty:
     """Return why these groups cannot be restored by copying, or an empty string."""
     for one in groups:
         if one.made.copied_end_offset >= 0:
@@ -75,7 +76,7 @@ def restore_problem(groups: Sequence[RestoredGroup]) -> str:
 
 @dataclass(frozen=True)
 class RestoreRound:
-    """Round that undoes one earlier run (implements ``RoundWork``).
+    """Round that undoes one earlier run (implements ``RoundSteps``).
 
     run_id: the run to undo.
     now_ms: clock of the plan, in milliseconds.
@@ -91,7 +92,7 @@ class RestoreRound:
     def is_round_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, intent: Intent) -> str:
+    def resume_problem(self, intent: Intent) -> ReasonOrEmpty:
         plan, own = intent.plan, executor_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
@@ -138,16 +139,16 @@ class RestoreRound:
     def log_start_to_record(self, state: PartitionState) -> int | None:
         return None  # brokers expire what is theirs
 
-    def admit_plan(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
         """Admit the plan without a limit, because a person asked for it."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
         name = session.state.topic_partition
         sources = [source for one in groups.values() for source in one.sources]
-        reading = segment_reader(self.ports, self.cleaner, self.state_dir, name, sources, self._disk_budget(), "undo")
+        reading = open_reader_of_segments(self.ports, self.cleaner, self.state_dir, name, sources, self._create_disk_budget(), "undo")
         try:
             for task in tasks:
                 session.check_leadership()
@@ -155,7 +156,7 @@ class RestoreRound:
         finally:
             reading.staging.close()
 
-    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
@@ -165,12 +166,12 @@ class RestoreRound:
         """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
-    def _disk_budget(self) -> DiskBudget:
+    def _create_disk_budget(self) -> DiskBudget:
         """Return a disk budget for this round."""
         return DiskBudget(disk_budget_bytes(self.cleaner, self.state_dir))
 
     def _copy_group(
-        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, reader: StagedSegmentReader
+        self, plan: CompactionPlan, task: CompactionTask, group: GroupToRestore, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
         """Write the sources of one group into one segment and upload it under its announced id. Raises BadData, StoreError, OutOfBudget."""
         staging = reader.staging
@@ -180,7 +181,7 @@ class RestoreRound:
         log = staging.folder / f"group-{task.group}.log"
         with staging.reserve_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
-                entries = _concatenate_segments(reader, ordinals, task, log, reservation)
+                entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
                 reservation.reserve_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))
                 return self._upload_copy(plan, task, group, log, entries, reader)
             finally:
@@ -188,7 +189,13 @@ class RestoreRound:
                 staging.delete_cached_copies(inputs)
 
     def _upload_copy(
-        self, plan: CompactionPlan, task: CompactionTask, group: RestoredGroup, log: Path, entries: bytes, reader: StagedSegmentReader
+        self,
+        plan: CompactionPlan,
+        task: CompactionTask,
+        group: GroupToRestore,
+        log: Path,
+        txn_index_entries: bytes,
+        reader: StagedSegmentReader,
     ) -> CompactionReceipt | CompactionFailure:
         name, made, limit = reader.partition, group.made, reader.inflate_limit
         output = open_source_segment(0, log, task.start_offset, task.end_offset + 1, task.mtime_ms, -1, limit)
@@ -197,8 +204,8 @@ class RestoreRound:
             task.start_offset, table.size, table.last_offset, table.max_timestamp, plan.policy.index_interval_bytes
         )
         contents: dict[str, Path | bytes] = {"log": log, "index": index, "timeindex": timeindex}
-        if entries:
-            contents["txnindex"] = entries
+        if txn_index_entries:
+            contents["txnindex"] = txn_index_entries
         for kind in ("snapshot", "leader-epoch-checkpoint"):  # both describe the segment's end, which does not change
             if kind in made.files:
                 contents[kind] = reader.read_small_file(made, kind)
@@ -206,10 +213,10 @@ class RestoreRound:
             (self.ports.layout, self.ports.publisher),
             name,
             task,
-            RewrittenSegment.from_local_files(output, contents, limit, digests=self.ports.layout.records_batch_digests),
+            RewrittenSegment.from_local_files(output, contents, limit, records_batch_digests=self.ports.layout.records_batch_digests),
             open_txn_offset=made.open_txn_offset,
-            content=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
-            negative_timestamps=count_negative_timestamps(output, limit),
+            sum_of_batches=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
+            negative_timestamp_count=count_negative_timestamps(output, limit),
         )
         if problem:
             return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=problem)
@@ -224,13 +231,13 @@ class RestoreRound:
         )
 
 
-def _concatenate_segments(
-    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, log: Path, reservation: DiskSpaceReservation
+def _concatenate_batches_of_segments(
+    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
-    """Concatenate the segments' batches into ``log``, up to the group's end; return their transaction index entries."""
+    """Concatenate the segments' batches into ``out_log``, up to the group's end; return their transaction index entries."""
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
-    with log.open("xb") as file:
+    with out_log.open("xb") as file:
         for ordinal in ordinals:
             with reader.open_segment(ordinal, reservation) as source:
                 verify_crcs_of_batches(source.buf, source.table, 0, len(source.table), source.name)
@@ -243,11 +250,11 @@ def _concatenate_segments(
     return np.concatenate(aborted).astype(TXN_ENTRY).tobytes()  # concatenate changes the byte order
 
 
-def _restore_task_of_group(number: int, group: RestoredGroup, new_segment_id: str) -> CompactionTask:
+def _restore_task_of_group(group_number: int, group: GroupToRestore, new_segment_id: str) -> CompactionTask:
     """Return the task that copies the sources of a group into a new segment."""
     made = group.made
     return CompactionTask(
-        group=number,
+        group=group_number,
         sources=(made.id,),
         new_segment_id=new_segment_id,
         start_offset=made.start_offset,

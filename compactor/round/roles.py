@@ -18,8 +18,8 @@ from compactor.local.budget import DiskSpaceReservation, round_up_to_disk_blocks
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
-from compactor.round.partial.rewrite import NeedsWholeSegmentError, SegmentPart
-from compactor.round.skip import estimate_distinct_keys, estimate_records
+from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentNeededError
+from compactor.round.skip import estimate_distinct_keys, estimate_record_count
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarHead, SidecarStore
 
@@ -77,14 +77,14 @@ class SegmentRoles:
         return self.heads[self.live[ordinal].id]
 
     @property
-    def expected_dirty_records(self) -> int:
+    def expected_dirty_record_count(self) -> int:
         """Return the estimated number of records in the dirty segments."""
-        return sum(estimate_records(self.live[n]) for n in self.dirty)
+        return sum(estimate_record_count(self.live[n]) for n in self.dirty)
 
     @property
-    def expected_dirty_keys(self) -> int:
+    def expected_dirty_key_count(self) -> int:
         """Return the estimated number of distinct keys in the dirty segments."""
-        return estimate_distinct_keys([self.sidecar_head(n) for n in self.dirty], [estimate_records(self.live[n]) for n in self.dirty])
+        return estimate_distinct_keys([self.sidecar_head(n) for n in self.dirty], [estimate_record_count(self.live[n]) for n in self.dirty])
 
     @property
     def largest_segment_bytes(self) -> int:
@@ -92,7 +92,7 @@ class SegmentRoles:
         return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
-class RoundSources:
+class RoundSourceSegments:
     """Source segments and batch verdicts by position.
 
     A segment that was not opened is represented by the headers in its sidecar, or is empty. Headers stay in memory; record bytes do not.
@@ -100,16 +100,16 @@ class RoundSources:
 
     def __init__(self, reader: StagedSegmentReader, roles: SegmentRoles) -> None:
         self.reading = reader
-        self.sources = [_source_from_sidecar_head(reader, roles, ordinal) for ordinal in range(len(roles.live))]
-        self.verdicts = [_empty_verdicts() for _ in roles.live]
+        self.sources = [_segment_without_bytes_from_sidecar_head(reader, roles, ordinal) for ordinal in range(len(roles.live))]
+        self.verdicts = [_verdicts_of_segment_without_batches() for _ in roles.live]
         self.folded = False
-        self.parts: dict[int, SegmentPart] = {}
+        self.parts: dict[int, SegmentPartToRead] = {}
         self._opened: set[int] = set()
 
     @contextmanager
     def map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
         """Provide a segment for the duration of a ``with`` block: its bytes, batch headers, and verdicts if they were computed. Only the
-        chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, NeedsWholeSegmentError.
+        chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
 
         :param ordinal: position of the segment in the partition.
         """
@@ -119,8 +119,8 @@ class RoundSources:
                 try:
                     stack.enter_context(self.reading.map_segment(part.source, reservation))
                 except BadData as wrong:
-                    raise NeedsWholeSegmentError(str(wrong)) from None
-                part.require_matching_batches()
+                    raise WholeSegmentNeededError(str(wrong)) from None
+                part.raise_unless_batches_match_key_directory()
                 yield part.source
             return
         if ordinal in self._opened:
@@ -134,15 +134,15 @@ class RoundSources:
             self._opened.add(ordinal)
             yield source
 
-    def restrict_segment_to_part(self, ordinal: SegmentOrdinal, segment_part: SegmentPart) -> None:
+    def restrict_segment_to_part(self, ordinal: SegmentOrdinal, part_to_read: SegmentPartToRead) -> None:
         """Restrict a segment to a part of its batches, so that only these are read from now on. The verdicts must have been computed
         before.
 
         :param ordinal: position of the segment in the partition.
         """
-        self.parts[ordinal] = segment_part
-        self.sources[ordinal], self.verdicts[ordinal] = segment_part.whole, segment_part.whole_verdicts
-        self.reading.ranges[ordinal] = segment_part.splice.byte_ranges_read
+        self.parts[ordinal] = part_to_read
+        self.sources[ordinal], self.verdicts[ordinal] = part_to_read.whole, part_to_read.whole_verdicts
+        self.reading.ranges[ordinal] = part_to_read.splice.byte_ranges_read
         self._opened.add(ordinal)
 
     def is_segment_open(self, ordinal: SegmentOrdinal) -> bool:
@@ -163,13 +163,13 @@ class RoundSources:
         self.folded = True
 
 
-def _source_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
+def _segment_without_bytes_from_sidecar_head(reader: StagedSegmentReader, roles: SegmentRoles, ordinal: SegmentOrdinal) -> SourceSegment:
     """Return a segment that consists of the batch headers in its sidecar; an empty one if it has no usable sidecar."""
     segment, sidecar = roles.live[ordinal], roles.sidecar_head(ordinal).sidecar
-    place = (ordinal, reader.log_key(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
+    place = (ordinal, reader.object_key_of_log(ordinal), segment.start_offset, segment.end_offset + 1, segment.mtime_ms)
     return segment_without_bytes_from_sidecar(*place, sidecar) if sidecar else SourceSegment(*place, NO_BYTES, BatchTable.allocate_rows(0))
 
 
-def _empty_verdicts() -> TransactionVerdicts:
+def _verdicts_of_segment_without_batches() -> TransactionVerdicts:
     nothing = np.zeros(0, np.bool_)
     return TransactionVerdicts(nothing, nothing, nothing, np.empty(0, TXN_ENTRY))

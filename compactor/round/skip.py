@@ -13,7 +13,9 @@ from compactor.config.units import count_noun, format_size
 from compactor.control.state import PartitionState, Run
 from compactor.control.summary import SegmentMetadataOrSummary
 from compactor.kernels.common import KEY_BYTES
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionPlan
+from compactor.round.ports import Stats
 from compactor.tier.sidecars import SidecarHead
 
 RECENT = 5
@@ -31,7 +33,7 @@ WORTH_ASKING = 0.5
 
 
 @dataclass(frozen=True)
-class FilterStatistics:
+class FilterUsageStatistics:
     """Record of the reads that Bloom filters saved on a partition, summed over its run history.
 
     asked: number of segments whose filter was asked.
@@ -58,7 +60,7 @@ class FilterStatistics:
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
     @property
-    def useless_rate(self) -> float:
+    def false_positive_rate(self) -> float:
         """Return the share of the segments without a dirty key that was read because of a false positive."""
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
@@ -67,64 +69,68 @@ class FilterStatistics:
         """Return the record as a sentence for people."""
         return (
             f"of {count_noun(self.asked, 'filter')} asked, {self.skipped} saved a read, "
-            f"{count_noun(self.useless, 'was a false positive', 'were false positives')} ({100 * self.useless_rate:.2g} %); "
+            f"{count_noun(self.useless, 'was a false positive', 'were false positives')} ({100 * self.false_positive_rate:.2g} %); "
             f"{format_size(self.bytes_read)} of filters were read, {format_size(self.bytes_saved)} of segments were not"
         )
 
 
-def sum_filter_statistics(runs: Iterable[Run]) -> FilterStatistics:
+def filter_usage_of_runs(runs: Iterable[Run]) -> FilterUsageStatistics:
     """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
     are tried again.
     """
-    records = [filter_statistics_of_run(run.stats) for run in runs]
-    return FilterStatistics(**{name: sum(getattr(each, name) for each in records) for name in FilterStatistics.__dataclass_fields__})
+    records = [filter_usage_of_run(run.stats) for run in runs]
+    return FilterUsageStatistics(
+        **{name: sum(getattr(each, name) for each in records) for name in FilterUsageStatistics.__dataclass_fields__}
+    )
 
 
-def filter_statistics_of_run(stats: Mapping[str, int | float | str]) -> FilterStatistics:
+def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> FilterUsageStatistics:
     """Return the reads that filters saved in one run, from its figures in the run history."""
-    counts = {name: int(stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
-    read = int(stats.get("filter_bytes_read", 0)) + int(stats.get("filter_bytes_written", 0))
-    return FilterStatistics(**counts, bytes_read=read, bytes_saved=int(stats.get("bytes_skipped", 0)))
+    counts = {name: int(run_stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
+    read = int(run_stats.get("filter_bytes_read", 0)) + int(run_stats.get("filter_bytes_written", 0))
+    return FilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
 
 
-def expected_round_keys(cleaner: CleanerSettings, runs: Sequence[Run], present_keys: int) -> int:
+def expected_dirty_keys_of_next_rounds(cleaner: CleanerSettings, runs: Sequence[Run], dirty_keys_of_this_round: int) -> int:
     """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
     rounds. Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
 
-    :param present_keys: number of keys of the present round; 0 if unknown.
+    :param dirty_keys_of_this_round: number of keys of the present round; 0 if unknown.
     """
     if cleaner.bloom_design_keys:
         return cleaner.bloom_design_keys
     brought = [int(run.stats["map_entries"]) for run in runs if run.stats.get("map_entries")][-RECENT:]
-    return max([present_keys, *brought]) or DEFAULT_KEYS
+    return max([dirty_keys_of_this_round, *brought]) or DEFAULT_KEYS
 
 
-def design_filter(cleaner: CleanerSettings, record: FilterStatistics, probes: int, records: int, segment_bytes: int) -> FilterDesign | None:
+def design_bloom_filter(
+    cleaner: CleanerSettings, filter_usage: FilterUsageStatistics, lookups_per_round: int, record_count: int, segment_bytes: int
+) -> FilterDesign | None:
     """Return the design of a new segment's filter, or None if filters are off or do not pay.
 
-    :param probes: number of keys that a round will ask about.
-    :param records: records of the segment; after cleaning hardly a key occurs twice.
+    :param lookups_per_round: number of keys that a round will ask about.
+    :param record_count: records of the segment; after cleaning hardly a key occurs twice.
     """
-    if not cleaner.bloom or not record.are_filters_worthwhile:
+    if not cleaner.bloom or not filter_usage.are_filters_worthwhile:
         return None
     return sizing.design_filter_if_worthwhile(
-        records,
-        probes,
+        record_count,
+        lookups_per_round,
         segment_bytes,
-        max(record.skip_rate, 0.01),
+        max(filter_usage.skip_rate, 0.01),
         useless_rate=cleaner.bloom_false_positive_rate,
         max_bytes=cleaner.bloom_max_bytes or None,
     )
 
 
-def choose_engine(setting: str, keys: int, map_budget_bytes: int) -> str:
+def choose_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> str:
     """Return the engine for a number of keys: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
-    if setting != "auto":
-        return setting
-    return "memory" if keys * KEY_BYTES <= map_budget_bytes else "partitioned"
+    if engine_setting != "auto":
+        return engine_setting
+    return "memory" if key_count * KEY_BYTES <= map_budget_bytes else "partitioned"
 
 
-def estimate_records(segment: SegmentMetadataOrSummary) -> int:
+def estimate_record_count(segment: SegmentMetadataOrSummary) -> int:
     """Return the estimated number of records of a segment.
 
     Compressed wrappers of v0 and v1 do not record how many messages they hold: a segment with no other batches is estimated by its size.
@@ -132,16 +138,16 @@ def estimate_records(segment: SegmentMetadataOrSummary) -> int:
     return segment.records or segment.size_bytes // WRAPPED_BYTES
 
 
-def estimate_distinct_keys(heads: Sequence[SidecarHead], records: Sequence[int]) -> int:
+def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: Sequence[int]) -> int:
     """Return the estimated number of distinct keys of several segments: by their sidecars, else one per record."""
-    known = [head.sidecar for head in heads if head.sidecar is not None]
-    rest = sum(count for head, count in zip(heads, records, strict=True) if head.sidecar is None)
+    known = [head.sidecar for head in sidecar_heads if head.sidecar is not None]
+    rest = sum(count for head, count in zip(sidecar_heads, record_counts, strict=True) if head.sidecar is None)
     # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.
-    return min(sum(records), int(estimate_distinct_keys_of_all(known) * 1.05) + rest)
+    return min(sum(record_counts), int(estimate_distinct_keys_of_all(known) * 1.05) + rest)
 
 
 @dataclass(frozen=True)
-class SidecarDecision:
+class ReadDecisionBySidecar:
     """Decision about a clean segment by its sidecar, before its filter is asked.
 
     must: why the segment must be read; empty if it need not be.
@@ -157,35 +163,39 @@ class SidecarDecision:
     for_keys: bool = False
 
 
-def horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> str:
+def horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> ReasonOrEmpty:
     """Return the reason why a segment must be read if its delete horizon has passed, else an empty string."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_read_by_sidecar(head: SidecarHead, due_reason: str, *, keys: int, record: FilterStatistics, now_ms: int) -> SidecarDecision:
+def decide_read_by_sidecar(
+    head: SidecarHead, due_reason: str, *, dirty_key_count: int, filter_usage: FilterUsageStatistics, now_ms: int
+) -> ReadDecisionBySidecar:
     """Return the decision about a clean segment that the header of its sidecar allows.
 
     :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
-    :param keys: number of keys of the dirty range, or a bound on it.
-    :param record: reads that filters have saved on this partition.
+    :param dirty_key_count: number of keys of the dirty range, or a bound on it.
+    :param filter_usage: reads that filters have saved on this partition.
     """
     sidecar = head.sidecar
     if sidecar is None:
-        return SidecarDecision(None, must=due_reason or head.problem)
+        return ReadDecisionBySidecar(None, must=due_reason or head.problem)
     must = due_reason or sidecar.due.reason_to_read(now_ms)
-    askable = sidecar.made_for is not None and sidecar.useless_read_probability(keys) <= WORTH_ASKING
-    if must or keys == 0 or sidecar.distinct_keys == 0:
-        return SidecarDecision(sidecar, must, "" if must else "it has no key" if keys else "nothing is due in it", askable and keys > 0)
+    askable = sidecar.made_for is not None and sidecar.useless_read_probability(dirty_key_count) <= WORTH_ASKING
+    if must or dirty_key_count == 0 or sidecar.distinct_keys == 0:
+        return ReadDecisionBySidecar(
+            sidecar, must, "" if must else "it has no key" if dirty_key_count else "nothing is due in it", askable and dirty_key_count > 0
+        )
     if sidecar.made_for is None:
-        return SidecarDecision(sidecar, must="no filter pays for it", for_keys=True)
-    if not record.are_filters_worthwhile:
-        return SidecarDecision(
-            sidecar, must=f"filters do not pay on this partition and are off: {record.saved_reads_text()}", for_keys=True
+        return ReadDecisionBySidecar(sidecar, must="no filter pays for it", for_keys=True)
+    if not filter_usage.are_filters_worthwhile:
+        return ReadDecisionBySidecar(
+            sidecar, must=f"filters do not pay on this partition and are off: {filter_usage.saved_reads_text()}", for_keys=True
         )
     if not askable:
-        must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {keys}"
-        return SidecarDecision(sidecar, must=must, for_keys=True)
-    return SidecarDecision(sidecar, askable=True)
+        must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {dirty_key_count}"
+        return ReadDecisionBySidecar(sidecar, must=must, for_keys=True)
+    return ReadDecisionBySidecar(sidecar, askable=True)
 
 
 @dataclass(frozen=True)
@@ -209,43 +219,49 @@ class CleanSegmentVerdicts:
 
 
 def build_clean_verdicts(
-    decisions: Mapping[str, SidecarDecision],
-    met: Mapping[str, str],
-    due: Mapping[str, str],
+    decisions: Mapping[str, ReadDecisionBySidecar],
+    reasons_by_filter: Mapping[str, str],
+    reasons_by_transactions: Mapping[str, str],
     *,
-    asked: Iterable[str],
-    keys: int,
+    asked_segments: Iterable[str],
+    dirty_key_count: int,
     sidecar_bytes: int,
-    in_part: Iterable[str] = (),
+    partial_segments: Iterable[str] = (),
 ) -> CleanSegmentVerdicts:
     """Combine the decisions by sidecars and filters about clean segments, by segment id.
 
     :param decisions: decisions by sidecars.
-    :param met: why segments whose filter was asked must be read.
-    :param due: why segments must be read because of outcomes of transactions.
-    :param asked: segments that only their filter could decide.
-    :param keys: number of keys that the filters were asked about.
-    :param in_part: segments of which reading a part is enough.
+    :param reasons_by_filter: why segments whose filter was asked must be read.
+    :param reasons_by_transactions: why segments must be read because of outcomes of transactions.
+    :param asked_segments: segments that only their filter could decide.
+    :param dirty_key_count: number of keys that the filters were asked about.
+    :param partial_segments: segments of which reading a part is enough.
     """
-    read = {name: decision.must or met[name] for name, decision in decisions.items() if decision.must or name in met}
-    skip = {name: decision.may or f"its filter matches none of {keys} keys" for name, decision in decisions.items() if name not in read}
-    return CleanSegmentVerdicts(read, skip, due, frozenset(asked), sidecar_bytes, frozenset(in_part))
+    read = {
+        name: decision.must or reasons_by_filter[name] for name, decision in decisions.items() if decision.must or name in reasons_by_filter
+    }
+    skip = {
+        name: decision.may or f"its filter matches none of {dirty_key_count} keys"
+        for name, decision in decisions.items()
+        if name not in read
+    }
+    return CleanSegmentVerdicts(read, skip, reasons_by_transactions, frozenset(asked_segments), sidecar_bytes, frozenset(partial_segments))
 
 
-def filter_history_stats(
-    verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded: AbstractSet[str]
-) -> dict[str, int | float | str]:
+def filter_stats_for_run_history(
+    verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
+) -> Stats:
     """Return figures for the run history that state how many reads filters saved in a round whose groups are all written (see
-    ``sum_filter_statistics``).
+    ``filter_usage_of_runs``).
 
-    :param superseded: ids of segments in which the dirty range superseded a record.
+    :param superseded_segments: ids of segments in which the dirty range superseded a record.
     """
     skipped = {segment.id for segment in plan.skipped} & verdicts.asked
     return {
         "filter_asked": len(verdicts.asked),
         "filter_skipped": len(skipped),
         # No record of it was superseded, so a false positive of its filter made the round read it.
-        "filter_useless": len((verdicts.asked & verdicts.read.keys()) - superseded),
+        "filter_useless": len((verdicts.asked & verdicts.read.keys()) - superseded_segments),
         "filter_bytes_read": verdicts.sidecar_bytes,
         "bytes_skipped": sum(segment.size_bytes for segment in state.live if segment.id in skipped),
     }

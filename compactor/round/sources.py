@@ -29,18 +29,18 @@ from compactor.tier.contents import read_and_verify_segment_file
 from compactor.tier.ports import SegmentLayout
 
 
-def live_segment_reader(
-    ports: Ports, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, purpose: str
+def open_live_segment_reader(
+    ports: Ports, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, folder_prefix: str
 ) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``.
 
-    :param purpose: prefix of the folder's name.
+    :param folder_prefix: prefix of the folder's name.
     """
-    return segment_reader(ports, cleaner, state_dir, state.topic_partition, state.live, budget, purpose)
+    return open_reader_of_segments(ports, cleaner, state_dir, state.topic_partition, state.live, budget, folder_prefix)
 
 
 @contextmanager
-def closing_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
+def use_and_close_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]:
     """Provide a reader for the duration of a ``with`` block, and close its staging folder afterwards."""
     try:
         yield reader
@@ -48,20 +48,20 @@ def closing_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentReader]
         reader.staging.close()
 
 
-def segment_reader(
+def open_reader_of_segments(
     ports: Ports,
     cleaner: CleanerSettings,
     state_dir: Path,
     partition: TopicPartition,
     segments: Sequence[RemoteLogSegmentMetadata],
     budget: DiskBudget,
-    purpose: str,
+    folder_prefix: str,
 ) -> StagedSegmentReader:
     """Return a reader of these segments of a partition, which may be live or replaced, staged in a new folder. The caller must close its
-    ``staging``. ``purpose``: prefix of the folder's name.
+    ``staging``. ``folder_prefix``: prefix of the folder's name.
     """
     staging = StagingFolder(
-        Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=process_spool_folder(state_dir))),
+        Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=process_spool_folder(state_dir))),
         ports.layout,
         budget,
         sleep=ports.sleep,
@@ -130,20 +130,20 @@ class StagedSegmentReader:
 
     @contextmanager
     def open_segment(
-        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, txn_index: bool = True
+        self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, reads_txn_index: bool = True
     ) -> Iterator[SourceSegment]:
         """Open a segment: yield its batch headers, with its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
 
         :param reservation: the disk reservation to use; None for a new one.
-        :param txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
+        :param reads_txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
         with self.staging.open_file(self.log_file_to_stage(ordinal), reservation) as path:
             source = open_source_segment(
                 ordinal, path, metadata.start_offset, metadata.last_copied_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
-                txn_entries=self.read_txn_index(metadata) if txn_index else None,
+                txn_entries=self.read_txn_index(metadata) if reads_txn_index else None,
             )  # fmt: skip
-            source.name = self.log_key(ordinal)
+            source.name = self.object_key_of_log(ordinal)
             source = segment_cut_after_offset(source, metadata.end_offset) if metadata.has_offsets_after_end_offset else source
             try:
                 yield source
@@ -163,27 +163,27 @@ class StagedSegmentReader:
             finally:
                 source.buf = NO_BYTES
 
-    def log_key(self, ordinal: SegmentOrdinal) -> str:
+    def object_key_of_log(self, ordinal: SegmentOrdinal) -> str:
         """Return the key of a segment's log, for messages."""
         return self.object_key(self.live[ordinal], "log")
 
-    def object_key(self, metadata: RemoteLogSegmentMetadata, kind: str) -> str:
+    def object_key(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> str:
         """Return the key of one of a segment's objects, for messages."""
-        return self.staging.layout.object_name(self.partition, metadata, kind)
+        return self.staging.layout.object_name(self.partition, metadata, file_kind)
 
     def log_file_to_stage(self, ordinal: SegmentOrdinal) -> FileToStage:
         """Return the file to stage for a segment's log, or for those ranges of it that are read."""
         return replace(self.segment_file_to_stage(self.live[ordinal], "log"), ranges=self.ranges.get(ordinal))
 
-    def segment_file_to_stage(self, metadata: RemoteLogSegmentMetadata, kind: str) -> FileToStage:
+    def segment_file_to_stage(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> FileToStage:
         """Return the file to stage for one of a segment's objects. A log may also be copied from the broker's directory."""
-        local = f"{self.partition}/{metadata.start_offset:020d}.log" if kind == "log" else ""
-        return FileToStage(self.partition, metadata, kind, local)
+        local = f"{self.partition}/{metadata.start_offset:020d}.log" if file_kind == "log" else ""
+        return FileToStage(self.partition, metadata, file_kind, local)
 
-    def read_small_file(self, metadata: RemoteLogSegmentMetadata, kind: str) -> bytes:
+    def read_small_file(self, metadata: RemoteLogSegmentMetadata, file_kind: str) -> bytes:
         """Return the content of a small object other than the log. Raises BadData, StoreError."""
-        known = self.known.get((metadata.id, kind))
-        return known if known is not None else self.staging.fetch_into_memory(self.segment_file_to_stage(metadata, kind))
+        known = self.known.get((metadata.id, file_kind))
+        return known if known is not None else self.staging.fetch_into_memory(self.segment_file_to_stage(metadata, file_kind))
 
     def read_txn_index(self, metadata: RemoteLogSegmentMetadata) -> TxnEntries:
         """Return the aborted transactions of a segment's transaction index. Raises BadData, StoreError."""

@@ -19,7 +19,7 @@ from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_markers_must_be_read
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.round.skip import estimate_distinct_keys, estimate_records
+from compactor.round.skip import estimate_distinct_keys, estimate_record_count
 from compactor.tier.sidecars import SidecarHead
 
 NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
@@ -99,13 +99,13 @@ def reason_for_delete_horizons(
 def estimate_gain_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
     """Return roughly how many bytes a round would remove: duplicate keys in the dirty range, plus one clean record for each dirty key."""
     dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
-    records = sum(estimate_records(segment) for segment in assessment.dirty)
+    records = sum(estimate_record_count(segment) for segment in assessment.dirty)
     keys = (
         estimate_distinct_keys(
-            [heads[segment.id] for segment in assessment.dirty], [estimate_records(segment) for segment in assessment.dirty]
+            [heads[segment.id] for segment in assessment.dirty], [estimate_record_count(segment) for segment in assessment.dirty]
         )
         if records
         else 0
     )
-    of_clean = max(1, sum(estimate_records(segment) for segment in assessment.clean))
+    of_clean = max(1, sum(estimate_record_count(segment) for segment in assessment.clean))
     return round(dirty * (1 - min(1.0, keys / max(1, records)))) + min(clean, clean * keys // of_clean)

@@ -32,14 +32,14 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING, RoundStatus
 from compactor.outputs.port import OutputReport
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.round.ports import WorkStats
+from compactor.round.ports import RoundCosts
 from compactor.spark.benefit import assess_round_benefit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from compactor.round.compaction import RoundReport
-    from compactor.round.engines import Engine
+    from compactor.round.engines import RemoteEngine
     from compactor.spark.cluster.executor import TaskCost
     from compactor.spark.cluster.jobs import Cluster, JobListener
     from compactor.spark.round.shared_jobs import SharedJobs
@@ -341,23 +341,23 @@ class _Recompaction:
 
     def clean_on_cluster(self, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a large partition with tasks on all executors."""
-        from compactor.round.engines import Engine
+        from compactor.round.engines import RemoteEngine
         from compactor.spark.round.worker import SparkWorker
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
 
-        def create_remote_worker(stats: WorkStats) -> SparkWorker:
+        def create_remote_worker(stats: RoundCosts) -> SparkWorker:
             return SparkWorker(lambda: self._cluster, self._tier, cleaner, stats, self._cost, self._listener.job_listener)
 
-        return self._run_round_over_whole_log(candidate, Engine("spark", create_remote_worker))
+        return self._run_round_over_whole_log(candidate, RemoteEngine("spark", create_remote_worker))
 
     def clean_in_shared_job(self, flow: SharedJobs, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
-        from compactor.round.engines import Engine
+        from compactor.round.engines import RemoteEngine
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_round_over_whole_log(candidate, Engine(engine, lambda stats: flow.create_worker(cleaner, stats)))
+        return self._run_round_over_whole_log(candidate, RemoteEngine(engine, lambda stats: flow.create_worker(cleaner, stats)))
 
     def publish_catalog_changes(self, min_changes: int = 1) -> None:
         """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""
@@ -367,7 +367,7 @@ class _Recompaction:
             changed, self._changed = self._changed, []
             self._tier.change_notifier.publish_changes(changed)
 
-    def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: Engine) -> RoundReport:
+    def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         share = cleaner.disk_budget_bytes

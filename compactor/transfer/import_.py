@@ -452,7 +452,7 @@ class _DirectoryImport:
     def _open_tier_segment(self, segment: RemoteLogSegmentMetadata) -> Iterator[SourceSegment]:
         """Open a segment of the tier for reading as long as the ``with`` block runs."""
         reader = open_segment_reader(self.tier, self.partition, [segment], "import")
-        with reader as reading, reading.open_segment(0, txn_index=False) as source:
+        with reader as reading, reading.open_segment(0, reads_txn_index=False) as source:
             yield source
 
     def _file_parts_without_gap(self, state: PartitionState, end: int, file_parts: list[SegmentFilePart]) -> list[SegmentFilePart]:

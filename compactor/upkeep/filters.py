@@ -24,7 +24,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.partial.plan import is_key_directory_worthwhile
-from compactor.round.skip import design_filter, expected_round_keys, sum_filter_statistics
+from compactor.round.skip import design_bloom_filter, expected_dirty_keys_of_next_rounds, filter_usage_of_runs
 from compactor.tier.sidecars import SidecarHead
 
 
@@ -48,11 +48,11 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     """
     state = tier.open_partition_log(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    record = sum_filter_statistics(state.runs)
+    record = filter_usage_of_runs(state.runs)
     sidecars = tier.open_sidecar_store(partition)
     sizes = sidecars.stored_sidecar_sizes()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
-    probes = expected_round_keys(cleaner, state.runs, 0)
+    probes = expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0)
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -67,7 +67,7 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
         "asked": record.asked,
         "skipped": record.skipped,
         "useless": record.useless,
-        "useless_rate": record.useless_rate,
+        "useless_rate": record.false_positive_rate,
         "target_rate": cleaner.bloom_false_positive_rate,
         "filter_bytes": record.bytes_read,
         "segment_bytes_saved": record.bytes_saved,
@@ -122,7 +122,7 @@ def rebuild_sidecars(
     sidecars = tier.open_sidecar_store(partition)
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
-    record, probes = sum_filter_statistics(state.runs), expected_round_keys(cleaner, state.runs, 0)
+    record, probes = filter_usage_of_runs(state.runs), expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0)
     written, size = [], 0
     reading = open_partition_reader(tier, state, budget, "bloom")
     try:
@@ -134,7 +134,7 @@ def rebuild_sidecars(
                         # A compressed v0/v1 wrapper does not show how many keys it has, so there is no filter; cleaning makes it v2.
                         records = segment.records or int(source.table.count.sum())  # brokers do not record it
                         counted = not np.any((source.table.magic < 2) & (source.table.codec_ids > 0))
-                        design = design_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
+                        design = design_bloom_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
                         directory = cleaner.splice and is_key_directory_worthwhile(
                             segment, len(source.table), tier.ports.layout.log_copy_limits
                         )

@@ -41,7 +41,7 @@ from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
-from compactor.round.ports import LeadershipCheck, Stats, WorkSession
+from compactor.round.ports import LeadershipCheck, Stats, WorkerSession
 from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
 from compactor.upkeep.repair_sources import RepairSource, download_file_of_same_range
 from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
@@ -390,7 +390,7 @@ def _replace_damaged_segments(
 
 @dataclass(frozen=True)
 class RepairRound:
-    """Round that replaces damaged segments one to one by the bytes that they had (implements ``RoundWork``).
+    """Round that replaces damaged segments one to one by the bytes that they had (implements ``RoundSteps``).
 
     An interrupted repair round is undone and not resumed, because its plan names another executor than that of an ordinary round.
     """
@@ -447,17 +447,17 @@ class RepairRound:
             ),
         )
 
-    def admit_plan(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
         """Admit the plan without a limit, because a person asked for it."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, inputs: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
             session.check_leadership()
             yield self._replace_segment(plan, task, session.state.live_segments_by_id()[task.sources[0]])
 
-    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
+    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:

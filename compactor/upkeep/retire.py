@@ -31,8 +31,8 @@ from compactor.control.state import CatalogState, OpenImport, PartitionState, Wa
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_prefix
-from compactor.round.ports import RoundWork
+from compactor.round.drive import SCOUTED, finish_or_undo_open_intent, scratch_key_prefix
+from compactor.round.ports import RoundSteps
 from compactor.storage.port import ObjectStore
 from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef
 from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
@@ -129,7 +129,7 @@ def retire_partition(
     *,
     clock: GraceClock = STORES_OWN,
     dry_run: bool = False,
-    round_work: RoundWork[Any] | None = None,
+    round_work: RoundSteps[Any] | None = None,
 ) -> RetireReport:
     """Delete the replaced segments whose grace is over, and sweep leftovers.
 
@@ -150,7 +150,7 @@ def retire_partition(
 
 
 def retire_as_leader(
-    leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, round_work: RoundWork[Any] | None = None
+    leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, round_work: RoundSteps[Any] | None = None
 ) -> RetireReport:
     """Delete a partition's replaced segments whose grace period is over and the objects that no record names, under a leadership that the
     caller holds already, and return what was deleted.
@@ -190,7 +190,7 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     everything after the gap would look like an orphan.
     """
     listed = list(ports.layout.list_objects(log.state.topic_partition))
-    scratch = list(ports.control.list(scratch_prefix(log)))
+    scratch = list(ports.control.list(scratch_key_prefix(log)))
     beats = [match for info in ports.control.list(f"{log.prefix}/heartbeat/") if (match := _HEARTBEAT.fullmatch(info.key))]
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
@@ -205,9 +205,9 @@ def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, cloc
     else:  # brokers write there, too: objects that no compactor announced belong to brokers
         unknown = [item for item in unknown if item.segment_id in {one.id for one in reported}]
         orphans = tuple(item for item in unknown if item.segment_id in {one.id for one in strays})
-    open_run = f"{scratch_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
+    open_run = f"{scratch_key_prefix(log)}{state.intent.plan.run_id}/" if state.intent else None
     left = [info.key for info in scratch if open_run is None or not info.key.startswith(open_run)]
-    begun = {info.key for info in scratch if info.key.startswith(f"{scratch_prefix(log)}{SCOUTED}")}
+    begun = {info.key for info in scratch if info.key.startswith(f"{scratch_key_prefix(log)}{SCOUTED}")}
     if begun:  # an interrupted pass 1 may be resumed with these objects
         now = clock.now_ms(ports.control)
         old = {info.key for info in scratch if info.modified_ms + retention.orphan_age_ms <= now}

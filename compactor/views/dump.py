@@ -94,7 +94,7 @@ def dump_segment(
             f"{partition} has {len(matching)} segments whose id begins with {segment_id!r}", hint=f"See `segments list {partition}`"
         )
     (segment,) = matching
-    with open_segment_reader(tier, partition, [segment], "dump") as reading, reading.open_segment(0, txn_index=False) as source:
+    with open_segment_reader(tier, partition, [segment], "dump") as reading, reading.open_segment(0, reads_txn_index=False) as source:
         batches = [
             batch
             for first, last in source.batch_ranges_of_one_kind()

@@ -12,16 +12,16 @@ from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.round.offload import count_key_passes, reason_for_spark
+from compactor.round.offload import count_reads_of_dirty_range, reason_for_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
-    FilterStatistics,
+    FilterUsageStatistics,
     choose_engine,
     decide_read_by_sidecar,
     estimate_distinct_keys,
-    estimate_records,
+    estimate_record_count,
+    filter_usage_of_runs,
     horizon_passed_reason,
-    sum_filter_statistics,
 )
 from compactor.storage.probe import deletes_free_space
 from compactor.storage.schemes import CONTROL_WRITES
@@ -120,7 +120,7 @@ class SidecarEvidence:
     """
 
     heads: Mapping[str, SidecarHead]
-    record: FilterStatistics
+    record: FilterUsageStatistics
 
 
 def read_sidecar_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
@@ -134,12 +134,12 @@ def read_sidecar_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *,
     found = assess_round(summary, cleaner, now_ms, force=force)
     if not found.due or not cleaner.bloom:
         return None
-    if not found.clean and sum(estimate_records(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
+    if not found.clean and sum(estimate_record_count(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
     runs = tier.open_partition_log(summary.topic_partition).refresh().runs if found.clean else ()
     return SidecarEvidence(
         tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
-        sum_filter_statistics(runs),
+        filter_usage_of_runs(runs),
     )
 
 
@@ -182,7 +182,7 @@ def forecast_from_summary(
     expires = f"retention: {outlook.reason}" if outlook.reason and not found.due else ""
     heads = sidecar_evidence.heads if sidecar_evidence else {}
     keys = (
-        estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in found.dirty], [estimate_records(s) for s in found.dirty])
+        estimate_distinct_keys([heads.get(s.id, _NO_HEAD) for s in found.dirty], [estimate_record_count(s) for s in found.dirty])
         if found.due
         else 0
     )
@@ -199,7 +199,7 @@ def forecast_from_summary(
     writing = sizes["rewrite"] + sizes["filter"]
     offloaded = reason_for_spark(cleaner, tier.settings.spark, found)
     engine = "spark" if offloaded else choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
-    passes = (count_key_passes(cleaner, found) if engine == "partitioned" else 1) if writing else 0
+    passes = (count_reads_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}
     touched = [files[s.id] for s in segments if s.action == "rewrite"] + [files[s.id] for s in segments if s.action == "filter"]
     objects_read = passes * len(found.dirty) + sum(touched) + len(heads) + count["filter"] if writing else 0
@@ -287,7 +287,11 @@ def _segment_forecasts(
         if sidecar_evidence is None:
             return "rewrite", late or "clean, but its keys may be superseded"
         decision = decide_read_by_sidecar(
-            sidecar_evidence.heads.get(segment.id, _NO_HEAD), late, keys=keys, record=sidecar_evidence.record, now_ms=now_ms
+            sidecar_evidence.heads.get(segment.id, _NO_HEAD),
+            late,
+            dirty_key_count=keys,
+            filter_usage=sidecar_evidence.record,
+            now_ms=now_ms,
         )
         if decision.must:
             return "rewrite", decision.must

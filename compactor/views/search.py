@@ -78,7 +78,7 @@ class RecordSearch:
         wanted = frozenset(keys) if key is None else frozenset((*keys, key))
         with open_segment_reader(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
-                with reading.open_segment(ordinal, txn_index=False) as source:
+                with reading.open_segment(ordinal, reads_txn_index=False) as source:
                     found = list(self._search_segment(source, segment, self._batch_outcomes(source), wanted, offset))
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)

@@ -22,7 +22,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round import mirroring
-from compactor.round.mirroring import check_lineage_of_newest_segment, read_missing_metadata_fields
+from compactor.round.mirroring import raise_if_newest_segment_contradicts_lineage, read_missing_metadata_fields
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from tests.simulation.memory_topic import MemoryMetadataTopic
@@ -118,8 +118,8 @@ class TestObjects:
         newest = described(4, 150, 199, {2: 150}).model_copy(update={"files": dict(files)})
         told = (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
-            check_lineage_of_newest_segment(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
-        check_lineage_of_newest_segment(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
+            raise_if_newest_segment_contradicts_lineage(Checkpoint(), NAME, newest, told)  # type: ignore[arg-type]
+        raise_if_newest_segment_contradicts_lineage(Checkpoint(), NAME, newest, (told[0], told[2]))  # type: ignore[arg-type]
 
     def test_nothing_is_mirrored_where_the_newest_segments_lineage_is_another_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world, appended = BrokerWorld(), []

@@ -30,7 +30,7 @@ from compactor.control.ports import Lease
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.spark import register
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import JobListener, TaskOutcome
@@ -215,7 +215,7 @@ def test_a_round_asks_filters_in_s3(started: StartedCluster, s3_bucket: Bucket, 
     cli.bring(log.write(tmp_path / "then"))
     before = cli.export(tmp_path / "before")
     tier = open_tier(load_settings(str(cli.config)))
-    engine = Engine("spark", partial(spark_worker, started.cluster, tier, TaskCost()))
+    engine = RemoteEngine("spark", partial(spark_worker, started.cluster, tier, TaskCost()))
     report = create_round(tier, NAME, NOW_MS, engine=engine).execute_round(tier.open_partition_log(NAME))
     assert (report.status, report.segments_skipped, report.filters.asked, report.filters.skipped) == ("cleaned", 4, 5, 4)
     assert latest(cli.export(tmp_path / "after")) == latest(before)
@@ -339,7 +339,9 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
     tasks: list[None] = []
     job_listener = JobListener(lambda step, count: steps.append((step, count)), lambda: tasks.append(None))
     cost = TaskCost()
-    engine = Engine("spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), job_listener=job_listener))
+    engine = RemoteEngine(
+        "spark", lambda stats: replace(spark_worker(started.cluster, twins.remote, cost, stats), job_listener=job_listener)
+    )
     report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert [step.partition(",")[0] for step, _ in steps] == [
         "orders-0: pass 1",
@@ -366,7 +368,7 @@ def test_jobs_say_what_they_do_to_which_partition(started: StartedCluster, twins
 def test_bad_data_in_one_task_is_one_line(started: StartedCluster, twins: Twins) -> None:
     before = state_of(twins.remote)
     damage(twins.remote, object_key(NAME, before.live[2]))
-    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
+    engine = RemoteEngine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
     report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert before.live[2].id in report.reason
@@ -394,13 +396,13 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedClu
     settings = twins.remote.settings
     short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
     worker = partial(spark_worker, started.cluster, short, TaskCost())
-    engine = Engine("spark", lambda stats: replace(worker(stats), job_listener=JobListener(on_step=take_over)))
+    engine = RemoteEngine("spark", lambda stats: replace(worker(stats), job_listener=JobListener(on_step=take_over)))
     with pytest.raises(Fenced):
         create_round(short, NAME, NOW_MS, force=True, engine=engine).execute_round(short.open_partition_log(NAME))
     state = state_of(twins.remote)
     assert (len(taken), state.vector, state.intent is not None) == (1, (), True)
     # The successor's own process has ended meanwhile: the next one waits for nobody's heartbeat here.
-    engine = Engine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
+    engine = RemoteEngine("spark", partial(spark_worker, started.cluster, twins.remote, TaskCost()))
     next_log = twins.remote.open_partition_log(NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compactor.control.leadership._last_heartbeat_ms", lambda *_: 0)

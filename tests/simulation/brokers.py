@@ -50,7 +50,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, Segme
 from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
 from compactor.round.plan import PlanInputs, assess_round, plan_round
-from compactor.round.ports import WorkSession
+from compactor.round.ports import WorkerSession
 from compactor.tier.layouts.native import NativeLayout
 from compactor.upkeep.retire import retire_partition
 from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
@@ -462,7 +462,7 @@ class Simulated:
         cleaner = CleanerSettings(
             min_cleanable_dirty_ratio=0.0, delete_retention_ms=RETENTION_MS, segment_bytes=rng.choice((60, 200, 600)), bloom=False
         )
-        return SymbolicRound(ports, ports.clock_ms(), planner(cleaner), Worker(ports, lambda: rng.random() < fails))
+        return SymbolicRound(ports, ports.clock_ms(), planner(cleaner), PlanWorker(ports, lambda: rng.random() < fails))
 
     def settle(self) -> None:
         """The end: brokers have come to their ends, one compactor is left, nothing goes wrong any more."""
@@ -534,7 +534,7 @@ def rows_of(rows: Rows, segment: RemoteLogSegmentMetadata) -> Rows:
     return tuple(row for row in rows if row[0] <= segment.end_offset)
 
 
-class Worker:
+class PlanWorker:
     """Two passes over symbols; each new segment is told to the publisher before its object is created."""
 
     def __init__(self, ports: Ports, fails: Callable[[], bool]) -> None:
@@ -542,7 +542,7 @@ class Worker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         name, by_id = session.state.topic_partition, session.state.live_segments_by_id()
         latest: dict[str, int] = {}

@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.ports import Worker, WorkSession
+from compactor.round.ports import PlanWorker, WorkerSession
 from tests.simulation.world import RETENTION_MS
 from tests.support.keys import object_key
 
@@ -191,14 +191,14 @@ class SymbolicPlanner:
 
 
 class SymbolicRound:
-    """RoundWork over symbols: the facts are the state, the planner and the worker those that are given."""
+    """RoundSteps over symbols: the facts are the state, the planner and the worker those that are given."""
 
     def __init__(
         self,
         ports: Ports,
         now_ms: int,
         planner: Planner,
-        worker: Worker,
+        worker: PlanWorker,
         resumable: Callable[[CompactionPlan], str] = lambda plan: "",
         expires: Callable[[PartitionState], int | None] = lambda state: None,
     ) -> None:
@@ -217,7 +217,7 @@ class SymbolicRound:
     def resume_problem(self, intent: Intent) -> str:
         return self._resumable(intent.plan)
 
-    def admit_plan(self, plan: CompactionPlan) -> None:
+    def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
         """There is no budget of records."""
 
     @contextmanager
@@ -228,11 +228,11 @@ class SymbolicRound:
         return self._planner(facts, self._now_ms, leader_epoch, new_id)
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession, facts: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, facts: PartitionState | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         return self._worker(plan, tasks, session)
 
-    def stats_for_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
+    def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
         return {}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
@@ -248,7 +248,7 @@ class SymbolicWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         by_id = session.state.live_segments_by_id()
         latest = self._pass_one(plan, session, by_id)
@@ -274,7 +274,7 @@ class SymbolicWorker:
                 bytes_written=len(data),
             )
 
-    def _pass_one(self, plan: CompactionPlan, session: WorkSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
+    def _pass_one(self, plan: CompactionPlan, session: WorkerSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
         for item in session.stored_survivors:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))

@@ -19,9 +19,9 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import RoundReport
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.round.ports import WorkStats
+from compactor.round.ports import RoundCosts
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, TaskWork, run_task
 from compactor.spark.round.worker import SparkWorker
@@ -108,7 +108,7 @@ class Twins:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
         here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open_partition_log(NAME))
-        engine = Engine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
+        engine = RemoteEngine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
         there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(
             self.remote.open_partition_log(NAME)
         )
@@ -134,7 +134,7 @@ def state_of(tier: Tier) -> PartitionState:
     return tier.open_partition_log(NAME).refresh()
 
 
-def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: WorkStats) -> SparkWorker:
+def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkWorker:
     return SparkWorker(lambda: cast(Cluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compactor.round.partial import plan as splice
-from compactor.round.partial.rewrite import NeedsWholeSegmentError, SegmentPart
+from compactor.round.partial.rewrite import SegmentPartToRead, WholeSegmentNeededError
 from tests.support.tier_cli import TierCli
 
 
@@ -28,8 +28,8 @@ def small_copies(least: int = 300, *, most_read: int = 1) -> Iterator[pytest.Mon
         yield patch
 
 
-def _not_today(part: SegmentPart) -> None:
-    raise NeedsWholeSegmentError("the test says so")
+def _not_today(part: SegmentPartToRead) -> None:
+    raise WholeSegmentNeededError("the test says so")
 
 
 def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[TierCli, dict[str, Any]]:
@@ -37,7 +37,7 @@ def run_whole_on_copy(tier: TierCli, folder: Path, *arguments: object) -> tuple[
     shutil.copytree(tier.tier, folder / "tier", copy_function=shutil.copy2)
     twin = TierCli(folder, tier.settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentPart, "require_matching_batches", _not_today)
+        patch.setattr(SegmentPartToRead, "raise_unless_batches_match_key_directory", _not_today)
         return twin, twin.run(*arguments)
 
 

@@ -11,8 +11,8 @@ from bloom.directory import KeyDirectory
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.model.balance import DigestSum
 from compactor.model.segment import SegmentFile
-from compactor.round.partial.plan import batches_that_may_change, combine_removable_counts, reason_to_read_whole
-from compactor.round.partial.rewrite import KeyDirectoryCache, SegmentPart, balance_with_copied_batches
+from compactor.round.partial.plan import flag_batches_that_may_change, reason_to_read_whole_segment, removable_counts_of_composed_segment
+from compactor.round.partial.rewrite import KeyDirectoryCache, SegmentPartToRead, balance_including_copied_batches
 from tests.simulation.mutations import Mutation, edited
 from tests.unit import test_partial_rounds as near
 from tests.unit.test_partial_rounds import directory, source
@@ -42,42 +42,42 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
     ),
     "headers of what was read are not compared": (
         edited(
-            SegmentPart.require_matching_batches,
+            SegmentPartToRead.raise_unless_batches_match_key_directory,
             " or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted)",
             "",
         ),
         lambda log, keys: near.TestWhatIsReadIsWhatTheDirectorySays().test_another_header(log, keys, 1),
     ),
     "the recorded sum is not compared": (
-        edited(balance_with_copied_batches, "if sources != recorded:", "if False:"),
+        edited(balance_including_copied_batches, "if sources != recorded:", "if False:"),
         lambda log, keys: near.TestTheSumOfAllBatches().test_is_another_than_was_recorded(log, keys, DigestSum()),
     ),
     "a tombstone waits at its horizon": (
-        edited(batches_that_may_change, "base_timestamp > now_ms", "base_timestamp >= now_ms"),
+        edited(flag_batches_that_may_change, "base_timestamp > now_ms", "base_timestamp >= now_ms"),
         may_change(near.NOW, is_touched=True),
     ),
     "a tombstone does not wait": (
-        edited(batches_that_may_change, "table.base_timestamp > now_ms", "np.False_"),
+        edited(flag_batches_that_may_change, "table.base_timestamp > now_ms", "np.False_"),
         may_change(near.NOW + 1, is_touched=False),
     ),
     "a segment with aborted transactions is read in part": (
-        edited(reason_to_read_whole, ' or "txnindex" in segment.files', ""),
+        edited(reason_to_read_whole_segment, ' or "txnindex" in segment.files', ""),
         read_whole(files=near.segment().files | {"txnindex": SegmentFile(size=1)}),
     ),
     "a segment with negative timestamps is read in part": (
-        edited(reason_to_read_whole, " or segment.negative_timestamps", ""),
+        edited(reason_to_read_whole_segment, " or segment.negative_timestamps", ""),
         read_whole(negative_timestamps=1),
     ),
     "a segment whose end is cut is read in part": (
-        edited(reason_to_read_whole, "segment.has_offsets_after_end_offset or ", ""),
+        edited(reason_to_read_whole_segment, "segment.has_offsets_after_end_offset or ", ""),
         read_whole(end_offset=90, copied_end_offset=99),
     ),
     "copied tombstones do not count": (
-        edited(combine_removable_counts, "written.tombstones + int(np.count_nonzero(buried))", "written.tombstones"),
+        edited(removable_counts_of_composed_segment, "written.tombstones + int(np.count_nonzero(buried))", "written.tombstones"),
         MERGED,
     ),
     "copied tombstones have no horizon": (
-        edited(combine_removable_counts, "plan.table.base_timestamp[buried].min(initial=NEVER_MS)", "NEVER_MS"),
+        edited(removable_counts_of_composed_segment, "plan.table.base_timestamp[buried].min(initial=NEVER_MS)", "NEVER_MS"),
         MERGED,
     ),
 }

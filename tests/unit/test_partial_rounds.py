@@ -25,11 +25,11 @@ from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.plan import (
     BatchRange,
     PartialRewritePlan,
-    batches_that_may_change,
-    combine_removable_counts,
-    reason_to_read_whole,
+    flag_batches_that_may_change,
+    reason_to_read_whole_segment,
+    removable_counts_of_composed_segment,
 )
-from compactor.round.partial.rewrite import KeyDirectoryCache, NeedsWholeSegmentError, SegmentPart, balance_with_copied_batches
+from compactor.round.partial.rewrite import KeyDirectoryCache, SegmentPartToRead, WholeSegmentNeededError, balance_including_copied_batches
 from compactor.storage.port import CopyLimits
 from compactor.tier.sidecars import SidecarStore
 from tests.builders import LogBuilder
@@ -64,37 +64,37 @@ def directory(source: SourceSegment) -> KeyDirectory:
 
 
 def splice_of(table: BatchTable, directory: KeyDirectory) -> PartialRewritePlan:
-    stretches = tuple(BatchRange(number, number + 1, is_copied=number not in READ) for number in range(BATCHES))
+    stretches = tuple(BatchRange(number, number + 1, copied_batch_flags=number not in READ) for number in range(BATCHES))
     return PartialRewritePlan(lambda: directory, table, stretches, "version")
 
 
-def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPart:
+def part_with(source: SourceSegment, directory: KeyDirectory) -> SegmentPartToRead:
     """The segment with batches 1 and 3 read."""
     position, size = source.table.position[READ], source.table.size[READ]
     buf = np.concatenate([source.buf[at : at + length] for at, length in zip(position, size, strict=True)])
     read = replace(source, buf=buf, table=select_batches_of_table(source.table, READ))
     nobody = cast("TransactionVerdicts", None)
-    return SegmentPart(splice_of(source.table, directory), source, nobody, READ, read, nobody)
+    return SegmentPartToRead(splice_of(source.table, directory), source, nobody, READ, read, nobody)
 
 
 class TestWhatIsReadIsWhatTheDirectorySays:
     def test_the_same(self, source: SourceSegment, directory: KeyDirectory) -> None:
-        part_with(source, directory).require_matching_batches()
+        part_with(source, directory).raise_unless_batches_match_key_directory()
 
     @pytest.mark.parametrize("batch", READ)
     def test_another_header(self, source: SourceSegment, directory: KeyDirectory, batch: int) -> None:
         """The batches that were read are sound; only the directory tells that they are not those that were meant."""
         headers = directory.headers.copy()
         headers[batch, 7] ^= 1
-        with pytest.raises(NeedsWholeSegmentError, match="its batches do not match its key directory"):
-            part_with(source, replace(directory, headers=headers)).require_matching_batches()
+        with pytest.raises(WholeSegmentNeededError, match="its batches do not match its key directory"):
+            part_with(source, replace(directory, headers=headers)).raise_unless_batches_match_key_directory()
 
     def test_a_payload_that_does_not_fit_its_crc(self, source: SourceSegment, directory: KeyDirectory) -> None:
         part = part_with(source, directory)
         buf = part.source.buf.copy()
         buf[-1] ^= 1
-        with pytest.raises(NeedsWholeSegmentError, match="CRC"):
-            replace(part, source=replace(part.source, buf=buf)).require_matching_batches()
+        with pytest.raises(WholeSegmentNeededError, match="CRC"):
+            replace(part, source=replace(part.source, buf=buf)).raise_unless_batches_match_key_directory()
 
 
 class TestTheDirectoryIsTheSegments:
@@ -119,14 +119,14 @@ class TestTheSumOfAllBatches:
         part = part_with(source, directory)
         whole = digest_sum_of_headers(directory.headers, KEY)
         read = digest_sum_of_headers(directory.headers[READ], KEY)
-        balance = balance_with_copied_batches(part, Balance(sources=read, left=read, result=read), whole, KEY)
+        balance = balance_including_copied_batches(part, Balance(sources=read, left=read, result=read), whole, KEY)
         assert (balance.sources, balance.left, balance.result, balance.imbalance_problem()) == (whole, whole, whole, "")
 
     @pytest.mark.parametrize("recorded", [None, DigestSum(), DigestSum(count=BATCHES, digest="1" * 32)])
     def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: DigestSum | None) -> None:
         read = digest_sum_of_headers(directory.headers[READ], KEY)
-        with pytest.raises(NeedsWholeSegmentError, match="do not come to the sum that was recorded"):
-            balance_with_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
+        with pytest.raises(WholeSegmentNeededError, match="do not come to the sum that was recorded"):
+            balance_including_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
 
 
 class TestWhichBatchesAreTouched:
@@ -138,7 +138,7 @@ class TestWhichBatchesAreTouched:
         flags = np.full(BATCHES, HAS_TOMBSTONE, np.uint8)
         nothing = np.zeros(BATCHES, np.bool_)
         outcomes = BatchRetentionDecisions(np.full(BATCHES, COPY), nothing, nothing)
-        found = batches_that_may_change(table, outcomes, replace(directory, flags=flags), nothing, NOW)
+        found = flag_batches_that_may_change(table, outcomes, replace(directory, flags=flags), nothing, NOW)
         assert found.tolist() == [is_touched] * 3 + [True]  # the last one always is
 
 
@@ -147,11 +147,13 @@ class TestDueTogether:
         table = replace(source.table, base_timestamp=np.array([70, 10, 50, 20]))
         marked = replace(directory, flags=np.full(BATCHES, HAS_TOMBSTONE, np.uint8))
         fresh = RemovableRecordCounts(3, 1, 90, 2)
-        assert combine_removable_counts(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
-        assert combine_removable_counts(
+        assert removable_counts_of_composed_segment(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)
+        assert removable_counts_of_composed_segment(
             splice_of(table, marked), replace(fresh, earliest_tombstone_horizon_ms=40)
         ) == RemovableRecordCounts(5, 1, 40, 2)
-        assert combine_removable_counts(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(0, 0, NEVER_MS, 0)
+        assert removable_counts_of_composed_segment(splice_of(table, directory), RemovableRecordCounts()) == RemovableRecordCounts(
+            0, 0, NEVER_MS, 0
+        )
 
 
 def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata:
@@ -173,7 +175,7 @@ class TestWhatIsReadWhole:
     COPIES = CopyLimits(0, 1 << 30)
 
     def test_nothing_stands_against_a_plain_segment(self) -> None:
-        assert reason_to_read_whole(segment(), self.SIDECAR, 1, self.COPIES) == ""
+        assert reason_to_read_whole_segment(segment(), self.SIDECAR, 1, self.COPIES) == ""
 
     @pytest.mark.parametrize(
         "changes",
@@ -185,7 +187,7 @@ class TestWhatIsReadWhole:
         ids=["negative timestamps", "aborted transactions", "an end that is cut"],
     )
     def test_what_needs_a_look_at_all_of_it(self, changes: dict[str, Any]) -> None:
-        assert "require reading all of it" in reason_to_read_whole(segment(**changes), self.SIDECAR, 1, self.COPIES)
+        assert "require reading all of it" in reason_to_read_whole_segment(segment(**changes), self.SIDECAR, 1, self.COPIES)
 
     @pytest.mark.parametrize(
         ("changes", "why"),
@@ -196,4 +198,4 @@ class TestWhatIsReadWhole:
         ],
     )
     def test_what_is_not_known_well_enough(self, changes: dict[str, Any], why: str) -> None:
-        assert why in reason_to_read_whole(segment(**changes), self.SIDECAR, 1, self.COPIES)
+        assert why in reason_to_read_whole_segment(segment(**changes), self.SIDECAR, 1, self.COPIES)

@@ -13,14 +13,14 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
 from compactor.control.state import Run
 from compactor.round.skip import (
-    FilterStatistics,
+    FilterUsageStatistics,
     choose_engine,
     decide_read_by_sidecar,
-    design_filter,
+    design_bloom_filter,
     estimate_distinct_keys,
-    expected_round_keys,
-    filter_statistics_of_run,
-    sum_filter_statistics,
+    expected_dirty_keys_of_next_rounds,
+    filter_usage_of_run,
+    filter_usage_of_runs,
 )
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 
@@ -33,8 +33,8 @@ def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RemovableRe
     return portrait.build_sidecar("id", keys, due, np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
-def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterStatistics | None = None) -> Any:
-    return decide_read_by_sidecar(head, due, keys=keys, record=record or FilterStatistics(), now_ms=1_000)
+def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterUsageStatistics | None = None) -> Any:
+    return decide_read_by_sidecar(head, due, dirty_key_count=keys, filter_usage=record or FilterUsageStatistics(), now_ms=1_000)
 
 
 def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008
@@ -86,20 +86,20 @@ def test_a_filter_for_far_fewer_keys_is_not_fetched() -> None:
 
 
 def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None:
-    costly = FilterStatistics(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
+    costly = FilterUsageStatistics(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
     assert not costly.are_filters_worthwhile
     why = look(with_filter(), record=costly).must
     assert why.startswith(
         "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 was a false positive (25 %)"
     )
-    assert design_filter(CleanerSettings(), costly, 1_000, 50, 100_000) is None
-    assert FilterStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"
-    assert FilterStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_worthwhile
+    assert design_bloom_filter(CleanerSettings(), costly, 1_000, 50, 100_000) is None
+    assert FilterUsageStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"
+    assert FilterUsageStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_worthwhile
 
 
 def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_be() -> None:
     def designed(**settings: Any) -> FilterDesign | None:
-        return design_filter(CleanerSettings(**settings), FilterStatistics(), 1_000, 10_000, 100_000_000)
+        return design_bloom_filter(CleanerSettings(**settings), FilterUsageStatistics(), 1_000, 10_000, 100_000_000)
 
     usual, rare = designed(), designed(bloom_false_positive_rate=0.001)
     assert usual is not None
@@ -118,17 +118,17 @@ def test_what_is_remembered_counts() -> None:
         run(filter_asked=10, filter_skipped=6, filter_useless=2, filter_bytes_read=5, filter_bytes_written=7, bytes_skipped=100),
         run(filter_asked=1, filter_skipped=1, bytes_skipped=11),
     ]
-    record = sum_filter_statistics(runs)
-    assert record == FilterStatistics(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
-    assert record.useless_rate == 2 / 9
-    assert filter_statistics_of_run({}) == FilterStatistics()
+    record = filter_usage_of_runs(runs)
+    assert record == FilterUsageStatistics(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
+    assert record.false_positive_rate == 2 / 9
+    assert filter_usage_of_run({}) == FilterUsageStatistics()
 
 
 def test_filters_are_made_for_the_keys_that_rounds_bring() -> None:
-    assert expected_round_keys(CleanerSettings(), [], 0) == 100_000
-    assert expected_round_keys(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
-    assert expected_round_keys(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
-    assert expected_round_keys(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
+    assert expected_dirty_keys_of_next_rounds(CleanerSettings(), [], 0) == 100_000
+    assert expected_dirty_keys_of_next_rounds(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
+    assert expected_dirty_keys_of_next_rounds(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
+    assert expected_dirty_keys_of_next_rounds(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
 
 
 def test_keys_are_estimated_from_sketches_and_never_beyond_the_records() -> None:

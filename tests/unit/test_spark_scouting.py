@@ -23,8 +23,8 @@ from compactor.control import publication
 from compactor.control.leadership import Leadership
 from compactor.errors import BadData, Unavailable
 from compactor.round.compaction import RoundReport
-from compactor.round.engines import Engine
-from compactor.round.skip import sum_filter_statistics
+from compactor.round.engines import RemoteEngine
+from compactor.round.skip import filter_usage_of_runs
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import segment_index, worker
@@ -87,7 +87,7 @@ def skipped(report: RoundReport) -> list[str]:
 
 def filters_of(tier: Tier) -> Any:
     """Bytes left out: they depend on ids, which differ in length of digits only."""
-    record = sum_filter_statistics(state_of(tier).runs)
+    record = filter_usage_of_runs(state_of(tier).runs)
     return record.asked, record.skipped, record.useless, record.bytes_saved
 
 
@@ -111,7 +111,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
 
 
 def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
-    engine = Engine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
+    engine = RemoteEngine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
     return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_partition_log(NAME))
 
 

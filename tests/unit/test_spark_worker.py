@@ -15,7 +15,7 @@ from typing_extensions import override
 from compactor.access.rounds import compact, create_round
 from compactor.access.tier import Tier
 from compactor.errors import BadData, OutOfBudget, StoreError, Unavailable
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import exchange, gate_ranges
@@ -230,7 +230,7 @@ def test_the_gate_refuses_what_executors_got_wrong(
     twins.bring(folder)
     before = state_of(twins.remote)
     monkeypatch.setattr(f"compactor.spark.round.{what}", wrong)
-    engine = Engine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
+    engine = RemoteEngine("spark", partial(spark_worker, HereCluster(), twins.remote, TaskCost()))
     report = create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
     assert report.status == "quarantined"
     assert "the gate refuses" in report.reason
@@ -312,7 +312,7 @@ def test_at_most_24_bytes_a_record_are_exchanged_and_as_many_for_the_gate(gate: 
 
 
 def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
-    engine = Engine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
+    engine = RemoteEngine("spark", partial(spark_worker, cluster or HereCluster(), twins.remote, cost))
     return create_round(twins.remote, NAME, NOW_MS, force=True, engine=engine).execute_round(twins.remote.open_partition_log(NAME))
 
 

@@ -20,6 +20,7 @@ from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchRetentionDecisions
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import Flags
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, FILTER
@@ -41,6 +42,12 @@ untouched.
 """
 
 
+PositionAndLength = tuple[int, int]
+"""Byte position in a log, and number of bytes."""
+FirstAndEndBatch = tuple[int, int]
+"""Numbers of the first batch of a range, and of the batch after its last."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRange:
     """Consecutive batches of a segment, from ``first`` to ``last`` (exclusive). All of them are copied by the store, or all are read and
@@ -49,7 +56,7 @@ class BatchRange:
 
     first: int
     last: int
-    is_copied: bool
+    copied_batch_flags: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,15 +76,15 @@ class PartialRewritePlan:
     @property
     def batch_numbers_read(self) -> Int64s:
         """Return the numbers of the batches that are read, ascending."""
-        return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.is_copied])
+        return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
     @property
-    def byte_ranges_read(self) -> tuple[tuple[int, int], ...]:
+    def byte_ranges_read(self) -> tuple[PositionAndLength, ...]:
         """Return (position, length) in bytes of each range of the log that is read."""
-        return tuple(byte_range_of_batches(self.table, stretch) for stretch in self.stretches if not stretch.is_copied)
+        return tuple(byte_range_of_batches(self.table, stretch) for stretch in self.stretches if not stretch.copied_batch_flags)
 
     @property
-    def is_copied(self) -> Flags:
+    def copied_batch_flags(self) -> Flags:
         """Return for each batch whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
         stays[self.batch_numbers_read] = False
@@ -86,41 +93,47 @@ class PartialRewritePlan:
     @property
     def bytes_copied(self) -> int:
         """Return the number of bytes that the store copies."""
-        return int(self.table.size[self.is_copied].sum())
+        return int(self.table.size[self.copied_batch_flags].sum())
 
 
-def byte_range_of_batches(table: BatchTable, batches: BatchRange) -> tuple[int, int]:
+def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> PositionAndLength:
     """Return position and length in the log of consecutive batches."""
-    start = int(table.position[batches.first])
-    return start, int(table.position[batches.last - 1] + table.size[batches.last - 1]) - start
+    start = int(table.position[batch_range.first])
+    return start, int(table.position[batch_range.last - 1] + table.size[batch_range.last - 1]) - start
 
 
 # ---- whether a segment is read in part
 
 
-def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batches: int, copies: CopyLimits | None) -> bool:
+def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: int, copy_limits: CopyLimits | None) -> bool:
     """Return whether a segment should get a key directory, which allows a later round to read only a part of the segment: the directory
     must be small enough.
     """
     size = segment.size_bytes
-    if copies is None or size < LEAST_COPIES * min_copied_run_bytes(copies) or not segment.recorded_size_and_digests("log").batches:
+    if (
+        copy_limits is None
+        or size < LEAST_COPIES * min_bytes_of_copied_range(copy_limits)
+        or not segment.recorded_size_and_digests("log").batches
+    ):
         return False
-    return MOST_SHARE * estimate_key_directory_bytes(batches, segment.records) <= size
+    return MOST_SHARE * estimate_key_directory_bytes(batch_count, segment.records) <= size
 
 
-def min_copied_run_bytes(copies: CopyLimits) -> int:
+def min_bytes_of_copied_range(copy_limits: CopyLimits) -> int:
     """Return the size in bytes of the smallest range that is worth a copy by the store: the store's limit, and at least LEAST_COPY."""
-    return max(copies.min_run_bytes, LEAST_COPY)
+    return max(copy_limits.min_run_bytes, LEAST_COPY)
 
 
-def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, keys: int, copies: CopyLimits | None) -> str:
+def reason_to_read_whole_segment(
+    segment: RemoteLogSegmentMetadata, sidecar: Sidecar | None, dirty_key_count: int, copy_limits: CopyLimits | None
+) -> ReasonOrEmpty:
     """Return why a clean segment must be read completely, judged without its key directory, or an empty string if a part may be enough.
 
-    :param keys: number of keys of the dirty range.
+    :param dirty_key_count: number of keys of the dirty range.
     """
-    if copies is None:
+    if copy_limits is None:
         return "its store does not copy ranges"
-    if segment.size_bytes < LEAST_COPIES * min_copied_run_bytes(copies):
+    if segment.size_bytes < LEAST_COPIES * min_bytes_of_copied_range(copy_limits):
         return "it is short"
     if sidecar is None:
         return "it has no sidecar"
@@ -128,12 +141,12 @@ def reason_to_read_whole(segment: RemoteLogSegmentMetadata, sidecar: Sidecar | N
         return "its end, its timestamps or its aborted transactions require reading all of it"
     if segment.content is None or not segment.recorded_size_and_digests("log").batches:
         return "an earlier program wrote it"
-    if keys > sidecar.records // FEWER_KEYS:
-        return f"the round brings {keys} keys, it has {sidecar.records} records"
+    if dirty_key_count > sidecar.records // FEWER_KEYS:
+        return f"the round brings {dirty_key_count} keys, it has {sidecar.records} records"
     return ""
 
 
-def batches_that_may_change(
+def flag_batches_that_may_change(
     table: BatchTable, decisions: BatchRetentionDecisions, directory: KeyDirectory, may_hold_dirty_key: Flags, now_ms: int
 ) -> Flags:
     """Return a flag for each batch: whether cleaning may change it, so that it cannot be copied. The last batch always counts, because a
@@ -151,25 +164,25 @@ def batches_that_may_change(
     return found
 
 
-def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits) -> tuple[BatchRange, ...]:
+def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flags, copy_limits: CopyLimits) -> tuple[BatchRange, ...]:
     """Divide a segment into ranges of batches that are read and ranges that the store copies; return an empty tuple if too much would have
     to be read.
 
-    Between two copied ranges at least ``copies.least_bytes`` that surely remain are read, so that the new part of the object is large
+    Between two copied ranges at least ``copy_limits.least_bytes`` that surely remain are read, so that the new part of the object is large
     enough for the store.
 
-    :param may_change: for each batch, whether it may change.
+    :param may_change_flags: for each batch, whether it may change.
     """
-    if MOST_READ * int(table.size[may_change].sum()) > int(table.size.sum()):
+    if MOST_READ * int(table.size[may_change_flags].sum()) > int(table.size.sum()):
         return ()
     end = np.concatenate((table.position, table.position[-1:] + table.size[-1:]))
-    least, shortest_copy, total = copies.min_run_bytes, min_copied_run_bytes(copies), len(table)
-    places = [*np.flatnonzero(may_change).tolist(), total]
+    least, shortest_copy, total = copy_limits.min_run_bytes, min_bytes_of_copied_range(copy_limits), len(table)
+    places = [*np.flatnonzero(may_change_flags).tolist(), total]
     found: list[BatchRange] = []
     at = number = 0
     while at < total:
         if int(end[places[number]] - end[at]) >= shortest_copy:
-            found.append(BatchRange(at, places[number], is_copied=True))
+            found.append(BatchRange(at, places[number], copied_batch_flags=True))
             at = places[number]
         first, spare = at, 0
         while at < total:
@@ -184,90 +197,107 @@ def divide_into_ranges(table: BatchTable, may_change: Flags, copies: CopyLimits)
             at = min(places[number] + 1, total)
             number = min(number + 1, len(places) - 1)
         if at > first:
-            found.append(BatchRange(first, at, is_copied=False))
-    read = sum(byte_range_of_batches(table, stretch)[1] for stretch in found if not stretch.is_copied)
+            found.append(BatchRange(first, at, copied_batch_flags=False))
+    read = sum(byte_range_of_batches(table, stretch)[1] for stretch in found if not stretch.copied_batch_flags)
     return tuple(found) if MOST_READ * read <= int(end[-1]) else ()
 
 
 # ---- the new segment
 
 
-def pieces_of_new_log(plan: PartialRewritePlan, key: str, log: Path, cleaned: BatchTable) -> list[ComposeSource]:
+def pieces_of_new_log(plan: PartialRewritePlan, source_key: str, rewritten_log: Path, rewritten_batches: BatchTable) -> list[ComposeSource]:
     """Return the pieces from which the store composes the new log: ranges of the source's object and of a local file.
 
-    :param key: key of the source's object.
-    :param log: file with the batches that the cleaner wrote in place of those that were read.
-    :param cleaned: table of the batches in that file.
+    :param source_key: key of the source's object.
+    :param rewritten_log: file with the batches that the cleaner wrote in place of those that were read.
+    :param rewritten_batches: table of the batches in that file.
     """
     made: list[ComposeSource] = []
     headers = plan.directory().headers
-    for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True):
-        if stretch.is_copied:
+    for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, rewritten_batches), strict=True):
+        if stretch.copied_batch_flags:
             start, length = byte_range_of_batches(plan.table, stretch)
             crc = crc32c_of_batches_from_headers(headers[stretch.first : stretch.last])
-            made.append(CopiedRange(key, start, length, plan.version, crc))
+            made.append(CopiedRange(source_key, start, length, plan.version, crc))
         elif last > first:
-            made.append(FileRange(log, *byte_range_of_batches(cleaned, BatchRange(first, last, is_copied=False))))
+            made.append(
+                FileRange(rewritten_log, *byte_range_of_batches(rewritten_batches, BatchRange(first, last, copied_batch_flags=False)))
+            )
     return made
 
 
-def merge_key_directory(plan: PartialRewritePlan, segment_id: str, cleaned: BatchTable, written: KeyDirectory) -> KeyDirectory:
+def key_directory_of_composed_segment(
+    plan: PartialRewritePlan, segment_id: str, rewritten_batches: BatchTable, directory_of_rewritten: KeyDirectory
+) -> KeyDirectory:
     """Return the key directory of the composed segment, merged from those of its source and of the cleaner's output.
 
-    :param cleaned: table of the batches that the cleaner wrote.
-    :param written: key directory of the cleaner's output.
+    :param rewritten_batches: table of the batches that the cleaner wrote.
+    :param directory_of_rewritten: key directory of the cleaner's output.
     """
     source = plan.directory()
     return concatenate_key_directories(
         segment_id,
         [
             source.key_directory_of_batches(stretch.first, stretch.last)
-            if stretch.is_copied
-            else written.key_directory_of_batches(first, last)
-            for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, cleaned), strict=True)
+            if stretch.copied_batch_flags
+            else directory_of_rewritten.key_directory_of_batches(first, last)
+            for stretch, (first, last) in zip(plan.stretches, _rewritten_batch_ranges(plan, rewritten_batches), strict=True)
         ],
     )
 
 
-def _rewritten_batch_ranges(plan: PartialRewritePlan, cleaned: BatchTable) -> Iterator[tuple[int, int]]:
+def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTable) -> Iterator[FirstAndEndBatch]:
     """Yield, for each range of source batches, the range of batches that the cleaner wrote in its place; (0, 0) if the store copies it. A
     filler batch belongs to the last range.
     """
     done = 0
     for number, stretch in enumerate(plan.stretches):
-        if stretch.is_copied:
+        if stretch.copied_batch_flags:
             yield 0, 0
             continue
         end = plan.table.last_offset[stretch.last - 1]
         is_last = number == len(plan.stretches) - 1
-        upto = len(cleaned) if is_last else int(np.searchsorted(cleaned.last_offset, end, side="right"))
+        upto = len(rewritten_batches) if is_last else int(np.searchsorted(rewritten_batches.last_offset, end, side="right"))
         yield done, upto
         done = upto
 
 
-def combine_removable_counts(plan: PartialRewritePlan, written: RemovableRecordCounts) -> RemovableRecordCounts:
+def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
     """Return the numbers of records of the composed segment that later rounds will remove. A copied batch with tombstones counts as one
     tombstone with the batch's horizon.
 
-    :param written: the same numbers for the batches that the cleaner wrote.
+    :param counts_of_rewritten: the same numbers for the batches that the cleaner wrote.
     """
-    buried = plan.is_copied & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
+    buried = plan.copied_batch_flags & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
     return RemovableRecordCounts(
-        written.tombstones + int(np.count_nonzero(buried)),
-        written.tombstones_without_horizon,
-        min(written.earliest_tombstone_horizon_ms, int(plan.table.base_timestamp[buried].min(initial=NEVER_MS))),
-        written.keyless_records,
+        counts_of_rewritten.tombstones + int(np.count_nonzero(buried)),
+        counts_of_rewritten.tombstones_without_horizon,
+        min(counts_of_rewritten.earliest_tombstone_horizon_ms, int(plan.table.base_timestamp[buried].min(initial=NEVER_MS))),
+        counts_of_rewritten.keyless_records,
     )
 
 
-def derive_sidecar_of_composed_segment(old: Sidecar, segment_id: str, due: RemovableRecordCounts, table: BatchTable) -> Sidecar:
+def sidecar_of_composed_segment(
+    source_sidecar: Sidecar, segment_id: str, removable_counts: RemovableRecordCounts, table: BatchTable
+) -> Sidecar:
     """Return the sidecar of the composed segment, with the filter and the key sketch of its source. They may still contain keys that are
     gone, which can cost a read but never a record.
 
-    :param old: sidecar of the source.
-    :param due: records of the composed segment that later rounds will remove.
+    :param source_sidecar: sidecar of the source.
+    :param removable_counts: records of the composed segment that later rounds will remove.
     :param table: all batches of the composed segment.
     """
     runs, markers = extract_producer_runs_and_markers(table)
     records = int(table.count[table.control == NOT_CONTROL].sum())
-    return Sidecar(segment_id, records, old.distinct_keys, due, runs, markers, old.sketch, old.made_for, old.filter, inherited=True)
+    return Sidecar(
+        segment_id,
+        records,
+        source_sidecar.distinct_keys,
+        removable_counts,
+        runs,
+        markers,
+        source_sidecar.sketch,
+        source_sidecar.made_for,
+        source_sidecar.filter,
+        inherited=True,
+    )

@@ -1,7 +1,7 @@
 """Partial rewrite of clean segments: only some batches are read, and the new segment is composed of new bytes and ranges that the store
 copies.
 
-NeedsWholeSegmentError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
+WholeSegmentNeededError is raised if anything does not match: a key directory is gone, bytes differ from it, or the store refuses to
 copy. The segment is then read whole. Both ways give the same objects (I7).
 """
 
@@ -36,10 +36,10 @@ from compactor.records.encode import MAX_SEGMENT
 from compactor.records.headers import copy_batch_headers, digest_of_headers
 from compactor.round.partial.plan import (
     PartialRewritePlan,
-    batches_that_may_change,
-    combine_removable_counts,
-    divide_into_ranges,
-    merge_key_directory,
+    divide_into_read_and_copied_ranges,
+    flag_batches_that_may_change,
+    key_directory_of_composed_segment,
+    removable_counts_of_composed_segment,
 )
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarStore
@@ -48,12 +48,12 @@ KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
 
 
-class NeedsWholeSegmentError(Exception):
+class WholeSegmentNeededError(Exception):
     """Raised if a segment of which only a part was to be read must be read completely. It does not mean that the segment is corrupt."""
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentPart:
+class SegmentPartToRead:
     """The part of a segment that is read when the store copies the rest.
 
     whole: all batches of the segment without their bytes, from which transaction outcomes are computed.
@@ -68,17 +68,17 @@ class SegmentPart:
     source: SourceSegment
     verdicts: TransactionVerdicts
 
-    def require_matching_batches(self) -> None:
-        """Raise NeedsWholeSegmentError if the batches that were read are corrupt or do not match the key directory."""
+    def raise_unless_batches_match_key_directory(self) -> None:
+        """Raise WholeSegmentNeededError if the batches that were read are corrupt or do not match the key directory."""
         source = self.source
         length = int(source.table.size.sum())
         wanted = self.splice.directory().headers[self.rows]
         if len(source.buf) != length or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted):
-            raise NeedsWholeSegmentError(f"{source.name}: its batches do not match its key directory")
+            raise WholeSegmentNeededError(f"{source.name}: its batches do not match its key directory")
         try:
             source.verify_crcs_once(0, len(source.table))
         except BadData as wrong:
-            raise NeedsWholeSegmentError(str(wrong)) from None
+            raise WholeSegmentNeededError(str(wrong)) from None
 
 
 class KeyDirectoryCache:
@@ -107,30 +107,32 @@ class KeyDirectoryCache:
                 del self._kept[next(iter(self._kept))]
 
     def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that was found to have one. Raises StoreError, and NeedsWholeSegmentError if it is gone."""
+        """Return the key directory of a segment that was found to have one. Raises StoreError, and WholeSegmentNeededError if it is
+        gone.
+        """
         with self._lock:
             kept = self._kept.get(segment.id)
         if kept is not None:
             return kept
         ((directory, _),) = self.load_key_directories([segment])
         if directory is None:
-            raise NeedsWholeSegmentError(f"the key directory of segment {segment.id} is gone")
+            raise WholeSegmentNeededError(f"the key directory of segment {segment.id} is gone")
         self.add_key_directory(directory)
         return directory
 
 
 @dataclass(frozen=True)
-class PartSearchResult:
+class PartToReadResult:
     """Result of looking up the dirty keys in one segment's key directory. part: the part of the segment to read; None if it must be read
     completely. meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
     """
 
-    part: SegmentPart | None = None
+    part: SegmentPartToRead | None = None
     meets_none: bool = False
 
 
 @dataclass(frozen=True)
-class PartSearch:
+class PartToReadSearch:
     """Search for clean segments of which only a part must be read.
 
     pieces: hashes of the dirty keys (bloom.directory).
@@ -141,20 +143,20 @@ class PartSearch:
     pieces: HashPrefixes
     directories: KeyDirectoryCache
 
-    def find_part_to_read(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartSearchResult:
+    def find_part_to_read(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartToReadResult:
         """Return which part of a segment must be read, by its key directory. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
         :param verdicts: verdicts on these batches.
         """
         may_hold_dirty_key = directory.flag_batches_with_keys(self.pieces)
-        return PartSearchResult(
-            self._part_to_read(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
+        return PartToReadResult(
+            self._part_to_read_or_none(directory, may_hold_dirty_key, header_source, verdicts), meets_none=not may_hold_dirty_key.any()
         )
 
-    def _part_to_read(
+    def _part_to_read_or_none(
         self, directory: KeyDirectory, may_hold_dirty_key: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
-    ) -> SegmentPart | None:
+    ) -> SegmentPartToRead | None:
         """Return the part of a segment to read, or None if it must be read completely.
 
         :param may_hold_dirty_key: a flag for each batch of the segment.
@@ -169,9 +171,9 @@ class PartSearch:
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
-        marked = batches_that_may_change(table, decisions, directory, may_hold_dirty_key, self.rules.now_ms)
-        stretches = divide_into_ranges(table, marked, copies)
-        if not any(stretch.is_copied for stretch in stretches):
+        marked = flag_batches_that_may_change(table, decisions, directory, may_hold_dirty_key, self.rules.now_ms)
+        stretches = divide_into_read_and_copied_ranges(table, marked, copies)
+        if not any(stretch.copied_batch_flags for stretch in stretches):
             return None
         try:
             segment = self.reading.live[header_source.ordinal]
@@ -183,7 +185,7 @@ class PartSearch:
         rows = splice.batch_numbers_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batches_of_table(table, rows))
-        return SegmentPart(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
+        return SegmentPartToRead(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))
 
 
 # ---- the new segment
@@ -201,9 +203,9 @@ class ComposedSegment:
 
 
 def describe_composed_segment(
-    segment_part: SegmentPart, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
+    segment_part: SegmentPartToRead, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
-    """Return the description of a composed segment (most of whose bytes the store copies). Raises NeedsWholeSegmentError if its parts do
+    """Return the description of a composed segment (most of whose bytes the store copies). Raises WholeSegmentNeededError if its parts do
     not match.
 
     :param output: the cleaner's output for the batches that were read.
@@ -212,21 +214,25 @@ def describe_composed_segment(
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
     with WorkerThreads(1) as workers:
         add_segment_to_sidecar_builder(builder, output, inflate_limit, workers)
-    directory = merge_key_directory(splice, segment_id, output.table, builder.build_key_directory(segment_id))
+    directory = key_directory_of_composed_segment(splice, segment_id, output.table, builder.build_key_directory(segment_id))
     table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
     if int(table.size.sum()) > MAX_SEGMENT or np.any(table.base_offset[1:] <= table.last_offset[:-1]):
-        raise NeedsWholeSegmentError(f"{output.name}: the parts of the composed object do not match")
-    return ComposedSegment(directory, table, combine_removable_counts(splice, builder.due))
+        raise WholeSegmentNeededError(f"{output.name}: the parts of the composed object do not match")
+    return ComposedSegment(directory, table, removable_counts_of_composed_segment(splice, builder.due))
 
 
-def balance_with_copied_batches(segment_part: SegmentPart, read: Balance, recorded: DigestSum | None, key: BalanceKey) -> Balance:
+def balance_including_copied_batches(
+    segment_part: SegmentPartToRead, balance_of_read_batches: Balance, recorded_source_sum: DigestSum | None, balance_key: BalanceKey
+) -> Balance:
     """Return the group's balance, with the copied batches accounted as unchanged.
 
-    :param read: balance of the batches that were read.
-    :param recorded: the source's recorded sum; NeedsWholeSegmentError is raised if its batches do not add up to it.
+    :param balance_of_read_batches: balance of the batches that were read.
+    :param recorded_source_sum: the source's recorded sum; WholeSegmentNeededError is raised if its batches do not add up to it.
     """
-    rest = digest_sum_of_headers(segment_part.splice.directory().headers[segment_part.splice.is_copied], key)
-    sources = read.sources.plus(rest)
-    if sources != recorded:
-        raise NeedsWholeSegmentError(f"{segment_part.source.name}: its batches do not come to the sum that was recorded of them")
-    return read.model_copy(update={"sources": sources, "left": read.left.plus(rest), "result": read.result.plus(rest)})
+    rest = digest_sum_of_headers(segment_part.splice.directory().headers[segment_part.splice.copied_batch_flags], balance_key)
+    sources = balance_of_read_batches.sources.plus(rest)
+    if sources != recorded_source_sum:
+        raise WholeSegmentNeededError(f"{segment_part.source.name}: its batches do not come to the sum that was recorded of them")
+    return balance_of_read_batches.model_copy(
+        update={"sources": sources, "left": balance_of_read_batches.left.plus(rest), "result": balance_of_read_batches.result.plus(rest)}
+    )

@@ -24,8 +24,8 @@ from compactor.local.staging import DiskBudget, StagingFolder
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker
-from compactor.round.ports import WorkStats
-from compactor.round.skip import FilterStatistics, design_filter
+from compactor.round.ports import RoundCosts
+from compactor.round.skip import FilterUsageStatistics, design_bloom_filter
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.publishers import ObjectLogPublisher
 from compactor.tier.sidecars import SidecarStore
@@ -40,7 +40,7 @@ class FilterSettings:
     """
 
     log_prefix: str
-    record: FilterStatistics
+    record: FilterUsageStatistics
     probes: int
 
 
@@ -153,7 +153,7 @@ def open_sidecars(shared: RoundTaskSettings) -> SidecarStore | None:
 def create_local_worker(
     shared: RoundTaskSettings,
     staging: StagingFolder,
-    stats: WorkStats | None = None,
+    stats: RoundCosts | None = None,
     sent_files: Mapping[tuple[str, str], bytes] | None = None,
 ) -> LocalWorker:
     """Return a LocalWorker that cleans with the budgets of one task.
@@ -173,9 +173,9 @@ def create_local_worker(
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=shared.gate,
         sidecars=open_sidecars(shared),
-        filter_for=partial(design_filter, cleaner, filters.record, filters.probes) if filters else _design_no_filter,
+        filter_for=partial(design_bloom_filter, cleaner, filters.record, filters.probes) if filters else _design_no_filter,
         splices=cleaner.splice,
-        stats=stats or WorkStats(),
+        stats=stats or RoundCosts(),
         known=sent_files or {},
     )
 

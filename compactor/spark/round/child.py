@@ -25,7 +25,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.round.offload import reason_for_spark
 from compactor.round.plan import assess_round
 
@@ -187,7 +187,7 @@ def _round_outcome(order: _RoundRequest, cluster: Cluster) -> RoundReport | Comp
         if tier.kind.is_broker_managed:
             tier.identity.ensure_catalog()
         cleaner = tier.cleaner_settings_for_topic(order.partition.topic)
-        engine = Engine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
+        engine = RemoteEngine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
         return create_round(tier, order.partition, order.now_ms, force=order.force, engine=engine).execute_round(
             tier.open_partition_log(order.partition, leads=True)
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
-from compactor.round.engines import Engine
+from compactor.round.engines import RemoteEngine
 from compactor.spark.cluster.versions import check_java, check_pyspark
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class SparkEngines:
         self._cluster: Cluster | None = None
         self._stack = ExitStack()
 
-    def __call__(self, tier: Tier, partition: TopicPartition) -> Engine | None:
+    def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None:
         """Return the Spark engine if the partition's settings ask for it, else None. Raises UsageError if Java or PySpark is missing or
         not supported.
         """
@@ -39,7 +39,7 @@ class SparkEngines:
                 self._checked = True
         from compactor.spark.round.worker import SparkWorker
 
-        return Engine("spark", lambda stats: SparkWorker(lambda: self.start_cluster(tier), tier, cleaner, stats))
+        return RemoteEngine("spark", lambda stats: SparkWorker(lambda: self.start_cluster(tier), tier, cleaner, stats))
 
     def start_cluster(self, tier: Tier) -> Cluster:
         """Return the cluster, starting Spark on the first call. Raises UsageError if Spark does not start."""

@@ -32,7 +32,7 @@ from compactor.cleaner.row_spool import HashRangeRowFile
 from compactor.errors import BadData, CompactorError
 from compactor.model.plan import CompactionPlan
 from compactor.records.batches import Int64s
-from compactor.round.pass_two import round_rules_of_plan
+from compactor.round.pass_two import retention_rules_of_plan
 from compactor.spark.round.exchange import Arrays, read_scratch_bytes, write_spooled_rows
 from compactor.storage.port import ObjectStore
 
@@ -205,4 +205,4 @@ def create_group_gate(
 
 def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> GateParameters:
     """Return the rules and limits that the gate takes from the plan."""
-    return GateParameters(round_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
+    return GateParameters(retention_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)

@@ -19,7 +19,7 @@ from compactor.control.logs import PartitionLog
 from compactor.errors import BadData, StoreError
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.round.drive import SCOUTED, scratch_prefix
+from compactor.round.drive import SCOUTED, scratch_key_prefix
 from compactor.round.engines import DraftAt
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import decode_bundle
@@ -36,7 +36,7 @@ def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_seg
     below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
     kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
-    return f"{scratch_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
+    return f"{scratch_key_prefix(log)}{SCOUTED}{plan.now_ms}-{kin}/"
 
 
 def plan_time_of_resumable_attempt_ms(
@@ -49,7 +49,7 @@ def plan_time_of_resumable_attempt_ms(
 
     :param draft_at: returns the plan that would be made at a time.
     """
-    prefix = scratch_prefix(log)
+    prefix = scratch_key_prefix(log)
     found = (
         _SCOUTED.fullmatch(info.key.removeprefix(prefix))
         for info in store.list(f"{prefix}{SCOUTED}")
@@ -74,7 +74,7 @@ def claim_leftover_bundles(jobs: RoundJobs, log: PartitionLog, round_prefix: str
 
     :param round_prefix: key prefix of this round's scratch objects.
     """
-    found = list(jobs.control.list(f"{scratch_prefix(log)}{SCOUTED}"))
+    found = list(jobs.control.list(f"{scratch_key_prefix(log)}{SCOUTED}"))
     jobs.delete_scratch([info.key for info in found if not info.key.startswith(round_prefix)])
     return [info for info in found if info.key.startswith(round_prefix)]
 

@@ -17,7 +17,7 @@ from compactor.local.budget import DiskSpaceReservation
 from compactor.model.plan import CompactionFailure, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import PlanExecution
-from compactor.round.ports import WorkStats
+from compactor.round.ports import RoundCosts
 from compactor.round.sources import StagedSegmentReader
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, create_local_worker, open_task_staging, open_task_tier
 from compactor.spark.round.exchange import ScratchObjectPart, StoredSurvivors, decode_verdicts, read_scratch_arrays
@@ -40,7 +40,7 @@ class GroupRewriteWork:
 @dataclass(frozen=True)
 class StoredPassOneAnswers:
     """Results of pass 1 for the sources of one group, read from scratch objects for pass 2. Implements the port
-    round.pass_two.KeyScanAnswers.
+    round.pass_two.SurvivorScanAnswers.
     """
 
     reading: StagedSegmentReader
@@ -72,7 +72,7 @@ def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskC
     GateFailed.
     """
     with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
-        stats, reading = WorkStats(), shared.open_segments(staging, item.sources)
+        stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
         answers = _read_pass_one_answers(shared, item, reading)
         receipt = PlanExecution(create_local_worker(shared, staging, stats), shared.plan, reading, workers, answers).rewrite_and_upload(
             item.task
@@ -115,7 +115,7 @@ class PartitionCleaningWork:
 
 def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
     """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
-    shared, stats = item.shared, WorkStats()
+    shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
     with open_task_staging(shared, cost) as staging:
         outcomes = list(create_local_worker(shared, staging, stats, known)(shared.plan, item.tasks, _ExecutorSession(shared, item.live)))
@@ -126,7 +126,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 
 
 class _ExecutorSession:
-    """Session of a worker on an executor (WorkSession). Its state is what the driver sent, and the driver keeps the leadership."""
+    """Session of a worker on an executor (WorkerSession). Its state is what the driver sent, and the driver keeps the leadership."""
 
     stored_survivors: tuple[ScratchObject, ...] = ()
 

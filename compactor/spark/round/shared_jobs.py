@@ -28,7 +28,7 @@ from compactor.errors import CompactorError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
 from compactor.round.plan import PlanInputs
-from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
+from compactor.round.ports import LeadershipCheck, RoundCosts, WorkerSession
 from compactor.round.skip import CleanSegmentVerdicts
 from compactor.spark.cluster.binpack import pack_bins
 from compactor.spark.cluster.executor import TaskCost
@@ -69,7 +69,7 @@ class SharedJobs:
         self._running = 0
         self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
 
-    def create_worker(self, cleaner: CleanerSettings, stats: WorkStats) -> SharedJobWorker:
+    def create_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
         """Return a worker for the round of one partition."""
         return SharedJobWorker(self, cleaner, stats)
 
@@ -178,11 +178,11 @@ class SharedJobWorker(RemoteWorker):
 
     jobs: SharedJobs
     cleaner: CleanerSettings
-    stats: WorkStats
+    stats: RoundCosts
     _snapshot: bytes = field(default=b"", init=False)
 
     @override
-    def check_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return that no clean segment is skipped, because the executor reads the whole partition.
 
         A small producer snapshot that was read for the plan is remembered and sent along with the work.
@@ -191,12 +191,12 @@ class SharedJobWorker(RemoteWorker):
         return CleanSegmentVerdicts()
 
     @override
-    def delete_unused_results(self) -> None:
-        """Do nothing: ``check_clean_segments`` stores no results."""
+    def delete_unused_scan_results(self) -> None:
+        """Do nothing: ``find_skippable_clean_segments`` stores no results."""
 
     @override
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Submit the partition and yield its receipts once a task has cleaned it."""
         jobs, live = self.jobs, session.state.live
@@ -214,7 +214,7 @@ class SharedJobWorker(RemoteWorker):
         else:
             yield from outcome.value
 
-    def _wait_for_outcome(self, ticket: _QueuedPartition, session: WorkSession) -> TaskOutcome:
+    def _wait_for_outcome(self, ticket: _QueuedPartition, session: WorkerSession) -> TaskOutcome:
         """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
         while True:
             try:

@@ -33,19 +33,19 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_markers_must_be_read
 from compactor.round.engines import DraftAt
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
-from compactor.round.ports import LeadershipCheck, WorkSession, WorkStats
+from compactor.round.ports import LeadershipCheck, RoundCosts, WorkerSession
 from compactor.round.skip import (
     CleanSegmentVerdicts,
-    FilterStatistics,
-    SidecarDecision,
+    FilterUsageStatistics,
+    ReadDecisionBySidecar,
     build_clean_verdicts,
     decide_read_by_sidecar,
     estimate_distinct_keys,
-    estimate_records,
-    expected_round_keys,
-    filter_history_stats,
+    estimate_record_count,
+    expected_dirty_keys_of_next_rounds,
+    filter_stats_for_run_history,
+    filter_usage_of_runs,
     horizon_passed_reason,
-    sum_filter_statistics,
 )
 from compactor.spark.cluster.binpack import pack_bins
 from compactor.spark.cluster.executor import FilterSettings, RoundTaskSettings, TaskCost
@@ -86,8 +86,8 @@ RANGE_TASKS_PER_SLOT: Final = 3
 class SparkWorker:
     """RemoteWorker that runs the rounds of one partition on a Spark cluster.
 
-    ``check_clean_segments`` keeps the pass 1 results of dirty segments. The next call of the worker uses them if its plan matches;
-    otherwise ``delete_unused_results`` deletes them.
+    ``find_skippable_clean_segments`` keeps the pass 1 results of dirty segments. The next call of the worker uses them if its plan matches;
+    otherwise ``delete_unused_scan_results`` deletes them.
 
     open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
     stats: statistics of the round, which the worker fills in.
@@ -97,7 +97,7 @@ class SparkWorker:
     open_cluster: Callable[[], Cluster]
     tier: Tier
     cleaner: CleanerSettings
-    stats: WorkStats = field(default_factory=WorkStats)
+    stats: RoundCosts = field(default_factory=RoundCosts)
     cost: TaskCost = field(default_factory=TaskCost)
     job_listener: JobListener = field(default_factory=JobListener)
     _used: TaskCost = field(default_factory=TaskCost, init=False)
@@ -114,11 +114,11 @@ class SparkWorker:
             self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
         )
 
-    def check_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
+    def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
         OutOfBudget.
         """
-        self.delete_unused_results()
+        self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.unannounced_scratch_prefix(plan, state)
         jobs = self.create_round_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
@@ -128,15 +128,17 @@ class SparkWorker:
             jobs.delete_scratch([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
-            self._prepared = prepare_pass_one(jobs, state, plan_inputs.assessment, sidecars, sum_filter_statistics(state.runs), left)
+            self._prepared = prepare_pass_one(jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left)
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
             copy_cost_to_stats(self.stats, self._used)
         return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
-    def delete_unused_results(self) -> None:
-        """Delete the results of ``check_clean_segments`` that no plan used. If another compactor leads now, they are left for it."""
+    def delete_unused_scan_results(self) -> None:
+        """Delete the results of ``find_skippable_clean_segments`` that no plan used. If another compactor leads now, they are left for
+        it.
+        """
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             with suppress(CompactorError):
@@ -144,7 +146,7 @@ class SparkWorker:
                 prepared.jobs.delete_scratch(prepared.scratch_keys)
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run the tasks of an announced plan and yield a receipt or failure for each."""
         prepared = None
@@ -175,7 +177,7 @@ class SparkWorker:
         return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
 
 
-def copy_cost_to_stats(stats: WorkStats, cost: TaskCost) -> None:
+def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
     """Copy the cost of executors into the statistics that the round reports."""
     stats.bytes_fetched = cost.bytes_fetched
     stats.peak_disk_bytes = cost.peak_disk_bytes
@@ -208,8 +210,8 @@ def create_round_task_settings(
     if cleaner.bloom:
         filters = FilterSettings(
             tier.open_partition_log(state.topic_partition).prefix,
-            sum_filter_statistics(state.runs),
-            expected_round_keys(cleaner, state.runs, 0),
+            filter_usage_of_runs(state.runs),
+            expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0),
         )
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
     return RoundTaskSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
@@ -225,7 +227,7 @@ def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: Com
 class _AnnouncedPlan:
     """Work on one announced plan, from pass 1 to the receipts.
 
-    prepared: results of pass 1 from ``check_clean_segments``; None if this process has none.
+    prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
     """
 
     def __init__(
@@ -233,7 +235,7 @@ class _AnnouncedPlan:
         worker: SparkWorker,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkSession,
+        session: WorkerSession,
         prepared: PreparedPassOne | None,
     ) -> None:
         self._worker = worker
@@ -264,7 +266,7 @@ class _AnnouncedPlan:
         sources = [by_id[name] for task in self._tasks for name in task.sources]
         wanted = {source.id for source in sources} | ({GATE_SUMS_NAME} if self._has_dirty_range and self._jobs.shared.gate else set())
         if not wanted <= stored.keys():
-            stored = self._run_pass_one(sources)
+            stored = self._scan_for_survivors_before_planning(sources)
         else:
             self._delete_scratch(
                 [info.key for info in self._list_bundles_of_earlier_attempts()]
@@ -278,7 +280,9 @@ class _AnnouncedPlan:
         ]
         yield from (result for _, result in self._jobs.run_task_per_item(f"pass 2, {len(items)} groups rewritten", rewrite_group, items))
         if self._prepared is not None:
-            self._worker.stats.filters = filter_history_stats(self._prepared.verdicts, self._plan, self._session.state, self._superseded)
+            self._worker.stats.filters = filter_stats_for_run_history(
+                self._prepared.verdicts, self._plan, self._session.state, self._superseded
+            )
 
     def _read_stored_survivors(self) -> dict[str, ScratchObjectPart | ScratchObject]:
         """Return where an earlier attempt stored the survivors of each segment, by segment id, and under GATE_SUMS_NAME the sums that the
@@ -310,7 +314,9 @@ class _AnnouncedPlan:
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
-    def _run_pass_one(self, sources: Sequence[RemoteLogSegmentMetadata]) -> dict[str, ScratchObjectPart | ScratchObject]:
+    def _scan_for_survivors_before_planning(
+        self, sources: Sequence[RemoteLogSegmentMetadata]
+    ) -> dict[str, ScratchObjectPart | ScratchObject]:
         """Run pass 1 and find the surviving records; record them so that later attempts skip this step.
 
         The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
@@ -508,7 +514,7 @@ def prepare_pass_one(
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     sidecars: SidecarStore,
-    record: FilterStatistics,
+    record: FilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> PreparedPassOne | None:
     """Index the dirty segments and decide which clean segments can be skipped.
@@ -542,24 +548,24 @@ def _decide_about_clean_segments(
     index: SegmentIndex,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     heads: dict[str, SidecarHead],
-    record: FilterStatistics,
+    record: FilterUsageStatistics,
 ) -> CleanSegmentVerdicts:
     """Decide for each clean segment whether it can be skipped, using its sidecar header and, if needed, its Bloom filter."""
     now_ms = jobs.shared.plan.now_ms
     bundles = tuple(bundle for bundle in index.bundles if bundle.dirty_rows)
     rows = sum(bundle.dirty_rows for bundle in bundles)
-    estimate = estimate_distinct_keys([heads[s.id] for s in assessment.dirty], [estimate_records(s) for s in assessment.dirty])
+    estimate = estimate_distinct_keys([heads[s.id] for s in assessment.dirty], [estimate_record_count(s) for s in assessment.dirty])
     # Without a key every clean segment may be skipped, so 0 is said only where there is none.
     keys = max(1, min(rows, estimate)) if rows else 0
     due: dict[str, str] = {}
-    inspections: dict[str, SidecarDecision] = {}
+    inspections: dict[str, ReadDecisionBySidecar] = {}
     for segment in assessment.clean:
         source, verdicts, _ = index.folded[segment.id]
         why = reason_markers_must_be_read(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
         inspections[segment.id] = decide_read_by_sidecar(
-            heads[segment.id], why or horizon_passed_reason(segment, now_ms), keys=keys, record=record, now_ms=now_ms
+            heads[segment.id], why or horizon_passed_reason(segment, now_ms), dirty_key_count=keys, filter_usage=record, now_ms=now_ms
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
@@ -570,4 +576,4 @@ def _decide_about_clean_segments(
     for _, (why_of, fetched) in jobs.run_task_per_item(f"filters of {len(asked)} clean segments", query_bloom_filters, items):
         met |= why_of
         size += fetched
-    return build_clean_verdicts(inspections, met, due, asked=asked, keys=keys, sidecar_bytes=size)
+    return build_clean_verdicts(inspections, met, due, asked_segments=asked, dirty_key_count=keys, sidecar_bytes=size)

@@ -25,7 +25,7 @@ from compactor.errors import BadData, NotFound, Refused
 from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.drive import scratch_prefix
+from compactor.round.drive import scratch_key_prefix
 from compactor.storage.versions import stores_of_old_versions
 from compactor.tier.ports import ListedObject
 from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
@@ -257,7 +257,7 @@ class _KeySearch:
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEXT_RETIRE)
             elif segment_id in inherited and info.key == sidecars.sidecar_key(segment_id) and self._filter_matches(segment_id):
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEW_FILTER)
-        for info in control.list(scratch_prefix(self.log)):
+        for info in control.list(scratch_key_prefix(self.log)):
             self._add_hash_holder(
                 info.key, info.size, HolderState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
             )
