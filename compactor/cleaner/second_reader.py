@@ -35,7 +35,7 @@ class SecondReader(Protocol):
     def read_chunk_of_key_scan(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> RowsOfSecondReader:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
 
-    def add_looked_up_rows(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
+    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
         """Add the rows that ``read_chunk_of_key_scan`` returned to the second reader's table."""
 
     def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:

@@ -107,10 +107,8 @@ def encode_cleaned_chunk(
     some = slice(chunk.first, chunk.last)
     if np.all(action_by_batch == COPY):
         start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
-        anew = np.zeros(len(action_by_batch), np.bool_)
-        return EncodedBatches(
-            memoryview(segment_bytes)[start:end], table.size[some], table.last_offset[some], table.max_timestamp[some], anew
-        )
+        data, anew = memoryview(segment_bytes)[start:end], np.zeros(len(action_by_batch), np.bool_)
+        return EncodedBatches(data, table.size[some], table.last_offset[some], table.max_timestamp[some], anew)
     buf = chunk.buf
     compressed = bool(table.codec_ids[some].any())
     bound = HEADER * len(action_by_batch) + chunk.body_size_bytes + _LONGEST_HEAD * len(rows)

@@ -104,7 +104,7 @@ def test_the_same_answers_as_in_memory(
                 calls,
                 DiskBudget(),
                 map_budget_bytes=LEAST,
-                expected_rows=expected,
+                expected_row_count=expected,
                 part_number=part,
                 part_count=parts,
             )
@@ -114,11 +114,11 @@ def test_the_same_answers_as_in_memory(
     assert all(sum(each) <= 1 for each in zip(*answers, strict=True)), "every row belongs to one part only"
 
 
-@pytest.mark.parametrize("expected_rows", [0, 30_000, 10**9])
-def test_many_keys_in_the_smallest_map_budget(expected_rows: int) -> None:
+@pytest.mark.parametrize("expected_row_count", [0, 30_000, 10**9])
+def test_many_keys_in_the_smallest_map_budget(expected_row_count: int) -> None:
     dice = np.random.default_rng(3)
     dirty, clean = hashes_of(dice.integers(0, 20_000, 30_000)), hashes_of(dice.integers(0, 40_000, 20_000))
-    assert on_disk(dirty, clean, 3, DiskBudget(), map_budget_bytes=LEAST, expected_rows=expected_rows) == in_memory(dirty, clean)
+    assert on_disk(dirty, clean, 3, DiskBudget(), map_budget_bytes=LEAST, expected_row_count=expected_row_count) == in_memory(dirty, clean)
 
 
 def test_the_change_over_in_mid_pass() -> None:
@@ -183,7 +183,7 @@ def test_hashes_that_no_range_can_tell_apart_end_in_an_error_not_in_a_loop() -> 
     hashes = np.zeros((3_000, 2), dtype=np.uint64)
     hashes[:, 1] = np.random.default_rng(1).integers(0, 2**64, size=3_000, dtype=np.uint64)
     with pytest.raises(OutOfBudget, match="not uniform"):
-        on_disk(hashes, hashes[:0], 1, DiskBudget(), map_budget_bytes=LEAST, expected_rows=0)
+        on_disk(hashes, hashes[:0], 1, DiskBudget(), map_budget_bytes=LEAST, expected_row_count=0)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

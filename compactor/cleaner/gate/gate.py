@@ -205,7 +205,7 @@ class Gate:
         headers = header_fields_of_batch_table(source.table)
         wanted = self._flag_batches_to_read(source, is_outside_dirty_range=False)
         for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_looked_up_rows(source, self._latest_record_rows(records, headers[:, some], source, is_outside_dirty_range=False))
+            self.add_rows_to_key_table(source, self._latest_record_rows(records, headers[:, some], source, is_outside_dirty_range=False))
 
     def _flag_batches_to_read(self, source: SourceSegment, is_outside_dirty_range: bool) -> Flags:
         """Return a flag per batch: whether it may hold records of the dirty range, or, with ``is_outside_dirty_range``, records outside
@@ -263,7 +263,7 @@ class Gate:
         return self._latest_record_rows(records, headers, source, is_outside_dirty_range)
 
     @measure_stage(WorkStage.GATE)
-    def add_looked_up_rows(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
+    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):

@@ -355,8 +355,7 @@ def _parse_records_into_columns(
 ) -> BatchNumberOrMinusOne:  # fmt: skip
     """Fill the columns with the parsed records of all batches. Returns the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
-        at = bounds[0, batch]
-        limit = bounds[1, batch]
+        at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
         appended = (headers[ATTRIBUTES, batch] & LOG_APPEND) != 0
         begin, end = first_row[batch], first_row[batch + 1]

@@ -291,7 +291,7 @@ class BackwardSurvivorScan:
             marked = [(piece, *self._flag_newest_row_of_each_key(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.second_reader is not None and piece.second_reader_rows is not None:
-                    key_scan.second_reader.add_looked_up_rows(scanned.source, piece.second_reader_rows)
+                    key_scan.second_reader.add_rows_to_key_table(scanned.source, piece.second_reader_rows)
             for piece, survives, final in marked:
                 scanned.bits.add_survivors_of_chunk(piece, survives, key_scan.first_dirty, scanned.source, is_final=final)
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
