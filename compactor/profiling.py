@@ -45,7 +45,7 @@ class StageCost:
     bytes: int = 0
 
 
-class _ThreadStages(threading.local):
+class _ActiveStagesOfThread(threading.local):
     """Stages that a thread is in, innermost last, and its clocks when the innermost began or resumed."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class CostRecorder:
     def __init__(self, cpu: Callable[[], float], wall: Callable[[], float]) -> None:
         self.costs = {stage: StageCost() for stage in WorkStage}
         self._cpu, self._wall = cpu, wall
-        self._here = _ThreadStages()
+        self._here = _ActiveStagesOfThread()
         self._adding = threading.Lock()
 
     def enter_stage(self, stage: WorkStage) -> None:

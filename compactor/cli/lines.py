@@ -43,7 +43,7 @@ class NoteFunction(Protocol):
     ) -> None: ...
 
 
-class RemarkHandler(logging.Handler):
+class NoteLogHandler(logging.Handler):
     """Logging handler that writes the program's own log records as remarks, until it is closed.
 
     By default only warnings are written. Records of libraries are never written, because some libraries log every header of every

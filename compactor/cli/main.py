@@ -17,7 +17,7 @@ from typing import NoReturn
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
 from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options
-from compactor.cli.lines import LineFormat, NoteFunction, RemarkHandler
+from compactor.cli.lines import LineFormat, NoteFunction, NoteLogHandler
 from compactor.cli.output import Output
 
 SERVICES = ("daemon.run_daemon", "agent.run_agent")
@@ -48,10 +48,10 @@ def _run_command(arguments: list[str]) -> int:
     """Parse the arguments, run the command, and return the exit code."""
     out = Output("table")
 
-    def current_note() -> NoteFunction:
+    def current_note_function() -> NoteFunction:
         return out.print_note
 
-    remarks = RemarkHandler(current_note)
+    remarks = NoteLogHandler(current_note_function)
     if is_json_requested(arguments):
         out = Output("json")
     try:

@@ -46,7 +46,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     settings = command_parser.load_command_settings(args)
     shared = tier_kind(settings).is_broker_managed
     if shared and writing_command:
-        _check_command_writes(writing_command, settings)
+        _require_writing_command(writing_command, settings)
     tier = open_tier(settings, local_state=local_state)
     if shared and writing_command:
         tier.identity.ensure_catalog()
@@ -63,7 +63,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     return tier
 
 
-def _check_command_writes(command: str, settings: Settings) -> None:
+def _require_writing_command(command: str, settings: Settings) -> None:
     """Raise UsageError if a command cannot change the configured broker-managed tier."""
     if command not in WRITERS:
         raise UsageError(f"`{command}` does not work on a broker-managed tier", hint=READ_ONLY_HINT)

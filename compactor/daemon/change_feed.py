@@ -121,12 +121,12 @@ class BrokerChangeFeed:
                 self._chosen[topic] = now.chosen
                 self._policies[topic] = self._policies.get(topic, 0) + 1
         recreated = {name for name, one in self._versions.items() if name in before and before[name].topic_id != one.topic_id}
-        hints = {name: self._change_hint(name, one) for name, one in self._versions.items()}
+        hints = {name: self._change_hint_number(name, one) for name, one in self._versions.items()}
         state = tier.catalog.state
         requested = requested_rounds(state, tier.ports.clock_ms())
         return ChangeReport(hints, frozenset(recreated), suspended, paused_partitions(state, hints), requested)
 
-    def _change_hint(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
+    def _change_hint_number(self, partition: TopicPartition, version: PartitionMetadataVersion) -> int:
         return version.applied + self._policies.get(partition.topic, 0) * POLICY_STEP
 
 

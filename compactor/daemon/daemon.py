@@ -24,7 +24,7 @@ from compactor.brokers.topic_ids import query_topic_ids
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import change_feed_for
-from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, perform_job, settings_for_parallel_job
+from compactor.daemon.jobs import JobResources, JobResult, check_stores_writable, execute_job, settings_for_parallel_job
 from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.scheduling import (
     ROUND_HOLD_MS,
@@ -110,7 +110,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     @override
     def _apply_settings(self, settings: Settings) -> None:
         self._tier = replace(self._tier, settings=settings)
-        self._cache.use_settings_of(self._tier)
+        self._cache.adopt_settings_of_tier(self._tier)
         now = self._tier.ports.clock_ms()
         for name, schedule in self._schedules.items():
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
@@ -339,7 +339,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
         def run_job() -> None:
             begun = time.monotonic()
-            done = perform_job(tier, catalog, job, self._resources, now, progress, chosen_at_slot=slot)
+            done = execute_job(tier, catalog, job, self._resources, now, progress, catalog_slot_when_chosen=slot)
             self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phase_seconds(), run_id=progress.run_id))
 
         threading.Thread(target=run_job, name=f"{job.action.value} {job.partition}", daemon=True).start()
@@ -434,7 +434,7 @@ def describe_job_result(result: JobResult) -> str:
         return f"retention removed {removed}; the log starts at {report.log_start_offset}"
     if isinstance(report, RetireReport):
         count = len(report.deleted) + len(report.swept)
-        return f"deleted {count_noun(count, 'object')}, {format_size(report.bytes)}" if count else ""
+        return f"deleted {count_noun(count, 'object')}, {format_size(report.deleted_bytes)}" if count else ""
     if isinstance(report, OutputReport):
         return report.summary
     if result.status in (RoundStatus.NOTHING_TO_DO, RoundStatus.STOPPED):

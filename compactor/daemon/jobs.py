@@ -62,13 +62,20 @@ class JobResources:
     output: OutputWriter | None = None
 
 
-def perform_job(
-    tier: Tier, catalog: CatalogState, job: Job, resources: JobResources, now_ms: int, observer: JobObserver, *, chosen_at_slot: int = -1
+def execute_job(
+    tier: Tier,
+    catalog: CatalogState,
+    job: Job,
+    resources: JobResources,
+    now_ms: int,
+    observer: JobObserver,
+    *,
+    catalog_slot_when_chosen: int = -1,
 ) -> JobResult:
     """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
     records can be told from those of other jobs.
 
-    :param chosen_at_slot: slot (number of the record) up to which the partition's control log was read when the job was chosen. A deletion
+    :param catalog_slot_when_chosen: slot (number of the record) up to which the partition's control log was read when the job was chosen. A deletion
         is skipped if the log has grown since, because another daemon has then deleted everything that was due.
     """
 
@@ -90,7 +97,7 @@ def perform_job(
         # A lease that seems to last longer than two of ours is ignored: the store's clock was set back, or the holder's ttl is longer.
         if lease is not None and 0 < left_ms <= 2 * tier.lease.ttl_ms:
             return JobResult(job, RoundStatus.LEASED, f"{lease.holder} is at work", log)
-        if job.action is DaemonAction.RETIRE and 0 <= chosen_at_slot < log.state.slot:
+        if job.action is DaemonAction.RETIRE and 0 <= catalog_slot_when_chosen < log.state.slot:
             return JobResult(job, RoundStatus.NOTHING_TO_DO, "another process has written meanwhile", log)
         if job.action is DaemonAction.ROUND:
             stop = resources.stop.raise_if_stopped

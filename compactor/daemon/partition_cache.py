@@ -72,7 +72,7 @@ class PartitionCache:
                 found[summary.topic_partition] = PolledStatus(self._compute_status(summary.topic_partition, now_ms), seen.checked_ms)
         return found
 
-    def use_settings_of(self, tier: Tier) -> None:
+    def adopt_settings_of_tier(self, tier: Tier) -> None:
         """Compute statuses with the settings of ``tier`` from now on."""
         self._tier = tier
 
@@ -98,7 +98,7 @@ class PartitionCache:
         """
         known = self._known.get(partition)
         if last_status is not None and known is not None and not self._may_have_changed(known, hint):
-            self._note_unchanged(known, hint, now_ms)
+            self._record_unchanged_partition(known, hint, now_ms)
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
         log = self._tier.open_partition_log(partition)
         log.refresh()
@@ -155,7 +155,7 @@ class PartitionCache:
         log = open_partition_log(tier.ports, name, tier.min_log_slot(name), log_name=tier.log_name(name))
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
-    def _note_unchanged(self, cached: CachedPartition, hint: int, now_ms: int) -> None:
+    def _record_unchanged_partition(self, cached: CachedPartition, hint: int, now_ms: int) -> None:
         """Remember that the partition was polled at ``now_ms`` and had nothing new, until ``save_unchanged_partitions`` writes this to
         local state.
         """

@@ -124,7 +124,7 @@ def with_job_counted(totals: JobTotals, result: JobResult, map_budget_bytes: int
     if isinstance(report, RetireReport):
         values |= {
             "objects_deleted": totals.objects_deleted + len(report.deleted) + len(report.swept),
-            "bytes_deleted": totals.bytes_deleted + report.bytes,
+            "bytes_deleted": totals.bytes_deleted + report.deleted_bytes,
         }
     return JobTotals(**values)
 

@@ -47,7 +47,7 @@ def delete_removed_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[
     earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
     answers = ask_about_topics(topic_ids)
     _record_topic_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
-    state = _record_topic_answers(catalog, answers, earlier_ms, partial(_confirms_absence, asked_ms=earlier_ms))
+    state = _record_topic_answers(catalog, answers, earlier_ms, partial(_confirms_topic_deletion, asked_ms=earlier_ms))
     write_snapshot_if_due(catalog)
     asked = topic_ids_of_cluster(state, answers.missing, answers.cluster_id)
     due = {topic_id for topic_id in asked if _is_deletion_due(tier, state, topic_id, earlier_ms)}
@@ -71,7 +71,7 @@ def _record_topic_answers(
     return catalog.append_until_done(decide_record)
 
 
-def _confirms_absence(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
+def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
     """Return whether an answer that a topic is missing is the first one that comes long enough after an earlier such answer."""
     known = state.missing.get(topic_id)
     return known is not None and not is_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS

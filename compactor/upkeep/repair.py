@@ -257,21 +257,21 @@ class _IntactFileFinder:
     def searched_places(self) -> str:
         return ", ".join(one.description for one in self.sources)
 
-    def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> bool:
+    def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
         """Write a file to ``path``, and return whether it has the recorded digest. A file that no source has is built from the segment's
         log, if that suffices; otherwise no file is left.
         """
-        recorded = segment.recorded_size_and_digests(kind)
+        recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
-        replaced = download_file_of_same_range(self.tier, self.state, segment, kind, path)
-        for _ in chain(replaced, *(source.fetch_file(segment, kind, path) for source in self.sources)):
+        replaced = download_file_of_same_range(self.tier, self.state, segment, file_kind, path)
+        for _ in chain(replaced, *(source.fetch_file(segment, file_kind, path) for source in self.sources)):
             if has_recorded_content(path, recorded):
                 return True
             path.unlink(missing_ok=True)
-        if kind == "log":
+        if file_kind == "log":
             return False
         with _scratch_folder(self.tier) as scratch:
-            built = self.build_file(segment, kind, scratch / "log") if self._fetch_log(segment, scratch / "log") else None
+            built = self.build_file(segment, file_kind, scratch / "log") if self._fetch_log(segment, scratch / "log") else None
         if built is None:
             return False
         path.write_bytes(built)
@@ -299,25 +299,25 @@ class _IntactFileFinder:
             paths[kind] = path
         return paths
 
-    def build_file(self, segment: RemoteLogSegmentMetadata, kind: str, log: Path) -> bytes | None:
+    def build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, log: Path) -> bytes | None:
         """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log; None if it needs the producer states
         before the segment, and these are not known.
         """
         cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
         source = self.open_log(segment, log)
         table = source.table
-        if kind in ("index", "timeindex"):
+        if file_kind in ("index", "timeindex"):
             made = encode_offset_and_time_index(
                 segment.start_offset, table.size, table.last_offset, table.max_timestamp, cleaner.index_interval_bytes
             )
-            return made[kind == "timeindex"]
-        if kind == "leader-epoch-checkpoint":
+            return made[file_kind == "timeindex"]
+        if file_kind == "leader-epoch-checkpoint":
             lineage = self.state.lineage or segment.leader_epochs
             return format_leader_epoch_checkpoint(tuple(one for one in lineage if one.start_offset <= segment.end_offset)).encode()
         before = self._producer_states_before_segment(segment)
         if before is None:
             return None
-        if kind == "snapshot":
+        if file_kind == "snapshot":
             after = before.replay_batches(table)
             undecided = after.first_offset_of_open_transaction()
             return format_producer_snapshot(after) if segment.open_txn_offset == (-1 if undecided is None else undecided) else None

@@ -28,7 +28,7 @@ class RepairSource(Protocol):
     def description(self) -> str:
         """Return a text that names this source in messages."""
 
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         """Yield after each attempt to write the file to ``path``, which does not exist before. The caller compares its digest."""
 
 
@@ -42,8 +42,8 @@ class DirectorySource:
     def description(self) -> str:
         return str(self.folder)
 
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
-        if kind == "log":
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+        if file_kind == "log":
             logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
             bases = [int(one.stem) for one in logs]
             wanted = [
@@ -53,8 +53,10 @@ class DirectorySource:
             ]
             _join_batches(wanted, segment, path)
             yield
-        beside = self.folder / (f"{segment.end_offset + 1:020d}.snapshot" if kind == "snapshot" else f"{segment.start_offset:020d}.{kind}")
-        if kind != "log":
+        beside = self.folder / (
+            f"{segment.end_offset + 1:020d}.snapshot" if file_kind == "snapshot" else f"{segment.start_offset:020d}.{file_kind}"
+        )
+        if file_kind != "log":
             with suppress(FileNotFoundError):
                 shutil.copyfile(beside, path)
                 yield
@@ -71,11 +73,11 @@ class TierSource:
     def description(self) -> str:
         return self.tier.ports.layout.url
 
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> Iterator[None]:
+    def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         state = self.tier.open_partition_log(self.partition).refresh()
-        yield from download_file_of_same_range(self.tier, state, segment, kind, path)
+        yield from download_file_of_same_range(self.tier, state, segment, file_kind, path)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
-        if kind == "log" and overlapping:
+        if file_kind == "log" and overlapping:
             with suppress(NotFound, BadData):
                 _join_batches(self._download_logs_one_by_one(overlapping, path.with_name("piece")), segment, path)
                 yield
@@ -89,15 +91,15 @@ class TierSource:
 
 
 def download_file_of_same_range(
-    tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, kind: str, path: Path
+    tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
     """Yield after each download to ``path`` of a file of a segment, live or replaced, that has the same offsets as ``segment``."""
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
         if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):
             with suppress(NotFound, BadData):
-                if kind in layout.segment_files(state.topic_partition, other):
-                    layout.download_file(state.topic_partition, other, kind, path)
+                if file_kind in layout.segment_files(state.topic_partition, other):
+                    layout.download_file(state.topic_partition, other, file_kind, path)
                     yield
             path.unlink(missing_ok=True)
 

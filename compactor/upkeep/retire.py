@@ -116,7 +116,7 @@ class RetireReport:
     next_ms: int
 
     @property
-    def bytes(self) -> int:
+    def deleted_bytes(self) -> int:
         """Return the size of all deleted and swept objects."""
         return sum(self.sizes[key] for key in (*self.deleted, *self.swept))
 
@@ -140,7 +140,7 @@ def retire_partition(
     :raises UsageError: if the data belongs to another tier.
     """
     log.refresh()
-    found = survey_retirable(ports, log, retention, clock)
+    found = survey_retirable_segments(ports, log, retention, clock)
     if dry_run or found.has_nothing_to_do:
         return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
@@ -171,7 +171,7 @@ def retire_as_leader(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
-    found = survey_retirable(ports, log, retention, clock)  # the LIST comes before the fold
+    found = survey_retirable_segments(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require_in_state(log.state)
     left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStart(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
@@ -183,7 +183,7 @@ def retire_as_leader(
     return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
 
-def survey_retirable(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
+def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
     """Return what ``retire`` would delete now. Writes nothing.
 
     It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because

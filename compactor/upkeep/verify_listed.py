@@ -66,44 +66,44 @@ class _ListedPartitionVerifier:
             end = ends.get(segment.base)
             if end is not None and following.base > end:
                 detail = f"a consumer that has read it stands at {end} and stays there: the next segment begins at {following.base}"
-                yield self._error_problem("gap", file_name(segment.base, "log"), detail)
+                yield self._listing_error("gap", file_name(segment.base, "log"), detail)
 
     def _check_listing(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
         """Yield the problems that the listing, the ``_metadata`` file and the watermark show, without reading segments."""
         for problem in listing.problems:
-            yield self._error_problem("metadata", problem.segment.rpartition("/")[2], problem.cause)
+            yield self._listing_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}
         for segment in listing.segments:
             missing = [kind for kind in OBJECT_KINDS if kind not in segment.files]
             if missing:
                 detail = f"there is no .{' and no .'.join(missing)} beside it: consumers leave the segment out"
-                yield self._error_problem("missing", file_name(segment.base, min(segment.files)), detail)
+                yield self._listing_error("missing", file_name(segment.base, min(segment.files)), detail)
             elif listing.times is not None and segment not in listing.segments_for_consumers:
                 if segment.base in readable:
-                    yield self._error_problem(
+                    yield self._listing_error(
                         "unlisted", file_name(segment.base, "log"), f"{METADATA_FILE} does not name it: consumers leave it out"
                     )
                 else:
-                    yield self._note_problem(
+                    yield self._listing_note(
                         "waiting", file_name(segment.base, "log"), f"it lies below what {METADATA_FILE} names: the uploader expires it"
                     )
         if listing.times is None:
-            yield self._note_problem("metadata", METADATA_FILE, "it is missing or cannot be read: consumers use LIST")
+            yield self._listing_note("metadata", METADATA_FILE, "it is missing or cannot be read: consumers use LIST")
         there = {segment.base for segment in listing.segments}
         for time in listing.times or ():
             if time.base_offset not in there:
-                yield self._error_problem(
+                yield self._listing_error(
                     "dangling", METADATA_FILE, f"it names a segment at {time.base_offset}, of which there is no object"
                 )
         newest = max((segment.base for segment in listing.segments if "log" in segment.files), default=-1)
         if listing.watermark is None:
-            yield self._note_problem(
+            yield self._listing_note(
                 "watermark", WATERMARK, "it is missing or cannot be read: the uploader would upload all segments of the broker again"
             )
         elif listing.watermark > newest:
-            yield self._error_problem("watermark", WATERMARK, f"it says {listing.watermark}, and the newest log is that of {newest}")
+            yield self._listing_error("watermark", WATERMARK, f"it says {listing.watermark}, and the newest log is that of {newest}")
         elif listing.watermark < newest:
-            yield self._note_problem(
+            yield self._listing_note(
                 "watermark", WATERMARK, f"it says {listing.watermark}, and there is a log of {newest}: an upload is under way"
             )
         for key in listing.other_keys:
@@ -124,24 +124,24 @@ class _ListedPartitionVerifier:
                 source.verify_crcs_once(0, len(source.table))
                 end = read_offset_of_last_record(source, max_inflated_bytes) + 1
             except NotFound as error:
-                return [self._error_problem("missing", log, error.message)], None
+                return [self._listing_error("missing", log, error.message)], None
             except BadData as error:
-                return [self._error_problem("log", log, error.cause)], None
+                return [self._listing_error("log", log, error.cause)], None
             files = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
             found = [
-                self._error_problem(kind, file_name(segment.base, kind), detail) for kind, detail in check_companion_files(source, files)
+                self._listing_error(kind, file_name(segment.base, kind), detail) for kind, detail in check_companion_files(source, files)
             ]
             if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
                 detail = "it has two entries: a consumer that searches for an offset before the first one never ends"
-                found.append(self._error_problem("endless", file_name(segment.base, "index"), detail))
+                found.append(self._listing_error("endless", file_name(segment.base, "index"), detail))
         return found, max(end, segment.base)
 
     def _has_expired(self, segment: ListedSegment) -> bool:
         now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 
-    def _error_problem(self, kind: str, file: str, detail: str) -> SegmentProblem:
+    def _listing_error(self, kind: str, file: str, detail: str) -> SegmentProblem:
         return SegmentProblem("error", kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
 
-    def _note_problem(self, kind: str, file: str, detail: str) -> SegmentProblem:
+    def _listing_note(self, kind: str, file: str, detail: str) -> SegmentProblem:
         return SegmentProblem("note", kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)

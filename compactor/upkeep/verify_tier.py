@@ -17,7 +17,7 @@ from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
-from compactor.upkeep.retire import GraceClock, survey_retirable
+from compactor.upkeep.retire import GraceClock, survey_retirable_segments
 from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget, download_intact_files
 from compactor.upkeep.uploads import find_unfinished_uploads
 
@@ -109,7 +109,7 @@ class _SegmentVerifier(NamedTuple):
             source = open_source_segment(
                 0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
             )
-            source.name = self._object_key("log")
+            source.name = self._object_key_of_file("log")
             source.verify_crcs_once(0, len(source.table))
             negative = count_negative_timestamps(source, self.inflate_limit)
         except BadData as error:
@@ -126,10 +126,10 @@ class _SegmentVerifier(NamedTuple):
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
     def _segment_problem(self, kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
-        return SegmentProblem(severity, kind, *self.partition, self._object_key(file), detail)
+        return SegmentProblem(severity, kind, *self.partition, self._object_key_of_file(file), detail)
 
-    def _object_key(self, kind: str) -> str:
-        return self.tier.ports.layout.object_name(self.partition, self.segment, kind)
+    def _object_key_of_file(self, file_kind: str) -> str:
+        return self.tier.ports.layout.object_name(self.partition, self.segment, file_kind)
 
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
@@ -163,7 +163,7 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
 
 def _retire_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
-    found = survey_retirable(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
+    found = survey_retirable_segments(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

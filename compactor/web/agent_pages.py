@@ -18,10 +18,10 @@ from compactor.web.documents import (
     NeedsAttention,
     PendingSegment,
     PlannedStep,
+    RunningWork,
     StatusDocument,
     UploadDocument,
     UploadRow,
-    WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
 from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
@@ -190,9 +190,9 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbo
     )
 
 
-def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> WorkItem:
+def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> RunningWork:
     """Return the entry of a running upload for the list of jobs, with its progress."""
-    return WorkItem(
+    return RunningWork(
         partition=str(partition),
         action="upload",
         phase="upload",

@@ -42,9 +42,9 @@ from compactor.web.documents import (
     RecentRound,
     RoundEntry,
     RoundOutcome,
+    RunningWork,
     StatusDocument,
     TopicsDocument,
-    WorkItem,
 )
 from compactor.web.listing import ListColumn, ListQuery
 from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
@@ -253,9 +253,9 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
     )
 
 
-def _running_job_entry(job: RunningJob, now_ms: int) -> WorkItem:
+def _running_job_entry(job: RunningJob, now_ms: int) -> RunningWork:
     """Return the entry of a running job for the list of jobs, with its progress and expected end."""
-    return WorkItem(
+    return RunningWork(
         partition=str(job.job.partition),
         action=job.job.action.value,
         phase=job.phase,

@@ -16,7 +16,7 @@ DOCUMENT_SCHEMA_VERSION = 1
 Level = Literal["ok", "attention", "down", "starting", "stopping"]
 
 
-class Verdict(Value):
+class ServiceVerdict(Value):
     """Condition of the service at a glance.
 
     ``text``: a few words.
@@ -54,7 +54,7 @@ class NeedsAttention(Value):
     runbook: str
 
 
-class WorkItem(Value):
+class RunningWork(Value):
     """A running job with its progress.
 
     ``done``, ``total``: completed and expected amount of work, in ``unit``.
@@ -273,16 +273,16 @@ class StatusDocument(Value, Generic[TotalsT, RowT]):
     now_ms: int
     started_ms: int | None
     ready: bool
-    verdict: Verdict
+    verdict: ServiceVerdict
     looks: ScanInfo
     totals: TotalsT
     needs_attention: tuple[NeedsAttention, ...]
-    at_work: tuple[WorkItem, ...]
+    at_work: tuple[RunningWork, ...]
     conditions: dict[str, int]
     partitions: PartitionList[RowT]
 
 
-class PolicyInForce(Value):
+class EffectiveTopicSettings(Value):
     """Settings of the cleaner that apply to a topic."""
 
     cleanup_policy: str
@@ -310,7 +310,7 @@ class TopicRow(Value):
     dirty_bytes: int
     waiting_bytes: int
     saved_bytes: int
-    policy: PolicyInForce
+    policy: EffectiveTopicSettings
     week: tuple[HourTotals, ...]
 
 
@@ -441,7 +441,7 @@ class PageDocument(Value):
     version: str
     now_ms: int
     attention: NeedsAttention | None
-    at_work: WorkItem | None
+    at_work: RunningWork | None
     commands: tuple[str, ...]
 
 

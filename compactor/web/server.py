@@ -41,7 +41,7 @@ def serve_pages(listen: str, pages: Responder, setting_name: str = "daemon.liste
     :raises UsageError: if the address cannot be used.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageRequestHandler(BaseHTTPRequestHandler):
         server_version = "tiered-compactor"
         sys_version = ""
         timeout = 10
@@ -75,12 +75,12 @@ def serve_pages(listen: str, pages: Responder, setting_name: str = "daemon.liste
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
 
-    class Server(ThreadingHTTPServer):
+    class PageServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
     try:
-        server = Server((host, int(port)), Handler)
+        server = PageServer((host, int(port)), PageRequestHandler)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UsageError(

@@ -12,7 +12,7 @@ from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 from compactor.views.time_formats import count_noun
-from compactor.web.documents import Level, NeedsAttention, RowT, ScanInfo, StatusDocument, TotalsT, Verdict, WorkItem
+from compactor.web.documents import Level, NeedsAttention, RowT, RunningWork, ScanInfo, ServiceVerdict, StatusDocument, TotalsT
 from compactor.web.listing import ItemT, ListColumn, ListQuery, list_partitions_page
 
 RUNBOOK_FILE = "docs/operating.md"
@@ -39,7 +39,7 @@ def status_document(
     *,
     totals: TotalsT,
     needs_attention: Sequence[NeedsAttention],
-    running_jobs: Sequence[WorkItem],
+    running_jobs: Sequence[RunningWork],
     due_partitions: int,
 ) -> StatusDocument[TotalsT, RowT]:
     """Return the document of a service's first page.
@@ -88,7 +88,7 @@ def format_command(verb: str, partition: TopicPartition, config: str) -> str:
 
 def make_verdict(
     *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int, running_jobs: int, due_partitions: int
-) -> Verdict:
+) -> ServiceVerdict:
     """Return the service's condition at a glance.
 
     :param problem: why the service cannot work, or an empty string.
@@ -102,7 +102,7 @@ def make_verdict(
     )
     doing = [count_noun(running_jobs, "job") + " at work"] if running_jobs else []
     doing += [count_noun(due_partitions, "partition") + " due"] if due_partitions else []
-    return Verdict(level=level, text=text, detail=detail or ", ".join(doing) or "No job runs, and no partition is due")
+    return ServiceVerdict(level=level, text=text, detail=detail or ", ".join(doing) or "No job runs, and no partition is due")
 
 
 def _verdict_level(*, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int) -> tuple[Level, str, str]:

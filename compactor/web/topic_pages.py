@@ -11,7 +11,7 @@ from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, failure
 from compactor.daemon.status import DaemonStatus
 from compactor.daemon.trend import HourFigures
 from compactor.model.status import RoundStatus
-from compactor.web.documents import HourTotals, PolicyInForce, TopicRow, TopicsDocument
+from compactor.web.documents import EffectiveTopicSettings, HourTotals, TopicRow, TopicsDocument
 
 
 def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[str], CleanerSettings]) -> TopicsDocument:
@@ -42,7 +42,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
         dirty_bytes=sum(each.dirty_bytes for each in statuses),
         waiting_bytes=sum(each.waiting_bytes for each in statuses),
         saved_bytes=sum(max(0, each.bytes_before - each.bytes_after) for each in rounds),
-        policy=PolicyInForce(**{name: getattr(cleaner, name) for name in PolicyInForce.model_fields}),
+        policy=EffectiveTopicSettings(**{name: getattr(cleaner, name) for name in EffectiveTopicSettings.model_fields}),
         week=hour_totals(status.trend.topics.get(topic, ())),
     )
 

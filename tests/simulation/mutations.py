@@ -184,14 +184,14 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
 @contextmanager
 def fold_before_list() -> Iterator[None]:
     """The sweep folds, and then lists."""
-    survey = retire.survey_retirable
+    survey = retire.survey_retirable_segments
 
     def early(ports: Ports, log: PartitionLog, retention: Retention, clock: retire.GraceClock = retire.STORES_OWN) -> retire.RetireSurvey:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
             return survey(ports, log, retention, clock)
 
-    with patch.object(retire, "survey_retirable", early):
+    with patch.object(retire, "survey_retirable_segments", early):
         yield
 
 

@@ -164,7 +164,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         ControlLog._fold_to_log_end,
         leading.acquire_leadership,
         records.decode_checksummed,
-        upkeep.survey_retirable,
+        upkeep.survey_retirable_segments,
     )
 
     def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.RetireSurvey:
@@ -192,7 +192,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
     with (
         patch.object(ControlLog, "_fold_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
-        patch.object(upkeep, "survey_retirable", watched_survey),
+        patch.object(upkeep, "survey_retirable_segments", watched_survey),
         patch.object(records, "decode_checksummed", lru_cache(maxsize=2000)(decode)),
     ):
         yield

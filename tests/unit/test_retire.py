@@ -56,7 +56,7 @@ def test_bytes_are_those_of_all_that_is_gone(play: Play) -> None:
     assert play.process("b").retire(dry_run=True).swept == (), "the log never knew it, and it is new"
     play.pass_time(ORPHAN_AGE_MS)
     report = play.process("b").retire()
-    assert report.bytes == size + 5
+    assert report.deleted_bytes == size + 5
     assert report.swept == (stray,)
 
 

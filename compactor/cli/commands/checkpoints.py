@@ -102,8 +102,8 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     found = compare_points(before, after)
     document = {
         **tiers.partition_document(name),
-        "from": _point_document(before),
-        "to": _point_document(after),
+        "from": _history_point_document(before),
+        "to": _history_point_document(after),
         **tiers.report_document(found),
     }
     out.print_result(document, *_diff_tables(before, after, found))
@@ -277,14 +277,14 @@ def _describe_void_record(entry: Document) -> str:
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 
 
-def _point_document(point: HistoryPoint) -> dict[str, object]:
+def _history_point_document(point: HistoryPoint) -> dict[str, object]:
     return {"slot": point.slot, "at_ms": point.at_ms, "cleaner_offsets": [tiers.report_document(entry) for entry in point.cleaner_offsets]}
 
 
 def _diff_tables(before: HistoryPoint, after: HistoryPoint, difference: HistoryDifference) -> list[Table]:
     """Return tables of what changed in a partition between two points of its history."""
 
-    def point_title(point: HistoryPoint) -> str:
+    def history_point_title(point: HistoryPoint) -> str:
         return f"slot {point.slot}" + (f" ({format_iso_time(point.at_ms)})" if point.at_ms else "")
 
     rows: list[tuple[object, ...]] = [(f"cleaner offset of epoch {c.leader_epoch}", c.before, c.after) for c in difference.cleaner_offsets]
@@ -292,7 +292,7 @@ def _diff_tables(before: HistoryPoint, after: HistoryPoint, difference: HistoryD
         rows.append(("leader", difference.leader[0] or "nobody", difference.leader[1] or "nobody"))
     if difference.fenced:
         rows.append(("void records", None, f"{difference.fenced} more"))
-    tables = [Table("", ("", point_title(before), point_title(after)), rows or [("no difference", "", "")])]
+    tables = [Table("", ("", history_point_title(before), history_point_title(after)), rows or [("no difference", "", "")])]
     if difference.segments:
         rows = [(c.change, c.start_offset, c.end_offset, format_size(c.bytes), c.id) for c in difference.segments]
         tables.append(Table("segments", ("", "start offset", "end offset", "size", "id"), rows))

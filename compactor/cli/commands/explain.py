@@ -21,7 +21,7 @@ MAX_EVENT_ROWS = 60
 def run_explain(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, [args.partition])
-    found = [(name, _explain(tier, name, args, out)) for name in names]
+    found = [(name, _explain_partition(tier, name, args, out)) for name in names]
     documents = [
         {
             **tiers.partition_document(name),
@@ -34,7 +34,7 @@ def run_explain(args: argparse.Namespace, out: Output) -> None:
     out.print_result(documents[0] if len(found) == 1 else {"partitions": documents}, *tables)
 
 
-def _explain(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
+def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
     """Return the answer to the user's question about one partition: about a key, an offset, or the partition itself."""
     now = command_parser.cleaner_clock_ms(args)
     searches = args.key is not None or args.offset is not None

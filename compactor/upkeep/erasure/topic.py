@@ -258,7 +258,7 @@ def _retire_replaced_segments(
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         objects = count_noun(len(report.deleted) + len(report.swept), "object")
-        report_step(f"{survey.partition}: {objects} deleted, {format_size(report.bytes)}{early}")
+        report_step(f"{survey.partition}: {objects} deleted, {format_size(report.deleted_bytes)}{early}")
 
 
 # --- the report ---
