@@ -75,8 +75,8 @@ def execute_job(
     """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
     records can be told from those of other jobs.
 
-    :param catalog_slot_when_chosen: slot (number of the record) up to which the partition's control log was read when the job was chosen. A deletion
-        is skipped if the log has grown since, because another daemon has then deleted everything that was due.
+    :param log_slot_when_chosen: slot (number of the record) up to which the partition's control log was read when the job was chosen. A
+        deletion is skipped if the log has grown since, because another daemon has then deleted everything that was due.
     """
 
     def on_stage(stage: Stage, plan: CompactionPlan) -> None:
