@@ -339,7 +339,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
         def run_job() -> None:
             begun = time.monotonic()
-            done = execute_job(tier, catalog, job, self._resources, now, progress, catalog_slot_when_chosen=slot)
+            done = execute_job(tier, catalog, job, self._resources, now, progress, log_slot_when_chosen=slot)
             self._done.put(replace(done, seconds=time.monotonic() - begun, phases=progress.phase_seconds(), run_id=progress.run_id))
 
         threading.Thread(target=run_job, name=f"{job.action.value} {job.partition}", daemon=True).start()

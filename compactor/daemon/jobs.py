@@ -70,7 +70,7 @@ def execute_job(
     now_ms: int,
     observer: JobObserver,
     *,
-    catalog_slot_when_chosen: int = -1,
+    log_slot_when_chosen: int = -1,
 ) -> JobResult:
     """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
     records can be told from those of other jobs.
@@ -97,7 +97,7 @@ def execute_job(
         # A lease that seems to last longer than two of ours is ignored: the store's clock was set back, or the holder's ttl is longer.
         if lease is not None and 0 < left_ms <= 2 * tier.lease.ttl_ms:
             return JobResult(job, RoundStatus.LEASED, f"{lease.holder} is at work", log)
-        if job.action is DaemonAction.RETIRE and 0 <= catalog_slot_when_chosen < log.state.slot:
+        if job.action is DaemonAction.RETIRE and 0 <= log_slot_when_chosen < log.state.slot:
             return JobResult(job, RoundStatus.NOTHING_TO_DO, "another process has written meanwhile", log)
         if job.action is DaemonAction.ROUND:
             stop = resources.stop.raise_if_stopped
