@@ -339,9 +339,8 @@ def _is_first_batch_after(table: BatchTable, previous_last_offset: int) -> bool:
 
 
 def _usable_offset_and_time_index_bytes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
-    """Return the sizes of the given indexes, rounded down to whole entries.
-
-    Without an offset index Kafka rebuilds both; without a time index it goes on with an empty one.
+    """Return the sizes in bytes of a segment's offset index and time index, rounded down to whole entries. As in Kafka, both count as
+    rebuilt if the offset index is missing, and a missing time index counts as empty.
     """
     index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
     if index.exists():

@@ -146,7 +146,7 @@ class HashRangeRowFile:
                 self.write_buffered_rows()
 
     def count_rows_of_range(self, section_number: int, range_number: int) -> int:
-        """Return the number of rows in a range; the first range of the spool is number 0."""
+        """Return the number of rows of a section in one hash range; ranges are counted from 0, the first range of the file."""
         self.write_buffered_rows()
         return sum(block.row_count_of_range(range_number) for block in self._blocks.get(section_number, ()))
 
@@ -211,8 +211,8 @@ class HashRangeRowFile:
         self.size += len(data)
 
     def _read_rows_of_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
-        """Read the ranges from ``first_range`` up to ``end_range`` (exclusive) of a block into the buffer, in which no row may be waiting
-        to be written.
+        """Read the rows of a block in the ranges from ``first_range`` up to ``end_range`` (exclusive) into the buffer. Rows in the
+        buffer that are not written yet would be lost, so there must be none.
         """
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
@@ -262,8 +262,8 @@ def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_r
 def _copy_rows_in_hash_ranges(
     rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
 ) -> NextRowAndOutRowCount:
-    """Copy rows from ``first_row`` on whose range is one of ``copied_range_count`` from ``first_range``. Return the next row and the number
-    of rows now in the buffer.
+    """Copy the rows from ``first_row`` on whose hash lies in one of ``copied_range_count`` ranges from range ``first_range`` on, until
+    ``out_rows`` is full. Return the number of the next row to read, and the number of rows now in ``out_rows``.
     """
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):

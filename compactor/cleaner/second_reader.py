@@ -15,9 +15,7 @@ from compactor.records.rows import BatchChunk
 
 @dataclass(frozen=True, slots=True)
 class RowsOfSecondReader:
-    """Result of reading one chunk: a row for each record that the second reader will look up, and the number of batches that it has
-    read.
-    """
+    """Result of reading one chunk: one row per record whose key the second reader will look up, and the number of batches read."""
 
     batches: int
     rows: npt.NDArray[np.uint64]
@@ -30,7 +28,7 @@ class SecondReader(Protocol):
     """
 
     def start_reading_segment(self, source: SourceSegment) -> None:
-        """Start a segment; its chunks follow."""
+        """Tell the second reader to which segment the next chunks belong."""
 
     def read_chunk_of_key_scan(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> RowsOfSecondReader:
         """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""

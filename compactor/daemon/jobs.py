@@ -110,7 +110,7 @@ def execute_job(
         else:
             work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
             result = JobResult(
-                job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, round_work=work)
+                job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, round_steps=work)
             )
             tier.change_notifier.record_reached_slots([log])
         log.refresh()

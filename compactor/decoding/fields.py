@@ -225,7 +225,7 @@ def to_json_text(value: object) -> str:
 
 
 def _replace_bytes_by_base64(value: AvroValue) -> AvroValue:
-    """Return a value whose bytes are base64, in the alphabet that `cat` uses elsewhere."""
+    """Return a value in which bytes are replaced by base64 text, as `cat` prints them."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, dict):

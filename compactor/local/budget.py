@@ -127,7 +127,7 @@ class DiskBudget:
             return True
 
     def give_back_reserved_bytes(self, usage: DiskUsage, size_bytes: int) -> None:
-        """Give back ``size_bytes`` of the bytes that a round has reserved. Other requests can use them."""
+        """Give ``size_bytes`` of the bytes that a round has reserved back to the budget, for other requests."""
         with self.changed:
             self._add_to_used_bytes(usage, -size_bytes)
             self.changed.notify_all()
@@ -158,7 +158,7 @@ class DiskBudget:
             return bool(self._pin_existing_files((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
-        """Undo one ``pin`` of a cached file. Without pins it may be deleted when its bytes are needed."""
+        """Undo one call of ``pin_file_unless_deleted``. A cached file without pins may be deleted when its bytes are needed."""
         with self.changed:
             cached_file.pins -= 1
             self.changed.notify_all()

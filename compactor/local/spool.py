@@ -41,9 +41,7 @@ def process_spool_folder(state_dir: Path) -> Path:
 
 
 def check_spool_folder_is_writable(state_dir: Path) -> None:
-    """Check that this process's spool folder can be written, and delete folders of processes that were killed since. Raises UsageError if
-    it cannot be written.
-    """
+    """Raise UsageError if this process's spool folder cannot be written. Spool folders of processes that were killed are deleted."""
     folder = process_spool_folder(state_dir)
     try:
         with _hold_file_lock(folder.parent / "lock"):

@@ -20,8 +20,8 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class TopicPartition(NamedTuple):
-    """Topic name and partition number, as Kafka's TopicPartition. Without further mark it is of the first topic of that name in the tier;
-    PartitionOfLaterIncarnation is of a topic that was deleted and created again. Prints as ``topic-partition``.
+    """Topic name and partition number, as Kafka's TopicPartition; prints as ``topic-partition``. It means the first topic of this name
+    in the tier. If the topic was deleted and created again, PartitionOfLaterIncarnation identifies the later one.
     """
 
     topic: str
@@ -33,12 +33,14 @@ class TopicPartition(NamedTuple):
 
     @property
     def incarnation(self) -> int:
-        """Return the number, from 1, of the topic among all topics that have had this name. It is part of the prefixes in the stores."""
+        """Return the number of this topic, counted from 1, among all topics that have had its name. It is part of the prefixes in the
+        stores.
+        """
         return 1
 
     @property
     def first_incarnation(self) -> TopicPartition:
-        """Return the partition of the first topic of this name, by which brokers and people call it."""
+        """Return the partition of the first topic with this name; brokers and people use only this name."""
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod

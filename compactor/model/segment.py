@@ -39,8 +39,9 @@ class SegmentFile(Value):
     """Size and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
 
     sha256: hex digits; empty if the bytes were never read as a whole.
-    batches: digest over the headers of a log of v2 batches (compactor.records.headers). The only digest of a log that was composed of
-        copied ranges. A log that was written whole has both, if its layout stores digests and it has no older messages.
+    batches: digest over the headers of a log of v2 batches (compactor.records.headers). It is the only digest of a log that was composed
+        of copied ranges. A log that was written as a whole has both digests, if its layout stores digests and it has no v0 or v1
+        messages.
     """
 
     size: int

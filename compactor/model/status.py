@@ -32,7 +32,7 @@ CHANGING: Final = (*PUBLISHING, RoundStatus.EXPIRED)
 
 
 class RunStatus(StrEnum):
-    """Status of a round in the run history. Records of other versions may have others."""
+    """Status of a round in the run history. Records that other versions wrote may have further values."""
 
     RUNNING = "running"
     PUBLISHED = "published"

@@ -86,13 +86,15 @@ def digest_sums_by_account(
 ) -> DigestSumRows:
     """Return the sums of the batches and records of a chunk that the cleaner does not copy, by account.
 
-    Batches whose records were filtered count as opened, with all their records. Dropped batches and records count by the reason for which
-    they were dropped; a record dropped for no valid reason is in no account.
+    Batches whose records were filtered count as opened, with all their records. Dropped batches and records count by the reason for
+    which they were dropped; a record dropped for no valid reason is in no account.
 
     :param segment_bytes: the segment's bytes.
-    :param before, final_action: action of each batch as decided by its header, and after its records were filtered.
-    :param keep_flags, superseded_flags: flags per row: whether the record stays, and whether a later record has its key.
-    :param aborted_flags: flags per batch: data of an aborted transaction.
+    :param action_by_header: action of each batch as decided by its header.
+    :param final_action: action of each batch after its records were filtered.
+    :param keep_flags: a flag per row: whether the record stays.
+    :param superseded_flags: a flag per row: whether a later record has its key.
+    :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
     sums = zero_sums_by_account()
     if np.all(final_action == COPY):

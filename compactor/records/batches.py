@@ -99,7 +99,7 @@ class BatchTable:
 
     @staticmethod
     def allocate_rows(rows: int) -> BatchTable:
-        """Return a table with room for ``rows`` batches, not initialized."""
+        """Return a table with space for ``rows`` batches, not initialized."""
         return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
 
     @property

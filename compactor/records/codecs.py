@@ -74,7 +74,7 @@ class GrowingByteBuffer:
     """Growing byte array that is reused, because new memory for every body would cost more than decompressing it. Not thread-safe."""
 
     def __init__(self, capacity: int = 1 << 20) -> None:
-        """Create an empty buffer with room for ``capacity`` bytes."""
+        """Create an empty buffer with space for ``capacity`` bytes."""
         self.array = np.empty(capacity, np.uint8)
         self._view = self.array.data
         self.size = 0

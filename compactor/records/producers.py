@@ -55,9 +55,10 @@ class ProducerStates:
         return int(opened.min()) if len(opened) else None
 
     def can_be_states_at_offset(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether these can be the states at ``offset`` of a log whose remaining batches up to there give ``replayed_states``.
-        Producers that are missing there are accepted, because cleaning may have removed their batches. A batch in the log that these states
-        do not know is not accepted.
+        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log.
+
+        :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in
+            them, because cleaning may have removed their batches. The log must not have a batch that is later than these states say.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False

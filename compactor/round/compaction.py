@@ -37,7 +37,7 @@ from compactor.round.pass_one import (
     CleanSegmentSelectionInputs,
     SurvivorScanResult,
     SurvivorScanSettings,
-    remaining_size_bounds,
+    remaining_size_bounds_by_segment_id,
     scan_for_survivors,
 )
 from compactor.round.pass_two import LocalWorker, executor_fingerprint, retention_rules_of_plan
@@ -236,8 +236,9 @@ class Round:
         return self._round_too_old_problem(intent)
 
     def _round_too_old_problem(self, intent: Intent) -> ReasonOrEmpty:
-        """Return why an open round is too old to be resumed, or an empty string. Where brokers expire segments, they expire none after the
-        round's new segments until these are published, and it counts from the plan, because they are announced after it.
+        """Return why an open round is too old to be resumed, or an empty string. Only where brokers expire segments is there a limit:
+        until the new segments are published, brokers expire no segment that follows them. The time counts from the plan, because the
+        new segments are announced after it.
         """
         ports = self._context.ports
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
@@ -275,7 +276,10 @@ class Round:
         with self._open_workers_and_reader(state, disk) as (workers, reading):
             found = self._scan_for_survivors_before_planning(facts, workers, reading, check)
             known = replace(
-                facts, map_engine=found.engine, clean=found.clean, left=remaining_size_bounds(found, state) if state.mirrored else {}
+                facts,
+                map_engine=found.engine,
+                clean=found.clean,
+                left=remaining_size_bounds_by_segment_id(found, state) if state.mirrored else {},
             )
             yield RoundInputs(known, LocalKeyScan(found, workers, reading), disk.total)
 
@@ -314,14 +318,14 @@ class Round:
         self._stats.bytes_dirty = sum(segment.size_bytes for segment in dirty)
         why = {segment.id: segment.reason for segment in plan.skipped}
         self._stats.left_alone = skipped_ranges.format_skipped_ranges(skipped_ranges.skipped_ranges(session.state.live, why))
-        for outcome in self._execute_tasks(plan, tasks, session, inputs):
+        for outcome in self._run_tasks_remotely_or_here(plan, tasks, session, inputs):
             yield outcome
             intent = session.state.intent
             if intent is not None and intent.pending_tasks and (problem := self._round_too_old_problem(intent)):
                 yield CompactionFailure(run_id=plan.run_id, group=-1, kind=OVERDUE, message=problem)
                 return
 
-    def _execute_tasks(
+    def _run_tasks_remotely_or_here(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
@@ -436,18 +440,20 @@ class Round:
         return self._disk
 
 
-def raise_if_plan_exceeds_disk_budget(plan: CompactionPlan, state: PartitionState, disk_bytes: int) -> None:
-    """Raise OutOfBudget if the largest group of a plan does not fit within ``disk_bytes``. Called before the plan is announced."""
+def raise_if_plan_exceeds_disk_budget(plan: CompactionPlan, state: PartitionState, available_disk_bytes: int) -> None:
+    """Raise OutOfBudget if the largest group of a plan does not fit within ``available_disk_bytes``. Called before the plan is
+    announced.
+    """
     live = state.live_segments_by_id()
     interval = plan.policy.index_interval_bytes
     need, group = max(
         (disk_bytes_to_rewrite_group([live[name] for name in task.sources], interval, max_output_bytes=task.most_bytes), task.group)
         for task in plan.tasks
     )
-    if need > disk_bytes:
+    if need > available_disk_bytes:
         raise OutOfBudget(
             f"group {group} of {state.topic_partition} needs {format_size(need)} of local disk,"
-            f" and the disk budget is {format_size(disk_bytes)}",
+            f" and the disk budget is {format_size(available_disk_bytes)}",
             hint=f"Set disk_budget_bytes to at least {need}, or lower segment_bytes. Nothing was changed",
         )
 

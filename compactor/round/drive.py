@@ -75,21 +75,21 @@ class _DriverSideOfWorkSession:
         return self.missing.state_without_expired_segments(self.leadership.state) if self.missing else self.leadership.state
 
     @property
-    def stored_survivors(self) -> tuple[ScratchObject, ...]:
+    def stored_survivor_objects(self) -> tuple[ScratchObject, ...]:
         intent = self.state.intent
         return intent.survivors if intent else ()
 
-    def scratch_key(self, object_name: str) -> str:
+    def scratch_object_key(self, object_name: str) -> str:
         return f"{scratch_key_prefix(self.leadership.log)}{self.run_id}/{object_name}"
 
-    def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
+    def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
         publication.store_survivors(self.leadership, self.run_id, objects)
 
     def check_leadership(self, *, is_waiting: bool = False) -> None:
         self.leadership.check_still_leading(is_waiting=is_waiting)
 
 
-def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_work: RoundSteps[RoundInputsT]) -> RoundResult:
+def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.
@@ -99,23 +99,23 @@ def run_round(ports: Ports, log: PartitionLog, lease: Lease, round_work: RoundSt
     :raises StoreError: if a retry may help. The intent stays open for the next run; OutOfBudget likewise.
     """
     # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
-    if not _is_round_needed(ports, log.state, round_work) and not _is_round_needed(ports, log.refresh(), round_work):
+    if not _is_round_needed(ports, log.state, round_steps) and not _is_round_needed(ports, log.refresh(), round_steps):
         return RoundResult(RoundStatus.NOTHING_TO_DO, log.state)
     with hold_leadership(ports, log, lease) as leadership:
-        result = run_round_as_leader(leadership, round_work)
+        result = run_round_as_leader(leadership, round_steps)
         write_snapshot_if_due(log)
         return result
 
 
-def _is_round_needed(ports: Ports, state: PartitionState, round_work: RoundSteps[RoundInputsT]) -> bool:
+def _is_round_needed(ports: Ports, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:
     """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
     try:
-        return state.intent is not None or round_work.is_round_due(mirroring.state_with_broker_segments(ports, state))
+        return state.intent is not None or round_steps.is_round_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
         return True  # the leader meets the error again and records it
 
 
-def run_round_as_leader(leadership: Leadership, round_work: RoundSteps[RoundInputsT]) -> RoundResult:
+def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round under a leadership that the caller holds already: finish or undo an open round, raise the log start, plan, rewrite,
     verify, publish. Return what was done, also if nothing was due.
 
@@ -123,17 +123,17 @@ def run_round_as_leader(leadership: Leadership, round_work: RoundSteps[RoundInpu
     :raises BadData: if a source is damaged or the output is refused.
     :raises StoreError: if the store or the brokers fail for longer than the retries last.
     """
-    settled = finish_or_undo_open_intent(leadership, round_work)
+    settled = finish_or_undo_open_intent(leadership, round_steps)
     if settled is not None and not settled.undone:
         return settled
     leadership.ports.publisher.check_publishing_allowed(leadership.state.topic_partition)
     undone = settled.undone if settled else ""
     before = leadership.state
-    if round_work.log_start_to_record(before) is None:
-        return _plan_and_run_round(leadership, round_work, undone)
+    if round_steps.log_start_to_record(before) is None:
+        return _plan_and_run_round(leadership, round_steps, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
-    after = raise_log_start(leadership, round_work.log_start_to_record)
-    result = _plan_and_run_round(leadership, round_work, undone)
+    after = raise_log_start(leadership, round_steps.log_start_to_record)
+    result = _plan_and_run_round(leadership, round_steps, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
     live = after.live_segments_by_id()
@@ -141,7 +141,7 @@ def run_round_as_leader(leadership: Leadership, round_work: RoundSteps[RoundInpu
     return replace(result, status=RoundStatus.EXPIRED if result.status == RoundStatus.NOTHING_TO_DO else result.status, expired=expired)
 
 
-def _plan_and_run_round(leadership: Leadership, round_work: RoundSteps[RoundInputsT], undone_reason: str) -> RoundResult:
+def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInputsT], undone_reason: str) -> RoundResult:
     """Plan and execute a round if one is due, and return its result. Called when no intent is open. ``undone_reason``: why an earlier
     intent was undone first; empty if none was.
     """
@@ -152,10 +152,10 @@ def _plan_and_run_round(leadership: Leadership, round_work: RoundSteps[RoundInpu
                 mirroring.mirror_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
-                facts = gathering.enter_context(round_work.gather_round_inputs(leadership.state, leadership.check_still_leading))
-                plan = None if facts is None else round_work.make_plan(facts, leadership.epoch, leadership.ports.new_id)
+                facts = gathering.enter_context(round_steps.gather_round_inputs(leadership.state, leadership.check_still_leading))
+                plan = None if facts is None else round_steps.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
-                    round_work.raise_if_plan_exceeds_rate_limit(plan)
+                    round_steps.raise_if_plan_exceeds_rate_limit(plan)
             except (BadData, NotFound) as error:
                 if mirrored and find_expired_segments(leadership, [segment.id for segment in leadership.state.live]):
                     undone_reason = "brokers have expired segments since the facts were gathered"
@@ -181,15 +181,15 @@ def _plan_and_run_round(leadership: Leadership, round_work: RoundSteps[RoundInpu
                 undone_reason = "segments were added before the log's beginning since the facts were gathered"
                 _undo_intent(leadership, steps, _require_intent(leadership), undone_reason)
                 continue
-            round_work.on_stage(Stage.ANNOUNCED, plan)
-            return _finish_open_intent(leadership, round_work, facts, steps, undone_reason)
+            round_steps.on_stage(Stage.ANNOUNCED, plan)
+            return _finish_open_intent(leadership, round_steps, facts, steps, undone_reason)
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
 
-def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
+def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[RoundInputsT] | None) -> RoundResult | None:
     """Finish the open intent (an announced plan that is neither published nor undone): resume it, or undo it and delete its objects.
 
-    :param round_work: None if this process cannot do the work, as for ``retire``: the intent is then undone.
+    :param round_steps: None if this process cannot do the work, as for ``retire``: the intent is then undone.
     :return: the result, or None if no intent is open; its field ``undone`` states why the intent was undone.
     """
     publication.remove_stray_segments(leadership)
@@ -198,16 +198,16 @@ def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundSteps[Ro
         return None
     steps = StageTracker(stage_of_intent(intent))
     if intent.begun_slot:
-        return _publish_intent(leadership, round_work, None, steps, intent, "")
+        return _publish_intent(leadership, round_steps, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.problem_that_stops_open_round(
         leadership, ExpiredSources(leadership)
     )
     if not reason:
-        reason = round_work.resume_problem(intent) if round_work else "no process resumed it"
-    if reason or round_work is None:
+        reason = round_steps.resume_problem(intent) if round_steps else "no process resumed it"
+    if reason or round_steps is None:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, steps, intent, reason), intent.plan, undone=reason)
     try:
-        return _finish_open_intent(leadership, round_work, None, steps, "")
+        return _finish_open_intent(leadership, round_steps, None, steps, "")
     except OutOfBudget as error:
         # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
         still = leadership.check_still_leading().intent
@@ -224,7 +224,7 @@ def finish_or_undo_open_intent(leadership: Leadership, round_work: RoundSteps[Ro
 
 def _finish_open_intent(
     leadership: Leadership,
-    round_work: RoundSteps[RoundInputsT],
+    round_steps: RoundSteps[RoundInputsT],
     inputs: RoundInputsT | None,
     stage_tracker: StageTracker,
     undone_reason: str,
@@ -240,7 +240,7 @@ def _finish_open_intent(
     expired = ExpiredSources(leadership)
     expired.find_newly_expired_sources(intent)
     try:
-        failed = _run_pending_tasks(leadership, round_work, inputs, expired)
+        failed = _run_pending_tasks(leadership, round_steps, inputs, expired)
     except (CompactorError, RecordRefused):
         raise
     except Exception as bug:
@@ -269,13 +269,13 @@ def _finish_open_intent(
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, stage_tracker, failure, "")
     stage_tracker.advance_to(Stage.VERIFIED)
-    round_work.on_stage(Stage.VERIFIED, plan)
-    return _publish_intent(leadership, round_work, inputs, stage_tracker, intent, undone_reason)
+    round_steps.on_stage(Stage.VERIFIED, plan)
+    return _publish_intent(leadership, round_steps, inputs, stage_tracker, intent, undone_reason)
 
 
 def _publish_intent(
     leadership: Leadership,
-    round_work: RoundSteps[RoundInputsT] | None,
+    round_steps: RoundSteps[RoundInputsT] | None,
     inputs: RoundInputsT | None,
     stage_tracker: StageTracker,
     intent: Intent,
@@ -285,21 +285,21 @@ def _publish_intent(
 
     Once publishing has begun the round can only go forward. Otherwise the intent is undone if readers have lost a source.
 
-    :param round_work: None if this process only completes a publication that another process began.
+    :param round_steps: None if this process only completes a publication that another process began.
     """
     plan = intent.plan
 
     def record_start_of_publication() -> None:
         if stage_tracker.stage is not Stage.PUBLISH_BEGUN:
             stage_tracker.advance_to(Stage.PUBLISH_BEGUN)
-        if round_work is not None:
-            round_work.on_stage(Stage.PUBLISH_BEGUN, plan)
+        if round_steps is not None:
+            round_steps.on_stage(Stage.PUBLISH_BEGUN, plan)
 
     gone = mirroring.problem_that_stops_open_round(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
     if gone:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, gone), plan, undone=gone)
     status = RoundStatus.RESUMED if inputs is None else RoundStatus.CLEANED
-    stats = round_work.stats_for_run_history(plan, intent.receipts) if round_work is not None else {}
+    stats = round_steps.stats_for_run_history(plan, intent.receipts) if round_steps is not None else {}
     try:
         publication.publish_round(
             leadership, intent, publication.RunOutcome(_run_history_status(plan, status), stats), record_start_of_publication
@@ -313,8 +313,8 @@ def _publish_intent(
             RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, str(refused)), plan, undone=str(refused)
         )
     stage_tracker.advance_to(Stage.PUBLISHED)
-    if round_work is not None:
-        round_work.on_stage(Stage.PUBLISHED, plan)
+    if round_steps is not None:
+        round_steps.on_stage(Stage.PUBLISHED, plan)
     publication.delete_scratch_objects(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
@@ -325,12 +325,12 @@ def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
 
 
 def _run_pending_tasks(
-    leadership: Leadership, round_work: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: ExpiredSources
+    leadership: Leadership, round_steps: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: ExpiredSources
 ) -> FailureAndSegmentId | None:
-    """Run the pending tasks by the worker. Return the first failure with the segment concerned, or None if there was none.
+    """Let the worker run the pending tasks. Return the first failure with the segment concerned, or None if there was none.
 
-    Tasks of whose sources brokers have expired all are left out, also if that happens meanwhile. None is also returned if only a part of a
-    task's sources has expired, because the intent is then undone.
+    Tasks whose sources have all been expired by brokers are skipped, also if that happens while the tasks run. If brokers have expired
+    only some sources of a task, None is returned, because the intent is then undone.
     """
     while True:
         intent = _require_intent(leadership)
@@ -339,7 +339,7 @@ def _run_pending_tasks(
         known = frozenset(expired_sources.ids)
         run_id, failure, segment = intent.plan.run_id, None, ""
         try:
-            failure = _run_unexpired_pending_tasks(leadership, round_work, inputs, intent, expired_sources)
+            failure = _run_unexpired_pending_tasks(leadership, round_steps, inputs, intent, expired_sources)
         except BadData as error:
             failure, segment = CompactionFailure(run_id=run_id, group=-1, kind="bad data", message=error.message), error.segment
         except NotFound as error:
@@ -358,7 +358,7 @@ def _run_pending_tasks(
 
 def _run_unexpired_pending_tasks(
     leadership: Leadership,
-    round_work: RoundSteps[RoundInputsT],
+    round_steps: RoundSteps[RoundInputsT],
     inputs: RoundInputsT | None,
     intent: Intent,
     expired_sources: ExpiredSources,
@@ -367,11 +367,11 @@ def _run_unexpired_pending_tasks(
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending_tasks if not expired_sources.has_expired(task)]
     session = _DriverSideOfWorkSession(leadership, run_id, expired_sources if inputs is None else None)
-    for outcome in round_work.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
+    for outcome in round_steps.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
-        round_work.on_stage(Stage.UPLOADED, intent.plan)
+        round_steps.on_stage(Stage.UPLOADED, intent.plan)
     missing = [task for task in _require_intent(leadership).pending_tasks if not expired_sources.has_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")

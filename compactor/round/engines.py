@@ -12,14 +12,14 @@ from compactor.round.plan import PlanInputs
 from compactor.round.ports import LeadershipCheck, PlanWorker, RoundCosts
 from compactor.round.skip import CleanSegmentVerdicts
 
-DraftAt = Callable[[int], CompactionPlan | None]
+DraftPlanAtTime = Callable[[int], CompactionPlan | None]
 """Returns the plan that would be made at a time in milliseconds, or None if no round would be due then."""
 
 
 class RemoteWorker(PlanWorker, Protocol):
-    """Worker that runs outside of this process and does pass 1 itself."""
+    """Worker that runs outside of this process and finds the surviving records (pass 1) itself."""
 
-    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTime) -> int:
         """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
         return now_ms
 

@@ -82,7 +82,7 @@ def largest_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
 
 
 def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many of the oldest segments are older than ``retention_ms``."""
+    """Return how many of the oldest readable segments have no record younger than ``retention_ms``."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
     young = (n for n, segment in enumerate(readable_segments) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)

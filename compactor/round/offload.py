@@ -14,7 +14,7 @@ FEW_PASSES = 3
 """Number of passes over the keys up to which this process does the work, although it reads the dirty range as often."""
 
 
-def reason_for_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
+def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, assessment: RoundAssessment[S]) -> ReasonOrEmpty:
     """Return the reason why a due round goes to the Spark cluster of [spark] master, or an empty string if this process does it.
 
     :param assessment: decision that the round is due, with the segments it covers.

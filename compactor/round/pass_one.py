@@ -210,7 +210,8 @@ class BloomFilterAnswers:
 def scan_for_survivors(
     reader: StagedSegmentReader, round_range: RoundRange, settings: SurvivorScanSettings, selection_inputs: CleanSegmentSelectionInputs
 ) -> SurvivorScanResult:
-    """Run pass 1. Holds no disk space when it is done; fetched segments stay staged while the space is not needed.
+    """Find the last record of each dirty key, and the clean segments that must be read (pass 1 of a round). No disk space is reserved
+    afterwards; fetched segments stay staged while the space is not needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
     """
@@ -315,7 +316,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
 
         survivors = KeyScanSpillingToDisk(_create_key_scan(scan_inputs, finished, gate), None, open_disk_map, part_count)
         scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished, space)
-        decisions: Mapping[int, ReadDecisionBySidecar] | None = None
+        decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar] | None = None
         answers = BloomFilterAnswers()
         try:
             for _ in range(part_count):
@@ -334,16 +335,15 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
 
 
 def _max_dirty_key_count_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
-    """Return an upper bound on the number of dirty keys, where rows on disk are not deduplicated yet. It is 0 only if nothing was scanned,
-    because without a dirty key every clean segment may be skipped. ``estimated_row_count``: estimated number of rows.
+    """Return an upper bound on the number of dirty keys if the keys are on disk: the estimated number of rows, at least 1, because rows
+    on disk may repeat a key. It is 0 only if there is no dirty segment.
     """
     return max(1, estimated_row_count) if scan_inputs.roles.dirty else 0
 
 
 def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int) -> int:
-    """Return into how many parts the keys must be split so that one part's rows and the segment being read fit the disk budget.
-
-    Raises OutOfBudget if more than MOST_PASSES would be needed.
+    """Return the number of parts into which the keys must be split, so that the rows of one part and the segment being read fit the disk
+    budget. Raises OutOfBudget if more than MOST_PASSES parts would be needed.
     """
     budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_segment_bytes
     parts = count_log_scans_for_disk(expected_row_count, budget - largest)
@@ -418,12 +418,12 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
             if job.roles.sidecar_head(ordinal).sidecar is None:
                 job.opened.read_batch_headers(ordinal, scan.space.reservation)
                 job.settings.check()
-        job.opened.fold_transactions()
+        job.opened.compute_transaction_verdicts()
     if scan.gate is not None:
         scan.gate.compute_transaction_outcomes(job.opened.sources)
 
 
-def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[int, ReadDecisionBySidecar]:
+def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[SegmentOrdinal, ReadDecisionBySidecar]:
     """Return the decision that each clean segment's sidecar allows, by position of the segment.
 
     :param dirty_key_count: number of keys of the dirty range, or a bound on it.
@@ -452,7 +452,7 @@ def _reason_due_by_transactions(scan_inputs: _SurvivorScanInputs, ordinal: Segme
 
 
 def _ask_filters_about_dirty_keys(
-    scan: _SurvivorScanAttempt, decisions: Mapping[int, ReadDecisionBySidecar], earlier_answers: BloomFilterAnswers
+    scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
     segments that may have one of them.
@@ -475,7 +475,7 @@ def _ask_filters_about_dirty_keys(
 
 
 def _choose_segments_to_read_in_part(
-    scan: _SurvivorScanAttempt, decisions: dict[int, ReadDecisionBySidecar], answers: BloomFilterAnswers
+    scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, ReadDecisionBySidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.
 
@@ -519,7 +519,7 @@ def _choose_segments_to_read_in_part(
     return replace(answers, met=met)
 
 
-def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[int]) -> dict[int, str]:
+def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[int, str]:
     """Return the segments whose filter matches a dirty key or cannot be used, with the reason, by position of the segment."""
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:
@@ -535,7 +535,7 @@ def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[i
 
 
 def _build_survivor_scan_result(
-    scan: _SurvivorScanAttempt, decisions: Mapping[int, ReadDecisionBySidecar], answers: BloomFilterAnswers, scan_count: int
+    scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar], answers: BloomFilterAnswers, scan_count: int
 ) -> SurvivorScanResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
@@ -559,7 +559,7 @@ def _build_survivor_scan_result(
     )
 
 
-def remaining_size_bounds(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
+def remaining_size_bounds_by_segment_id(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
     """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
     read.
 

@@ -325,7 +325,7 @@ class PlanExecution:
             self._update_round_costs()
 
     def _rewrite_with_reserved_disk(
-        self, task: CompactionTask, source_ordinals: tuple[int, ...], reservation: DiskSpaceReservation, folder: Path
+        self, task: CompactionTask, source_ordinals: tuple[SegmentOrdinal, ...], reservation: DiskSpaceReservation, folder: Path
     ) -> RewrittenGroup:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
@@ -357,7 +357,7 @@ class PlanExecution:
         reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
         return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
-    def _part_to_read_of_group(self, source_ordinals: Sequence[int]) -> SegmentPartToRead | None:
+    def _part_to_read_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
         """Return the part to read if the group is one segment of which a part is enough; else None. ``source_ordinals``: positions of its
         sources.
         """

@@ -204,7 +204,7 @@ class GroupCandidate:
         return self.left is not None and self.left.records == 0
 
 
-_Assessed = RoundAssessment[RemoteLogSegmentMetadata]
+_AssessedPartition = RoundAssessment[RemoteLogSegmentMetadata]
 
 
 def draft_plan(plan_inputs: PlanInputs) -> CompactionPlan:
@@ -337,7 +337,7 @@ class GroupingRules:
 
 
 def _choose_groups_to_rewrite(
-    assessment: _Assessed, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
+    assessment: _AssessedPartition, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
 ) -> GroupsAndMergedSegmentIds:
     """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
     included because they are small.

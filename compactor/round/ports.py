@@ -51,13 +51,13 @@ class WorkerSession(Protocol):
         """Return the partition's state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
 
     @property
-    def stored_survivors(self) -> tuple[ScratchObject, ...]:
+    def stored_survivor_objects(self) -> tuple[ScratchObject, ...]:
         """Return the scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
 
-    def scratch_key(self, object_name: str) -> str:
+    def scratch_object_key(self, object_name: str) -> str:
         """Return the control store key for a scratch object of this run. The object is deleted after the run has ended."""
 
-    def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
+    def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
         """Record existing scratch objects as the result of pass 1. Raises Fenced."""
 
     def check_leadership(self, *, is_waiting: bool = False) -> None:

@@ -24,6 +24,7 @@ from compactor.control.ports import Ports
 from compactor.control.stages import Stage
 from compactor.control.state import Intent, PartitionState, WaitingGroup
 from compactor.errors import UsageError
+from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
 from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.base import ReasonOrEmpty
@@ -140,7 +141,7 @@ class RestoreRound:
         return None  # brokers expire what is theirs
 
     def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
-        """Admit the plan without a limit, because a person asked for it."""
+        """Do nothing: the limit on metadata records does not apply to an undo, because a person asked for it."""
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None
@@ -160,7 +161,7 @@ class RestoreRound:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
 
     def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
-        """Ignore stages."""
+        """Do nothing: no caller is informed about the stages of an undo."""
 
     def _waiting_group_of_run(self, state: PartitionState) -> WaitingGroup:
         """Return the replaced segments of the run, which wait for deletion."""
@@ -232,7 +233,7 @@ class RestoreRound:
 
 
 def _concatenate_batches_of_segments(
-    reader: StagedSegmentReader, ordinals: Sequence[int], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
+    reader: StagedSegmentReader, ordinals: Sequence[SegmentOrdinal], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
     """Concatenate the segments' batches into ``out_log``, up to the group's end; return their transaction index entries."""
     aborted = [np.empty(0, TXN_ENTRY)]

@@ -88,7 +88,7 @@ class SegmentRoles:
 
     @property
     def largest_segment_bytes(self) -> int:
-        """Return the disk bytes of the largest live segment, which must fit beside the rows of the offset map."""
+        """Return the bytes of disk that the largest live segment takes. They must be free in addition to the rows of the offset map."""
         return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
@@ -155,7 +155,7 @@ class RoundSourceSegments:
             with self.map_segment(ordinal, reservation):
                 pass
 
-    def fold_transactions(self) -> None:
+    def compute_transaction_verdicts(self) -> None:
         """Compute the verdict on every batch of all segments from the outcomes of transactions. The lists are changed in place, because
         other objects refer to them.
         """

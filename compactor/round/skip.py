@@ -31,6 +31,9 @@ WRAPPED_BYTES = 50
 WORTH_ASKING = 0.5
 """Largest false positive rate, for the round's number of keys, at which a filter is still fetched."""
 
+KeyEngineName = str
+"""memory, partitioned or spark."""
+
 
 @dataclass(frozen=True)
 class FilterUsageStatistics:
@@ -66,7 +69,7 @@ class FilterUsageStatistics:
         return self.useless / idle if idle else 0.0
 
     def saved_reads_text(self) -> str:
-        """Return the record as a sentence for people."""
+        """Return the statistics as a sentence for people."""
         return (
             f"of {count_noun(self.asked, 'filter')} asked, {self.skipped} saved a read, "
             f"{count_noun(self.useless, 'was a false positive', 'were false positives')} ({100 * self.false_positive_rate:.2g} %); "
@@ -123,7 +126,7 @@ def design_bloom_filter(
     )
 
 
-def choose_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> str:
+def choose_engine(engine_setting: str, key_count: int, map_budget_bytes: int) -> KeyEngineName:
     """Return the engine for a number of keys: the setting, or for ``auto`` memory if the keys fit the map budget, else partitioned."""
     if engine_setting != "auto":
         return engine_setting

@@ -129,13 +129,13 @@ def retire_partition(
     *,
     clock: GraceClock = STORES_OWN,
     dry_run: bool = False,
-    round_work: RoundSteps[Any] | None = None,
+    round_steps: RoundSteps[Any] | None = None,
 ) -> RetireReport:
     """Delete the replaced segments whose grace is over, and sweep leftovers.
 
     :param clock: clock for grace periods.
     :param dry_run: write nothing and acquire no leadership.
-    :param round_work: resumes an open intent; without it the intent is recorded undone.
+    :param round_steps: resumes an open intent; without it the intent is recorded undone.
     :raises Leased: or Fenced, if another compactor leads or takes over. Raises StoreError.
     :raises UsageError: if the data belongs to another tier.
     """
@@ -144,18 +144,18 @@ def retire_partition(
     if dry_run or found.has_nothing_to_do:
         return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
-        report = retire_as_leader(leadership, retention, clock=clock, round_work=round_work)
+        report = retire_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
         write_snapshot_if_due(log)
         return report
 
 
 def retire_as_leader(
-    leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, round_work: RoundSteps[Any] | None = None
+    leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
     """Delete a partition's replaced segments whose grace period is over and the objects that no record names, under a leadership that the
     caller holds already, and return what was deleted.
 
-    :param round_work: work that can finish an open round; None if an open round may only be undone.
+    :param round_steps: work that can finish an open round; None if an open round may only be undone.
     :raises Fenced: if another compactor has become the leader.
     """
     ports, log = leadership.ports, leadership.log
@@ -164,7 +164,7 @@ def retire_as_leader(
         leadership, retention, clock
     )
     if leadership.state.intent is not None:
-        finish_or_undo_open_intent(leadership, round_work)
+        finish_or_undo_open_intent(leadership, round_steps)
         gone += _delete_segments_after_grace(leadership, retention, clock)
     for import_id in _stale_imports(ports, log, retention, clock):
         leadership.append_record(

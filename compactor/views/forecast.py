@@ -12,7 +12,7 @@ from compactor.config.units import count_noun
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition, partition_of_incarnation
-from compactor.round.offload import count_reads_of_dirty_range, reason_for_spark
+from compactor.round.offload import count_reads_of_dirty_range, reason_to_run_on_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
     FilterUsageStatistics,
@@ -197,7 +197,7 @@ def forecast_from_summary(
     dirty = sum(s.size_bytes for s in found.dirty) if found.due else 0
     again = dirty if isinstance(budget, int) and dirty > budget else 0
     writing = sizes["rewrite"] + sizes["filter"]
-    offloaded = reason_for_spark(cleaner, tier.settings.spark, found)
+    offloaded = reason_to_run_on_spark(cleaner, tier.settings.spark, found)
     engine = "spark" if offloaded else choose_engine(cleaner.map_engine, keys, cleaner.map_budget_bytes)
     passes = (count_reads_of_dirty_range(cleaner, found) if engine == "partitioned" else 1) if writing else 0
     files = {s.id: s.file_count for s in summary.live}

@@ -116,7 +116,7 @@ class Actors:
         if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
         elif dice < self.runs + self.retires:
-            retire_partition(ports, log, LEASE, RETENTION, round_work=self.work(ports) if self.world.rng.random() < 0.6 else None)
+            retire_partition(ports, log, LEASE, RETENTION, round_steps=self.work(ports) if self.world.rng.random() < 0.6 else None)
         elif dice < 0.92:
             if log.refresh().published:
                 self.take_back(ports, log)

@@ -443,7 +443,7 @@ class Simulated:
                             run_round(ports, log, LEASE, self.work(ports, world.rng))
                         else:
                             retire_partition(
-                                ports, log, LEASE, KEPT, round_work=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
+                                ports, log, LEASE, KEPT, round_steps=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
                             )
                     except StoreError:
                         log = open_partition_log(ports, NAME)
@@ -492,7 +492,7 @@ class Simulated:
             if done.status == "quarantined" and "the segments that brokers read are not a complete log" in done.reason:
                 self.refused = done.reason  # they deleted records, and with them what they found below by another leader epoch
                 return
-            retire_partition(ports, log, LEASE, KEPT, round_work=self.work(ports, random.Random(1), fails=0))
+            retire_partition(ports, log, LEASE, KEPT, round_steps=self.work(ports, random.Random(1), fails=0))
             if done.status == "nothing_to_do" and not log.state.waiting and not self.left():
                 break
         self.check_end(log)

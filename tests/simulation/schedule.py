@@ -151,7 +151,7 @@ def _finish(world: World, actors: Actors, ports: Ports) -> None:
         world.wait(2000)
     for _ in range(40):  # whatever beats is heard meanwhile
         world.wait(ORPHAN_AGE_MS / 20)
-    retire_partition(ports, log, LEASE, RETENTION, round_work=actors.work(ports))
+    retire_partition(ports, log, LEASE, RETENTION, round_steps=actors.work(ports))
     oracle.check_view()
     oracle.check_end()
 

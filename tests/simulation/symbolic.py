@@ -276,7 +276,7 @@ class SymbolicWorker:
 
     def _pass_one(self, plan: CompactionPlan, session: WorkerSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
-        for item in session.stored_survivors:
+        for item in session.stored_survivor_objects:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))
             return found
         latest: dict[str, int] = {}
@@ -286,12 +286,12 @@ class SymbolicWorker:
                 latest |= {key: offset for offset, key, _, _ in rows if offset >= plan.first_dirty_offset}
         if self.keeps_survivors:
             data = json.dumps(latest).encode()
-            key = session.scratch_key("map")
+            key = session.scratch_object_key("map")
             try:
                 self.ports.control.create(key, data)
             except AlreadyExists:
                 pass
-            session.store_survivors([ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())])
+            session.record_survivor_objects([ScratchObject(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())])
         return latest
 
     def _rows(self, name: TopicPartition, segment: RemoteLogSegmentMetadata) -> Rows:

@@ -142,7 +142,7 @@ def test_retire_with_work_resumes_it(play: Play) -> None:
         play.process("a").run()
     play.pass_time(TTL_MS * 2)
     actor = play.process("b")
-    actor.retire(round_work=actor.work())
+    actor.retire(round_steps=actor.work())
     assert [run.status for run in play.oracle.state.runs] == ["resumed"]
 
 

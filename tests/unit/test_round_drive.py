@@ -66,7 +66,7 @@ class TestTheTable:
         publication.announce_plan(late, plan)
         intent = a.log.state.intent
         assert intent
-        session = type("Session", (), {"state": a.log.state, "stored_survivors": ()})()
+        session = type("Session", (), {"state": a.log.state, "stored_survivor_objects": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
@@ -90,7 +90,7 @@ class TestTheTable:
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
         publication.announce_plan(late, plan)
-        session = type("Session", (), {"state": a.log.state, "stored_survivors": ()})()
+        session = type("Session", (), {"state": a.log.state, "stored_survivor_objects": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         shared, intent = a.log.state, a.log.state.intent

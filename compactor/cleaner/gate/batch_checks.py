@@ -38,6 +38,12 @@ from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
 BatchProblem = tuple[str, int]
 """What is wrong, and the offset of the batch that has it."""
 
+TxnOutcomeColumns = tuple[Flags, Flags, Int64s]
+"""Per batch: aborted, idle and began, as in BatchTransactionOutcomes."""
+SourceBatchNumbersAndProblem = tuple[Int64s, BatchProblem | None]
+"""Number of the source batch of each output batch, and the first problem."""
+IndexProblemText = str
+
 FROM_TABLE = {
     col.POSITION: "position", col.SIZE: "size", col.BASE: "base_offset", col.LAST: "last_offset", col.BASE_TIMESTAMP: "base_timestamp",
     col.MAX_TIMESTAMP: "max_timestamp", col.PRODUCER_ID: "producer_id", col.MAGIC: "magic", col.ATTRIBUTES: "attributes",
@@ -50,8 +56,8 @@ _UNCHANGED_FIELDS = {
 
 
 def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
-    """Convert some rows of a segment's batch table to header columns as the gate (the independent check of a round) uses them, without
-    CRCs. They must also be compared with the segment's bytes (``find_batch_table_mismatch``).
+    """Convert the batches in ``batch_range`` of a segment's batch table to header columns in the form that the gate (the independent
+    check of a round) uses. CRCs are left out. ``find_batch_table_mismatch`` compares the result with the segment's bytes.
     """
     headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
@@ -162,7 +168,7 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 @kernel
 def resolve_txn_outcomes_by_batch(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
-) -> tuple[Flags, Flags, Int64s]:
+) -> TxnOutcomeColumns:
     """Return (aborted, idle, began) for each batch, as in BatchTransactionOutcomes, from the columns of all batches of a log.
 
     The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
@@ -263,7 +269,7 @@ def has_first_wrapper_without_offset(table: BatchTable) -> bool:
 
 def match_output_batches_to_source(
     source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
-) -> tuple[Int64s, BatchProblem | None]:
+) -> SourceBatchNumbersAndProblem:
     """Match output batches with source batches. Return the number of each one's source batch, and the first problem or None.
 
     Batches are never merged, split or reordered.
@@ -372,7 +378,7 @@ def flag_markers_given_delete_horizon(sources: HeaderFields, has_no_data_left: F
 
 
 def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
-    """Return a flag per batch: whether this round has set its delete horizon and left its record."""
+    """Return a flag per batch: whether this round has set its delete horizon and kept all its records."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
@@ -434,7 +440,7 @@ def _find_txn_index_problems(
         yield "the transaction index does not name the aborted transactions whose markers stay", -1
 
 
-def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[str]:
+def find_index_problems(headers: HeaderFields, base_offset: int, path_by_kind: Mapping[str, Path]) -> Iterator[IndexProblemText]:
     """Yield the problems of a cleaned segment's offset index and time index, compared with its batches. ``base_offset``: base offset of the
     segment.
     """

@@ -78,12 +78,17 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.cleaner.second_reader import RowsOfSecondReader
 from compactor.errors import CompactorError
-from compactor.kernels.common import Flags
+from compactor.kernels.common import Flags, RowCount, SegmentOrdinal
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, map_file
 from compactor.records.rows import BatchChunk
 
 MapSourceBytes = Callable[[SourceSegment], AbstractContextManager[None]]
+
+CountAndFingerprintSum = Words
+"""Two numbers: how many records, and the sum of their fingerprints."""
+BatchNumbersAndRecords = tuple[Int64s, GateRecords]
+"""Numbers of some batches of a segment, and their records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,8 @@ class Gate:
         self,
         parameters: GateParameters,
         latest_record_table: LatestRecordTable,
-        txn_outcomes_by_ordinal: Mapping[int, BatchTransactionOutcomes] | None = None,
-        expected_fingerprint_sums_by_ordinal: Mapping[int, Words] | None = None,
+        txn_outcomes_by_ordinal: Mapping[SegmentOrdinal, BatchTransactionOutcomes] | None = None,
+        expected_fingerprint_sums_by_ordinal: Mapping[SegmentOrdinal, CountAndFingerprintSum] | None = None,
     ) -> None:
         """Create a gate.
 
@@ -119,7 +124,7 @@ class Gate:
         self._table = latest_record_table
         self._outcomes_of = dict(txn_outcomes_by_ordinal or {})
         self._whole: dict[int, BatchTransactionOutcomes] = {}
-        self._left: dict[int, Words] = dict(expected_fingerprint_sums_by_ordinal or {})
+        self._left: dict[SegmentOrdinal, CountAndFingerprintSum] = dict(expected_fingerprint_sums_by_ordinal or {})
         self._dirty: dict[int, SourceSegment] = {}
         self._outcomes: dict[int, int] = {}
         """By producer id, its first marker behind all that was read so far."""
@@ -297,7 +302,7 @@ class Gate:
 
     def _parse_batches(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
-    ) -> Iterator[tuple[Int64s, GateRecords]]:
+    ) -> Iterator[BatchNumbersAndRecords]:
         """Yield the records of the wanted batches in chunks, with the batch numbers. A chunk is valid until the next one is requested."""
         waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
@@ -340,7 +345,9 @@ class Gate:
     def _add_fingerprints_outside_dirty_range(
         self, source: SourceSegment, batch_numbers: Int64s, headers: HeaderFields, records: GateRecords
     ) -> None:
-        """Add the records of some batches that lie outside the dirty range and must be left to the sums of their segment."""
+        """Compute, for some batches of a segment, the number and the sum of fingerprints of those records outside the dirty range that
+        must remain, and store them with the segment.
+        """
         reported, latest = self._outside[source.ordinal], self._table.latest_offset_of_each_key(records.hashes)
         stays = ~self._flag_records_to_remove(records, headers, source, latest) & (
             (records.offset < self._first_dirty) | (records.offset > self._rules.latest_offset)
@@ -349,7 +356,9 @@ class Gate:
         reported.known[batch_numbers] = True
 
     def _flag_records_with_checked_keys(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether it is compared, because its key is looked up or because it lies after the mapped range."""
+        """Return a flag per record: whether the gate compares the record, because its key belongs to the checked keys or because its
+        offset is after the mapped range.
+        """
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
         return self._table.flag_keys_in_range(records.hashes) | (records.offset > self._rules.latest_offset)
@@ -367,8 +376,8 @@ class Gate:
         )
         return gone & (records.offset <= self._rules.latest_offset)
 
-    def _expected_fingerprint_sums_of_segment(self, source: SourceSegment, map_bytes: MapSourceBytes) -> Words:
-        """Return the number of records that must be left of a segment, and the sum of their fingerprints."""
+    def _expected_fingerprint_sums_of_segment(self, source: SourceSegment, map_bytes: MapSourceBytes) -> CountAndFingerprintSum:
+        """Return two numbers for a segment: how many of its records must remain, and the sum of their fingerprints."""
         if source.ordinal in self._left:
             return self._left[source.ordinal]
         reported = self._outside[source.ordinal]
@@ -382,7 +391,7 @@ class Gate:
         return below if dirty is None else below + dirty
 
     @cached_property
-    def _fingerprint_sums_of_dirty_segments(self) -> dict[int, Words]:
+    def _fingerprint_sums_of_dirty_segments(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
         sums = zero_fingerprint_sums(len(dirty))
@@ -496,7 +505,7 @@ class Gate:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
-    def _compare_records_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> int:
+    def _compare_records_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_checked_output_records(pairs, output):
@@ -537,7 +546,7 @@ class Gate:
 
     # ---- output
 
-    def _parse_checked_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[tuple[Int64s, GateRecords]]:
+    def _parse_checked_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from compactor.cleaner.row_spool import hash_range_of_first_word
 from compactor.errors import OutOfBudget
-from compactor.kernels.common import CellOrComplement, KeyHashHalf, RowCount
+from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import prefetch, upper_64_bits_of_product
 from compactor.records.batches import Int64s
@@ -43,6 +43,11 @@ TABLE_ENTRIES, TABLE_CAPACITY, TABLE_LIMIT, RANGES, RANGE = range(5)
 MAX_GATE_RANGES: Final = 2**62
 
 Words = npt.NDArray[np.uint64]
+LatestRecordCells = Words
+RecordDigests = Words
+Fingerprints = Words
+LatestRecordTableState = Int64s
+"""Numbers that describe a table; ``TABLE_ENTRIES`` and the names beside it are their indexes."""
 LatestRecordRows = Words
 """Shape (n, 3)."""
 
@@ -51,12 +56,18 @@ FingerprintSumsBySegment = Words
 
 
 class LatestRecordTable:
-    """Hash table of the gate: the last record of each key in one range of the hash. Takes at most ``budget_bytes``."""
+    """Hash table of the gate (the independent check of a round). It holds the last record of each key whose hash lies in one range, and
+    takes at most ``budget_bytes`` of memory.
+    """
 
     def __init__(self, budget_bytes: int, max_record_count: int) -> None:
-        """Create an empty table that holds all keys. ``max_record_count``: upper bound of the records that will be put."""
+        """Create an empty table whose hash range contains all keys.
+
+        :param budget_bytes: most bytes of memory.
+        :param max_record_count: upper bound of the number of records that will be put.
+        """
         self._most = max(8, budget_bytes // GATE_ROW_BYTES)
-        self._cells: Words = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
+        self._cells: LatestRecordCells = np.zeros(WORDS * self._cell_count_for_rows(max_record_count), np.uint64)
         self._state = np.zeros(5, np.int64)
         self._set_table_state(len(self._cells) // WORDS, 1, 0)
 
@@ -101,29 +112,30 @@ class LatestRecordTable:
         self._state[RANGES], self._state[RANGE] = ranges, (hash_point_to_keep * ranges) >> 64
         _remove_keys_of_other_ranges(self._cells, self._state)
 
-    def flag_keys_in_range(self, hashes: Words) -> npt.NDArray[np.bool_]:
+    def flag_keys_in_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key: whether it belongs to the range that the table holds."""
         out = np.empty(len(hashes), np.bool_)
         _flag_rows_in_range(self._state, hashes, out)
         return out
 
-    def latest_offset_of_each_key(self, hashes: Words) -> Int64s:
+    def latest_offset_of_each_key(self, hashes: Hashes) -> Int64s:
         """Return the last offset of each key, or ABSENT_KEY where the table does not hold the key."""
         out = np.empty(len(hashes), np.int64)
         _find_latest_offset_of_each_key(self._cells, self._state, hashes, out)
         return out
 
     def add_expected_fingerprints(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add the records that must remain of the dirty range to ``out_sums``, by segment. Segment i has the offsets from
-        ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
+        """Count the records of the dirty range that must remain, and add their number and fingerprints to ``out_sums``, one row per
+        segment. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
         """
         _add_expected_fingerprints(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_expected_fingerprints_outside_dirty_range(
         self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
     ) -> None:
-        """Add those records outside the dirty range to ``out_sums``, by segment, that must remain because the dirty range does not have
-        their keys. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
+        """Count the records in ``rows``, which lie outside the dirty range, whose key the dirty range does not have, so that they must
+        remain. Add their number and fingerprints to ``out_sums``, one row per segment. Segment i has the offsets from
+        ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
         """
         _add_expected_fingerprints_outside_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
@@ -135,7 +147,7 @@ class LatestRecordTable:
         self._state[:] = 0, cell_count, int(cell_count * _LOAD), range_count, range_number
 
 
-def pack_latest_record_rows(hashes: Words, offsets: Int64s, digests: Words) -> LatestRecordRows:
+def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests) -> LatestRecordRows:
     """Return rows of the key table, packed from key hashes, offsets and digests of records. ``hashes``: shape (n, 2); In ``digests``
     the flag DUE marks tombstones that are due for removal: their delete horizon has passed.
     """
@@ -144,7 +156,7 @@ def pack_latest_record_rows(hashes: Words, offsets: Int64s, digests: Words) -> L
     return rows
 
 
-def record_fingerprints(offsets: Int64s, digests: Words) -> Words:
+def record_fingerprints(offsets: Int64s, digests: RecordDigests) -> Fingerprints:
     """Return the fingerprint of each record: 64 bits that depend on its offset and its content."""
     out = np.empty(len(offsets), np.uint64)
     _compute_fingerprints(offsets, digests, out)
@@ -186,7 +198,7 @@ def _stored_key_bits(h1: KeyHashHalf) -> np.uint64:
 
 
 @inline_kernel
-def _find_cell(cells: Words, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplement:
+def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplement:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
     cell = np.int64(upper_64_bits_of_product(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
@@ -197,22 +209,22 @@ def _find_cell(cells: Words, capacity: int, cell_tag: np.uint64, further_key_bit
 
 
 @inline_kernel
-def _is_key_in_held_range(state: Int64s, cell_tag: np.uint64) -> bool:
+def _is_key_in_held_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
     return state[RANGES] == 1 or hash_range_of_first_word(cell_tag, state[RANGES]) == state[RANGE]
 
 
 @inline_kernel
-def _prefetch_cell_of_row(cells: Words, capacity: int, rows: LatestRecordRows, row: int) -> None:
-    """Prefetch the table cell of a row that will be processed later. There is no branch on the row's range, because that costs more than it
-    saves.
+def _prefetch_cell_of_row(cells: LatestRecordCells, capacity: int, rows: LatestRecordRows, row: int) -> None:
+    """Load the table cell of a row that will be processed soon into the processor cache. Rows of other hash ranges are not excluded,
+    because the branch would cost more than it saves.
     """
     if row + _AHEAD < len(rows):
         prefetch(cells, WORDS * np.int64(upper_64_bits_of_product(_nonzero_key_tag(rows[row + _AHEAD, 0]), np.uint64(capacity))))
 
 
 @kernel
-def _pack_latest_record_rows(hashes: Words, offsets: Int64s, digests: Words, out_rows: LatestRecordRows) -> None:
+def _pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests, out_rows: LatestRecordRows) -> None:
     for row in range(len(offsets)):
         out_rows[row, 0] = _nonzero_key_tag(hashes[row, 0])
         out_rows[row, 1] = np.uint64(offsets[row])
@@ -220,23 +232,23 @@ def _pack_latest_record_rows(hashes: Words, offsets: Int64s, digests: Words, out
 
 
 @kernel
-def _compute_fingerprints(offsets: Int64s, digests: Words, out_fingerprints: Words) -> None:
+def _compute_fingerprints(offsets: Int64s, digests: RecordDigests, out_fingerprints: Fingerprints) -> None:
     for row in range(len(offsets)):
         out_fingerprints[row] = record_fingerprint(np.uint64(offsets[row]), digests[row])
 
 
 @kernel
-def _flag_rows_in_range(state: Int64s, hashes: Words, out_flags: npt.NDArray[np.bool_]) -> None:
+def _flag_rows_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
         out_flags[row] = _is_key_in_held_range(state, _nonzero_key_tag(hashes[row, 0]))
 
 
 @kernel
-def _remove_keys_of_other_ranges(cells: Words, state: Int64s) -> None:
-    """Remove the keys of other ranges without a second table.
+def _remove_keys_of_other_ranges(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
+    """Remove, in place, the keys whose hash lies outside the range that the table holds.
 
-    Starts after an empty cell, which no search passes, and puts every key back into the first empty cell from its home on. That cell is at
-    or before the one that it came from.
+    The loop starts after an empty cell, which no search passes, and moves every remaining key to the first empty cell from its home on.
+    That cell is at or before the cell that the key came from.
     """
     capacity, empty = state[TABLE_CAPACITY], 0
     while cells[WORDS * empty] != 0:
@@ -255,7 +267,7 @@ def _remove_keys_of_other_ranges(cells: Words, state: Int64s) -> None:
 
 
 @kernel
-def _put_latest_record_rows(cells: Words, state: Int64s, rows: LatestRecordRows) -> RowCount:
+def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableState, rows: LatestRecordRows) -> RowCount:
     capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
@@ -275,7 +287,7 @@ def _put_latest_record_rows(cells: Words, state: Int64s, rows: LatestRecordRows)
 
 
 @kernel
-def _find_latest_offset_of_each_key(cells: Words, state: Int64s, hashes: Words, out_offsets: Int64s) -> None:
+def _find_latest_offset_of_each_key(cells: LatestRecordCells, state: LatestRecordTableState, hashes: Hashes, out_offsets: Int64s) -> None:
     for row in range(len(hashes)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
         tag = _nonzero_key_tag(hashes[row, 0])
@@ -284,7 +296,9 @@ def _find_latest_offset_of_each_key(cells: Words, state: Int64s, hashes: Words, 
 
 
 @kernel
-def _add_expected_fingerprints(cells: Words, capacity: int, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
+def _add_expected_fingerprints(
+    cells: LatestRecordCells, capacity: int, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
+) -> None:
     for cell in range(capacity):
         if cells[WORDS * cell] != 0 and cells[WORDS * cell + 2] & DUE == 0:
             segment = find_segment_number(cells[WORDS * cell + 1], segment_base_offsets)
@@ -294,7 +308,11 @@ def _add_expected_fingerprints(cells: Words, capacity: int, segment_base_offsets
 
 @kernel
 def _add_expected_fingerprints_outside_range(
-    cells: Words, state: Int64s, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
+    cells: LatestRecordCells,
+    state: LatestRecordTableState,
+    rows: LatestRecordRows,
+    segment_base_offsets: Int64s,
+    out_sums: FingerprintSumsBySegment,
 ) -> None:
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
@@ -307,5 +325,5 @@ def _add_expected_fingerprints_outside_range(
 
 
 def zero_fingerprint_sums(segment_count: int) -> FingerprintSumsBySegment:
-    """Create an array of sums for this number of segments, all zero."""
+    """Return an array for the record counts and fingerprint sums of ``segment_count`` segments, all zero."""
     return np.zeros((segment_count, 2), np.uint64)

@@ -121,7 +121,7 @@ def read_all_headers(buf: Bytes) -> HeaderFields:
 
 
 def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:
-    """Return the first v2 batch whose CRC does not match its bytes, or -1."""
+    """Return the number of the first v2 batch whose CRC does not match its bytes, or -1 if all match."""
     return int(_find_batch_with_crc_mismatch(buf, np.ascontiguousarray(headers)))
 
 
@@ -284,7 +284,9 @@ class GateRecordParser:
         return records
 
     def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
-        """Inflate the bodies of batches, and set ``out_body_bounds`` to where each one begins and ends."""
+        """Decompress the bodies of batches into the reader's buffer, and set ``out_body_bounds`` to the positions where each body begins
+        and ends.
+        """
         position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
         # A wrapper has a header of its own, its null key and the length of its value before the value.
         start = position + np.where(magic == 2, 61, np.where(codec != 0, 26 + 8 * magic, 0))
@@ -325,7 +327,9 @@ def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
 
 @kernel
 def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int64s) -> Int64s:
-    """Return the number of records of each batch. v0/v1 wrappers do not state it."""
+    """Return the number of records of each batch. The messages in v0/v1 wrappers are counted, because a wrapper's header does not state
+    their number.
+    """
     counts = headers[COUNT].copy()
     for batch in range(counts.size):
         if headers[MAGIC, batch] < 2 and headers[ATTRIBUTES, batch] & CODEC_MASK:

@@ -55,21 +55,21 @@ RowBitmap = npt.NDArray[np.uint8]
 
 
 def count_log_scans_for_disk(row_count: int, available_disk_bytes: int) -> int:
-    """Return how often the log must be scanned so that the rows of one scan fit the disk share, with a tenth of it
-    spare for uneven parts.
+    """Return how many scans of the log are needed so that the rows of one scan fit ``available_disk_bytes``. A tenth of these bytes
+    stays free, because the parts are not of equal size.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
 
 def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
-    """Return those bits of the rows' key hashes that rows contain; key sets and Bloom filters use no others. Shape (n, 2)."""
+    """Return the key hashes of the rows, shape (n, 2). Bits that rows do not store are zero; key sets and Bloom filters do not use them."""
     words = rows.astype(np.uint64)
     return np.column_stack([words[:, 0], words[:, 1] | (words[:, 2] << np.uint64(32))])
 
 
 class DiskOffsetMap:
-    """Offset map on local disk. Gives the same answers as a KeyHashSet with all keys. ``close`` removes its file; can be used as a context
-    manager.
+    """Offset map on local disk: finds the records that survive, like a KeyHashSet in memory that has space for all keys. ``close``
+    removes its file. Can be used as a context manager.
     """
 
     def __init__(
@@ -167,7 +167,9 @@ class DiskOffsetMap:
         self.close()
 
     def _checked_ordinals(self, ordinals: RowOrdinals) -> RowOrdinals:
-        """Check that row numbers (ordinals) lie within the bitmap, and return them. The compiled code does not check that."""
+        """Return the row numbers (ordinals) after checking that they lie within the bitmap, because compiled code does not check
+        indexes.
+        """
         most = int(np.max(ordinals)) if len(ordinals) else -1
         if most >= SEEN:
             raise ValueError(f"an ordinal is at most {SEEN - 1}")

@@ -70,7 +70,9 @@ def find_cell_or_complement(table: HashTable, capacity: int, tag: np.uint32, h1:
 
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
-    """Add a key to a set. Return 1 if it was absent, 0 if it was there, -1 if it was absent and there is no space."""
+    """Add a key to the set unless it is there already or there is no space. Return 1 if it was added, 0 if it was there, -1 if there is
+    no space.
+    """
     tag = key_hash_tag(h0)
     cell = find_cell_or_complement(table, state[CAPACITY], tag, h1)
     if cell >= 0:
@@ -311,8 +313,8 @@ class BoundedOffsetMap:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def put_rows_until_full(self, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
-        """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If it is less than the
-        number given, the pass is over.
+        """Add rows in ascending order of their offsets until the map is full, and return the number of rows taken. If that is less than
+        the number given, no more rows may be added.
         """
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 

@@ -36,17 +36,14 @@ OpenDiskMapOfPart = Callable[[int, int], DiskOffsetMap]
 
 
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
-    """Pass 1 that moves its keys to disk when they do not fit. The survivors are known when ``find_survivors_of_current_key_part`` was
-    called for every part of the keys.
+    """Backward scan for surviving records whose keys move to disk when they do not fit in memory.
 
-        for part in range(parts):
-            scan ...         # dirty segments in descending order
-            (keys)           # what filters are asked about
-            scan_below ...   # segments below, in any order, that have rows to look up
-            find_survivors_of_current_key_part()
+    For each part of the keys the caller scans the dirty segments in descending order (``scan_dirty_segment``), then the clean segments
+    with rows to look up, in any order (``scan_clean_segment``), and calls ``find_survivors_of_current_key_part``. Between the two scans
+    ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
 
-    :param key_set: the set to begin with; None: on disk from the first row. With several parts always None.
-    :param open_disk_map: told (part, parts).
+    :param key_set: set in memory for the keys at first; None to keep all keys on disk. Must be None if there are several parts.
+    :param open_disk_map: function that opens the offset map on disk, given the number of the part and the number of parts.
     """
 
     def __init__(
@@ -86,9 +83,8 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def are_rows_on_disk(self) -> bool:
-        """Return whether the rows of the current part of the keys are on disk.
-
-        If so, rows below the dirty range must be looked up in pass 1.
+        """Return whether the rows of the current part of the keys are on disk. If so, rows below the dirty range must be looked up
+        during the scan.
         """
         return self._map is not None
 
@@ -145,10 +141,10 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_batch_range(buffers: ReusableJobBuffers, job: tuple[int, int]) -> list[HashedChunkKeys]:
-            first, last = job
+        def hash_batch_range(buffers: ReusableJobBuffers, batch_range: tuple[int, int]) -> list[HashedChunkKeys]:
+            first, last = batch_range
             return key_scan.hash_keys_of_batch_range(
-                buffers, source, first, last, wanted_batch_flags[first:last], backwards=False, below_dirty_range=True
+                buffers, source, first, last, wanted_batch_flags[first:last], is_backwards=False, hashes_rows_below_dirty_range=True
             )
 
         for pieces in workers.run_jobs_in_order(

@@ -115,22 +115,22 @@ class KeyScanParameters:
         end_batch: int,
         wanted_batch_flags: Flags,
         *,
-        backwards: bool,
-        below_dirty_range: bool = False,
+        is_backwards: bool,
+        hashes_rows_below_dirty_range: bool = False,
     ) -> list[HashedChunkKeys]:
         """Hash the keys of a range of batches, chunk by chunk. The results use the thread's buffers.
 
-        :param backwards: rows in descending order.
-        :param below_dirty_range: rows below the dirty range, which are only looked up, instead of those that may enter the map.
+        :param is_backwards: rows in descending order.
+        :param hashes_rows_below_dirty_range: rows below the dirty range, which are only looked up, instead of those that may enter the map.
         """
-        low, high = (-1, self.first_dirty) if below_dirty_range else (self.first_dirty, _END)
+        low, high = (-1, self.first_dirty) if hashes_rows_below_dirty_range else (self.first_dirty, _END)
         found = []
         for chunk in source.read_chunks(
-            first_batch, end_batch, wanted_batch_flags, self.inflate_limit, buffers.bodies, is_backwards=backwards
+            first_batch, end_batch, wanted_batch_flags, self.inflate_limit, buffers.bodies, is_backwards=is_backwards
         ):
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
-            hashes, picked = _hash_keys_of_chunk(buffers, chunk, rows, low, high, self.hash_key, backwards)
-            shown = self.second_reader is not None and backwards and not below_dirty_range
+            hashes, picked = _hash_keys_of_chunk(buffers, chunk, rows, low, high, self.hash_key, is_backwards)
+            shown = self.second_reader is not None and is_backwards and not hashes_rows_below_dirty_range
             second_reader_rows = (
                 self.second_reader.read_chunk_of_key_scan(buffers, source, chunk) if self.second_reader is not None and shown else None
             )
@@ -224,6 +224,10 @@ class _BatchRangeToHash:
     wanted: Flags
 
 
+DecidedChunk = tuple[_SegmentScanState, HashedChunkKeys, Flags]
+"""Scan of a segment, one of its chunks, and a flag per row of the chunk: whether the record survives."""
+
+
 class BackwardSurvivorScan:
     """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the dirty
     range survive, and the key set tells which records before it.
@@ -279,14 +283,16 @@ class BackwardSurvivorScan:
                     if wanted[first:last].any():
                         yield _BatchRangeToHash(begun[-1], first, last, wanted[first:last])
 
-        def hash_batch_range(buffers: ReusableJobBuffers, job: _BatchRangeToHash) -> tuple[_SegmentScanState, list[HashedChunkKeys]]:
-            return job.scanned, key_scan.hash_keys_of_batch_range(
-                buffers, job.scanned.source, job.first, job.last, job.wanted, backwards=True
+        def hash_batch_range(
+            buffers: ReusableJobBuffers, range_to_hash: _BatchRangeToHash
+        ) -> tuple[_SegmentScanState, list[HashedChunkKeys]]:
+            return range_to_hash.scanned, key_scan.hash_keys_of_batch_range(
+                buffers, range_to_hash.scanned.source, range_to_hash.first, range_to_hash.last, range_to_hash.wanted, is_backwards=True
             )
 
         def mark_survivors_of_range(
             prepared: tuple[_SegmentScanState, list[HashedChunkKeys]],
-        ) -> tuple[_SegmentScanState, HashedChunkKeys, Flags] | None:
+        ) -> DecidedChunk | None:
             scanned, pieces = prepared
             marked = [(piece, *self._flag_newest_row_of_each_key(piece)) for piece in pieces]
             for piece in pieces:
@@ -316,9 +322,7 @@ class BackwardSurvivorScan:
         )
         return _SegmentScanState(source, bits, decisions)
 
-    def _clean_and_cache_decided_chunk(
-        self, buffers: ReusableJobBuffers, decided: tuple[_SegmentScanState, HashedChunkKeys, Flags] | None
-    ) -> None:
+    def _clean_and_cache_decided_chunk(self, buffers: ReusableJobBuffers, decided: DecidedChunk | None) -> None:
         """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Nothing is done if
         ``decided`` is None, because then it is not known yet which of its records survive.
         """
@@ -426,12 +430,16 @@ class BoundedMapSurvivors:
         return False
 
     def _set_last_mapped_offset(self, last_offset: int) -> None:
-        """Move the end of the mapped range. Kafka sets it even backwards: an old wrapper at offset 0 ends below its own records."""
+        """Set the last offset that the map covers to ``last_offset``, unless that is below the dirty range. As in Kafka the value can
+        decrease: an old wrapper batch at offset 0 ends below its own records.
+        """
         if last_offset >= self._scan.first_dirty:
             self.last_mapped_offset = last_offset
 
     def set_last_mapped_offset_before_next_segment(self, source: SourceSegment) -> None:
-        """Move the end of the mapped range to the next segment's base: gaps between offsets are skipped (KAFKA-8764)."""
+        """Set the last offset that the map covers to the end of this segment's range, so that a gap before the next segment counts as
+        covered (KAFKA-8764).
+        """
         self._set_last_mapped_offset(min(source.end, self._scan.end) - 1)
 
 
@@ -444,7 +452,7 @@ def find_survivors_with_bounded_map(
         # Chunks without a record that may enter count as read too, so they are not left out.
         jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges_of_one_kind()]
         for pieces in workers.run_jobs_in_order(
-            lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, backwards=False), jobs
+            lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, is_backwards=False), jobs
         ):
             for piece in pieces:
                 if not found.add_keys_of_chunk_until_full(source, piece):
@@ -455,7 +463,13 @@ def find_survivors_with_bounded_map(
 
 @measure_stage(WorkStage.HASH, lambda buffers, chunk, rows, *_: int(np.maximum(rows.key_length, 0).sum()))
 def _hash_keys_of_chunk(
-    buffers: ReusableJobBuffers, chunk: BatchChunk, rows: RecordRows, first_offset: int, end_offset: int, hash_key: bytes, backwards: bool
+    buffers: ReusableJobBuffers,
+    chunk: BatchChunk,
+    rows: RecordRows,
+    first_offset: int,
+    end_offset: int,
+    hash_key: bytes,
+    is_backwards: bool,
 ) -> HashesAndRowNumbers:
     """Return the key hashes of the rows with offsets from ``first_offset`` up to ``end_offset`` (exclusive) that have a key, and the
     numbers of these rows.
@@ -471,7 +485,7 @@ def _hash_keys_of_chunk(
         first_offset,
         end_offset,
         *siphash_key_halves(hash_key),
-        backwards,
+        is_backwards,
         hashes,
         picked,
     )
@@ -480,7 +494,7 @@ def _hash_keys_of_chunk(
 
 @measure_stage(WorkStage.HASH, lambda chunk, rows, row_numbers, _: int(rows.key_length[row_numbers].sum()))
 def _hash_keys_of_rows(chunk: BatchChunk, rows: RecordRows, row_numbers: Int64s, hash_key: bytes) -> Hashes:
-    """Return the key hashes of the rows with the numbers ``row_numbers``."""
+    """Return the key hashes of the rows with the numbers ``row_numbers``, shape (n, 2)."""
     return _hash_keys_of_row_numbers(chunk.buf, row_numbers, rows.key_start, rows.key_length, *siphash_key_halves(hash_key))
 
 
@@ -507,12 +521,12 @@ def _hash_keys_in_offset_range(
     end_offset: int,
     k0: HashKeyHalf,
     k1: HashKeyHalf,
-    backwards: bool,
+    is_backwards: bool,
     out_hashes: Hashes,
     out_row_numbers: Int64s,
 ) -> None:
-    at = out_row_numbers.size - 1 if backwards else 0
-    step = -1 if backwards else 1
+    at = out_row_numbers.size - 1 if is_backwards else 0
+    step = -1 if is_backwards else 1
     for row in range(offset.size):
         if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
             out_hashes[at, 0], out_hashes[at, 1] = siphash128(buf, key_start[row], np.int64(key_length[row]), k0, k1)

@@ -29,7 +29,7 @@ class SegmentTimestampsAndCount:
 
 
 def summarize_timestamps_and_count(table: BatchTable) -> SegmentTimestampsAndCount:
-    """Return timestamps and number of records of a segment."""
+    """Return the timestamps and the number of records of a segment, computed from its batch table."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
     return SegmentTimestampsAndCount(
         max_timestamp_ms=int(data.max(initial=-1)),

@@ -44,8 +44,8 @@ class RetentionRules:
 
     @property
     def new_delete_horizon_ms(self) -> int:
-        """Return the delete horizon of tombstones and markers that get one in this round. It is unlimited if the retention is, as Kafka's
-        sum overflows then.
+        """Return the delete horizon, in milliseconds, of tombstones and markers that get one in this round: now plus
+        delete.retention.ms, limited to LAST_MS because a larger sum would overflow.
         """
         return min(self.now_ms + self.delete_retention_ms, LAST_MS)
 

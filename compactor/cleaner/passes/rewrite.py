@@ -207,7 +207,9 @@ class GroupRewriter:
     def _clean_chunks_of_range(
         self, buffers: ReusableJobBuffers, source: SourceSegment, first_batch: int, end_batch: int, decisions: BatchRetentionDecisions
     ) -> list[CleanedChunk]:
-        """Return the cleaned chunks of one range of batches: taken from pass 1, made from the batch headers alone, or read now."""
+        """Return the cleaned chunks of one range of batches: from the cache if the first pass has cleaned them, from the batch headers
+        alone if these decide, else by reading the records now.
+        """
         action = decisions.action
         finished = self.finished.take_chunk_at_batch(source, first_batch)
         if finished is not None:

@@ -41,7 +41,7 @@ class KeyHashBuffers:
 
 
 class ReusableJobBuffers:
-    """Memory that one job at a time may use. It can be used again after the consumer has taken the job's result."""
+    """Buffers that one job at a time may use. The next job reuses them after the consumer has taken the result of the job before."""
 
     def __init__(self) -> None:
         self.bodies = GrowingByteBuffer()
@@ -223,7 +223,7 @@ class WorkerThreads:
     def _run_in_caller_thread(
         self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]
     ) -> Generator[R, None, None]:
-        """Run the jobs in the caller's thread."""
+        """Run the jobs one after the other in the thread of the caller, and yield their results."""
         buffers = self._free.get()
         try:
             for job in jobs:

@@ -26,7 +26,7 @@ from compactor.errors import BadData, CompactorError, Fenced, Leased, Unavailabl
 from compactor.model.ids import TopicPartition
 from compactor.round.compaction import RoundReport
 from compactor.round.engines import RemoteEngine
-from compactor.round.offload import reason_for_spark
+from compactor.round.offload import reason_to_run_on_spark
 from compactor.round.plan import assess_round
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class SparkChild:
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | str:
         cleaner = tier.cleaner_settings_for_topic(state.topic)
-        why = reason_for_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
+        why = reason_to_run_on_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
         if not why:
             return ""
         if self._failed_at is not None and time.monotonic() - self._failed_at < RETRY_START_S:

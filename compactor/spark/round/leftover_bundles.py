@@ -20,7 +20,7 @@ from compactor.errors import BadData, StoreError
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_key_prefix
-from compactor.round.engines import DraftAt
+from compactor.round.engines import DraftPlanAtTime
 from compactor.spark.cluster.round_jobs import RoundJobs
 from compactor.spark.round.bundles import decode_bundle
 from compactor.spark.round.exchange import is_scratch_kind, read_tail_arrays
@@ -40,7 +40,7 @@ def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_seg
 
 
 def plan_time_of_resumable_attempt_ms(
-    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftAt
+    store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTime
 ) -> int:
     """Return the time for the new plan: that of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms``
     if there is none.

@@ -128,18 +128,18 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 class _ExecutorSession:
     """Session of a worker on an executor (WorkerSession). Its state is what the driver sent, and the driver keeps the leadership."""
 
-    stored_survivors: tuple[ScratchObject, ...] = ()
+    stored_survivor_objects: tuple[ScratchObject, ...] = ()
 
     def __init__(self, shared: RoundTaskSettings, live_segments: tuple[RemoteLogSegmentMetadata, ...]) -> None:
         plan = shared.plan
         self.state = PartitionState(topic=plan.topic, partition=plan.partition, incarnation=plan.incarnation, live=live_segments)
         self._scratch = shared.scratch
 
-    def scratch_key(self, name: str) -> str:
+    def scratch_object_key(self, name: str) -> str:
         """Return the key of a scratch object of this attempt."""
         return f"{self._scratch}{name}"
 
-    def store_survivors(self, objects: Sequence[ScratchObject]) -> None:
+    def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
         """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
 
     def check_leadership(self, *, is_waiting: bool = False) -> None:

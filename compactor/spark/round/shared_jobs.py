@@ -200,7 +200,7 @@ class SharedJobWorker(RemoteWorker):
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Submit the partition and yield its receipts once a task has cleaned it."""
         jobs, live = self.jobs, session.state.live
-        shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_key(""), session.state)
+        shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_object_key(""), session.state)
         ticket = _QueuedPartition(
             PartitionCleaningWork(shared, tuple(tasks), live, self._snapshot), sum(segment.size_bytes for segment in live)
         )

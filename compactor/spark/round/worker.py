@@ -31,7 +31,7 @@ from compactor.local.staging import disk_bytes_to_rewrite_group
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_markers_must_be_read
-from compactor.round.engines import DraftAt
+from compactor.round.engines import DraftPlanAtTime
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
 from compactor.round.ports import LeadershipCheck, RoundCosts, WorkerSession
 from compactor.round.skip import (
@@ -108,7 +108,7 @@ class SparkWorker:
         """Return the cluster on which the rounds run."""
         return self.open_cluster()
 
-    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftAt) -> int:
+    def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTime) -> int:
         """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
         return plan_time_of_resumable_attempt_ms(
             self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
@@ -247,7 +247,7 @@ class _AnnouncedPlan:
         self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        jobs = worker.create_round_jobs(plan, session.state, session.scratch_key(f"{epoch}-"), session.check_leadership)
+        jobs = worker.create_round_jobs(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.check_leadership)
         if prepared is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
             jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
@@ -290,7 +290,7 @@ class _AnnouncedPlan:
         """
         store = self._worker.tier.ports.control
         found: dict[str, ScratchObjectPart | ScratchObject] = {}
-        for item in self._session.stored_survivors:
+        for item in self._session.stored_survivor_objects:
             if is_scratch_kind(SURVIVORS_PREFIX, item.key):
                 found |= locate_survivors(item.key, StoredSurvivorLocations.from_arrays(read_tail_arrays(store, item.key, item.size)))
             elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
@@ -334,7 +334,7 @@ class _AnnouncedPlan:
                 found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
                 self._superseded.update(gathered.superseded)
             stay = [stored.key for stored in written]  # the log may have them from here on, also where an error says that nobody knows
-            self._session.store_survivors(written)
+            self._session.record_survivor_objects(written)
         except (StoreError, OutOfBudget):
             stay = {*stay, *index.scratch_keys, *adopted}
             raise
@@ -355,7 +355,7 @@ class _AnnouncedPlan:
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
         """Return the stored pass 1 results of all attempts at this plan, from before and after its announcement."""
         store = self._worker.tier.ports.control
-        places = (self._session.scratch_key(""), self._worker.unannounced_scratch_prefix(self._plan, self._session.state))
+        places = (self._session.scratch_object_key(""), self._worker.unannounced_scratch_prefix(self._plan, self._session.state))
         return [info for place in places for info in list_stored_bundles(store, place)]
 
     def _load_sidecars(self) -> dict[str, Sidecar]:

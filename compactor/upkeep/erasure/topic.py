@@ -252,7 +252,7 @@ def _retire_replaced_segments(
         ahead = max(kept, default=0) + tier.retention.grace_ms + 1
         clock = GraceClock(tier.ports.control.clock_ms() + ahead, forced=True, spares_young=True)
     report = retire_partition(
-        tier.ports, log, tier.lease, tier.retention, clock=clock, round_work=create_round(tier, survey.partition, now_ms)
+        tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
     )
     tier.change_notifier.record_reached_slots([log])
     if report.deleted or report.swept:
