@@ -61,7 +61,7 @@ class PartitionCache:
         :param hints: the partitions' present change hints, by name.
         :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
         """
-        kept = self._tier.local.cached_summaries() if self._tier.local else {}
+        kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
         found: dict[TopicPartition, PolledStatus] = {}
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)

@@ -93,7 +93,7 @@ class LocalState:
         """Return the cached catalog, or None if none is cached. May be called before ``bind_to_tier``, because the catalog contains the
         tier id.
         """
-        if self._read_description() is None:
+        if self._read_cache_header() is None:
             return None
         kept = self._read_cached_value(CachedCatalog, _CATALOG)
         self._catalog_slot = kept.state.slot if kept else -1
@@ -103,7 +103,7 @@ class LocalState:
         """Bind the cache to the tier with this id. Content of another tier is deleted, and all content if ``has_diverged`` (the cache is of
         a diverged copy of this tier).
         """
-        meta = self._read_description()
+        meta = self._read_cache_header()
         if meta is not None and (has_diverged or meta.tier_id != tier_id):
             self._discard_cached_content("it is about another tier, or about a later copy of this one")
             meta = None
@@ -118,7 +118,7 @@ class LocalState:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
-    def cached_summaries(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
+    def cached_summaries_by_partition_name(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
         """Return the summary of each cached partition, by ``topic-partition``, with the position up to which its control log was read."""
         seen, known = self._rocks.entries_with_prefix(_SEEN), self._rocks.entries_with_prefix(_SUMMARY)
         found: dict[str, tuple[ControlLogReadProgress, PartitionSummary]] = {}
@@ -177,7 +177,7 @@ class LocalState:
         """Delete the cached sidecar heads of segments that are gone or whose sidecars were rebuilt, given by segment id."""
         self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
-    def _read_description(self) -> LocalCacheHeader | None:
+    def _read_cache_header(self) -> LocalCacheHeader | None:
         """Return the description of the cache, or None if it is empty or of another version."""
         meta = self._read_cached_value(LocalCacheHeader, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):

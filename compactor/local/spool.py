@@ -44,7 +44,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
     """Raise UsageError if this process's spool folder cannot be written. Spool folders of processes that were killed are deleted."""
     folder = process_spool_folder(state_dir)
     try:
-        with _hold_file_lock(folder.parent / "lock"):
+        with _exclusive_file_lock(folder.parent / "lock"):
             _delete_spool_folders_of_dead_processes(folder.parent)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"may a round write here?")
@@ -59,7 +59,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
 def _create_spool_folder_of_process(spool_root: Path) -> Path:
     """Create this process's spool folder, lock it, and register its removal at exit."""
     spool_root.mkdir(parents=True, exist_ok=True)
-    with _hold_file_lock(spool_root / "lock"):
+    with _exclusive_file_lock(spool_root / "lock"):
         _delete_spool_folders_of_dead_processes(spool_root)
         mine = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=spool_root))
         lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # never closed: the process holds it
@@ -100,7 +100,7 @@ def _is_spool_folder_locked(folder: Path) -> bool:
 
 
 @contextmanager
-def _hold_file_lock(path: Path) -> Iterator[None]:
+def _exclusive_file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file for the duration of a ``with`` block. File systems without locks are tolerated."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -52,7 +52,8 @@ class FileToStage:
 
     kind: the kind of file, such as log or index.
     local_name: path below a broker's log directory; empty if it has none.
-    ranges: (position, length) in bytes of the parts to fetch, in order, for which no digest is recorded; None for the whole file.
+    ranges: (position, length) in bytes of the parts to fetch_range_into_file, in order, for which no digest is recorded; None for the whole
+        file.
     """
 
     partition: TopicPartition
@@ -77,7 +78,7 @@ class FileToStage:
         return self.recorded_size_and_digests.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
-    def disk_bytes(self) -> int:
+    def size_on_disk_bytes(self) -> int:
         """Return the bytes of disk that the local copy of the file occupies."""
         return round_up_to_disk_blocks(self.bytes_to_fetch)
 
@@ -140,7 +141,7 @@ class StagingFolder:
             return
         path = self.folder / f"{next(self._numbers)}"
         if reservation is None:
-            with self.budget.reserve_space(self.usage, file.disk_bytes, self.object_key_of(file)) as own:
+            with self.budget.reserve_space(self.usage, file.size_on_disk_bytes, self.object_key_of(file)) as own:
                 self._fetch_file_when_disk_has_space(file, path)
                 try:
                     yield path
@@ -149,13 +150,13 @@ class StagingFolder:
                         file.cache_key, path, self.budget.convert_reservation_to_cached_file(own, lambda: path.unlink(missing_ok=True))
                     )
             return
-        reservation.reserve_bytes(file.disk_bytes)
+        reservation.reserve_bytes(file.size_on_disk_bytes)
         try:
             self._fetch_file_when_disk_has_space(file, path)
             yield path
         finally:
             kept = (
-                self.budget.cache_file_if_bytes_are_free(self.usage, file.disk_bytes, lambda: path.unlink(missing_ok=True))
+                self.budget.cache_file_if_bytes_are_free(self.usage, file.size_on_disk_bytes, lambda: path.unlink(missing_ok=True))
                 if path.exists()
                 else None
             )
@@ -163,15 +164,15 @@ class StagingFolder:
                 path.unlink(missing_ok=True)
             else:
                 self._remember_cached_file(file.cache_key, path, kept)
-            reservation.release_bytes(file.disk_bytes)
+            reservation.release_bytes(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
-        """Start to fetch a file in the background if the disk budget has unused bytes. Errors are ignored here; ``open_file`` then meets
-        them again.
+        """Start to fetch_range_into_file a file in the background if the disk budget has unused bytes. Errors are ignored here;
+        ``open_file`` then meets them again.
         """
         if file.cache_key in self._coming or not self.files_not_on_disk([file]):
             return
-        own = self.budget.reserve_spare_bytes_or_none(self.usage, file.disk_bytes)
+        own = self.budget.reserve_spare_bytes_or_none(self.usage, file.size_on_disk_bytes)
         if own is None:
             return
         with self._lock:
@@ -297,7 +298,7 @@ class StagingFolder:
             for at in range(0, length, RANGE_BYTES)
         ]
 
-        def fetch(range_to_fetch: FileAndObjectRange) -> None:
+        def fetch_range_into_file(range_to_fetch: FileAndObjectRange) -> None:
             """Fetch one part, given by its position in the file, its position in the object, and its length in bytes."""
             place, start, length = range_to_fetch
             data = self.layout.read_file(remote_file.partition, remote_file.segment, remote_file.kind, start, length)
@@ -312,7 +313,7 @@ class StagingFolder:
         pool = ThreadPoolExecutor(min(len(pieces), RANGES_AT_ONCE) or 1, "ranges")
         with path.open("xb") as file:
             try:
-                for done in [pool.submit(fetch, piece) for piece in pieces]:
+                for done in [pool.submit(fetch_range_into_file, piece) for piece in pieces]:
                     done.result()
             finally:
                 pool.shutdown(cancel_futures=True)
@@ -330,7 +331,7 @@ class StagingFolder:
                     found = _write_file_and_compute_digest(file.read, path, remote_file.recorded_size_and_digests)
             except (FileNotFoundError, PermissionError):
                 continue
-            if found.is_same(remote_file.recorded_size_and_digests):
+            if found.has_same_size_and_digest_as(remote_file.recorded_size_and_digests):
                 return True
             path.unlink()
         return False

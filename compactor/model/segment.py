@@ -57,16 +57,16 @@ class SegmentFile(Value):
         """Return whether this file and the other one have a digest of the same kind, so that the digests can be compared."""
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
-    def is_same(self, other: SegmentFile) -> bool:
+    def has_same_size_and_digest_as(self, other: SegmentFile) -> bool:
         """Return whether this file and the other one have equal sizes and equal common digests, at least one of them. Files without a
         common digest are not known to be the same.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
 
-    def is_matched_by(self, file_read: SegmentFile) -> bool:
+    def is_matched_by_file(self, file_read: SegmentFile) -> bool:
         """Return whether a file that was read matches what is recorded here: by digest, or by size if no digest is recorded."""
-        return self.is_same(file_read) if self.has_digest else self.size == file_read.size
+        return self.has_same_size_and_digest_as(file_read) if self.has_digest else self.size == file_read.size
 
 
 class RemoteLogSegmentMetadata(Value):

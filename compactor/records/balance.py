@@ -207,7 +207,7 @@ def _add_digests_to_accounts(
     buf: Bytes,
     position: Int64s,
     magic: npt.NDArray[np.int8],
-    control: npt.NDArray[np.int8],
+    control_kind: npt.NDArray[np.int8],
     opened_flags: Flags,
     final_action: Actions,
     aborted_flags: Flags,
@@ -233,7 +233,7 @@ def _add_digests_to_accounts(
         if final_action[batch] == COPY:
             continue
         if not opened_flags[batch]:
-            reason = BATCH_MARKER if control[batch] != NOT_CONTROL else BATCH_ABORTED if aborted_flags[batch] else BATCH_SUPERSEDED
+            reason = BATCH_MARKER if control_kind[batch] != NOT_CONTROL else BATCH_ABORTED if aborted_flags[batch] else BATCH_SUPERSEDED
             add_batch_digest(segment_bytes, position[batch], magic[batch], k0, k1, out_sums[reason])
             continue
         add_batch_digest(segment_bytes, position[batch], magic[batch], k0, k1, out_sums[OPENED])

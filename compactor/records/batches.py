@@ -98,9 +98,9 @@ class BatchTable:
         return len(self.position)
 
     @staticmethod
-    def allocate_rows(rows: int) -> BatchTable:
-        """Return a table with space for ``rows`` batches, not initialized."""
-        return BatchTable(**{f.name: np.empty(rows, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
+    def allocate_rows(batch_count: int) -> BatchTable:
+        """Return a table with space for ``batch_count`` batches, not initialized."""
+        return BatchTable(**{f.name: np.empty(batch_count, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
 
     @property
     def codec_ids(self) -> npt.NDArray[np.int16]:
@@ -269,9 +269,9 @@ def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, ma
 
 
 @inline_kernel
-def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, count: int) -> ControlTypeAndEpoch:
+def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, record_count: int) -> ControlTypeAndEpoch:
     """Return the kind and the coordinator epoch of an uncompressed control batch. Its first key is ``version:int16 | type:int16``."""
-    if count == 0:
+    if record_count == 0:
         return EMPTIED, -1
     _, at = read_varint(buf, position + HEADER, end)
     if at < 0 or at >= end:
@@ -311,7 +311,7 @@ def _parse_headers_or_find_problem(
     producer_epoch: npt.NDArray[np.int16],
     base_sequence: npt.NDArray[np.int32],
     count: npt.NDArray[np.int32],
-    control: npt.NDArray[np.int8],
+    control_kind: npt.NDArray[np.int8],
     coordinator_epoch: npt.NDArray[np.int32],
 ) -> ProblemAndPosition:
     """Fill the columns of a BatchTable from a segment's bytes. Return the number of a problem (0 for none) and the byte position of the
@@ -325,7 +325,7 @@ def _parse_headers_or_find_problem(
         out_position[i] = position
         out_size[i] = size
         out_magic[i] = magic
-        control[i] = NOT_CONTROL
+        control_kind[i] = NOT_CONTROL
         coordinator_epoch[i] = -1
         if base < 0:
             return 5, position
@@ -348,10 +348,10 @@ def _parse_headers_or_find_problem(
                 return 9, position
             if attributes[i] & CONTROL:
                 if attributes[i] & CODEC_MASK:
-                    control[i] = PACKED
+                    control_kind[i] = PACKED
                 else:
                     kind, epoch = _control_type_and_coordinator_epoch(buf, position, position + size, np.int64(count[i]))
-                    control[i] = kind
+                    control_kind[i] = kind
                     coordinator_epoch[i] = epoch
         else:
             codec = buf[position + 17] & CODEC_MASK
@@ -400,11 +400,11 @@ _HEADER_FIELDS: Final = np.dtype(
 )
 
 
-def batch_table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
+def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
     """Return the BatchTable of consecutive v2 batches from their headers alone, as ``scan_batches`` would return it.
 
     :param headers: shape (batches, 61).
-    :param control, coordinator_epoch: columns of the table that headers do not contain.
+    :param control_kind, coordinator_epoch: columns of the table that headers do not contain.
     """
     rows = np.ascontiguousarray(headers).view(_HEADER_FIELDS).reshape(-1)
     size: Int64s = rows["length"].astype(np.int64) + FRAME
@@ -423,7 +423,7 @@ def batch_table_from_headers(headers: Bytes, control: npt.NDArray[np.int8], coor
         producer_epoch=rows["epoch"].astype(np.int16),
         base_sequence=rows["sequence"].astype(np.int32),
         count=rows["count"].astype(np.int32),
-        control=control.copy(),
+        control=control_kind.copy(),
         coordinator_epoch=coordinator_epoch.copy(),
     )
 

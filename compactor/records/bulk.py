@@ -175,7 +175,7 @@ def decompress_batch_bodies(
     codec: Codecs,
     start: Int64s,
     end: Int64s,
-    wanted: npt.NDArray[np.bool_],
+    wanted_flags: npt.NDArray[np.bool_],
     out: codecs.GrowingByteBuffer,
     max_body_bytes: int,
     max_total_bytes: int,
@@ -184,23 +184,34 @@ def decompress_batch_bodies(
     """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
     one ends.
 
-    The result is shorter than ``wanted`` if ``out`` came to exceed ``max_total_bytes`` bytes. Then its last body is the one that exceeded
-    them.
+    The result is shorter than ``wanted_flags`` if ``out`` came to exceed ``max_total_bytes`` bytes. Then its last body is the one that
+    exceeded them.
 
     :param codec, magic: codec and message format of each batch.
     :param max_body_bytes: most bytes that one body may have.
     :raises BatchUnreadableError: if a body is corrupt or too large. The caller must clear ``out`` then.
     """
-    ends = np.empty(len(wanted), np.int64)
+    ends = np.empty(len(wanted_flags), np.int64)
     view = buf.data
     batch = 0
-    while batch < len(wanted):
+    while batch < len(wanted_flags):
         if codec[batch] in (LZ4, SNAPPY):
             batch, out.size = decompress_lz4_and_snappy_bodies(
-                lz4_library.decompress, buf, codec, start, end, wanted, batch, out.array, out.size, max_body_bytes, max_total_bytes, ends
+                lz4_library.decompress,
+                buf,
+                codec,
+                start,
+                end,
+                wanted_flags,
+                batch,
+                out.array,
+                out.size,
+                max_body_bytes,
+                max_total_bytes,
+                ends,
             )
-        if batch < len(wanted) and out.size <= max_total_bytes:
-            if wanted[batch]:
+        if batch < len(wanted_flags) and out.size <= max_total_bytes:
+            if wanted_flags[batch]:
                 try:
                     codecs.decompress_body_into(int(codec[batch]), view[start[batch] : end[batch]], out, max_body_bytes, int(magic[batch]))
                 except codecs.CodecError as error:
@@ -302,7 +313,7 @@ def _decompress_lz4_frame(
 
 @kernel
 def decompress_lz4_and_snappy_bodies(
-    decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted: npt.NDArray[np.bool_], first_batch: int,
+    decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted_flags: npt.NDArray[np.bool_], first_batch: int,
     out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
 ) -> NextBatchAndPosition:  # fmt: skip
     """Decompress lz4 and snappy bodies from batch ``first_batch`` on, until one is met that ``codecs`` must decompress.
@@ -310,8 +321,8 @@ def decompress_lz4_and_snappy_bodies(
     Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
     ``decompress_batch_bodies``; ``decompress_address``: address of LZ4_decompress_safe, or 0.
     """
-    while first_batch < wanted.size and out_position <= max_total_bytes:
-        if wanted[first_batch]:
+    while first_batch < wanted_flags.size and out_position <= max_total_bytes:
+        if wanted_flags[first_batch]:
             after = np.int64(-1)
             if codec[first_batch] == SNAPPY:
                 after = _decompress_snappy_body(buf, start[first_batch], end[first_batch], out, out_position, max_body_bytes)

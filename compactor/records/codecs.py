@@ -23,7 +23,7 @@ import xxhash
 import zstandard
 from zlib_ng import zlib_ng
 
-from compactor.kernels.common import BytePositionOrMinusOne, CodecId
+from compactor.kernels.common import ByteCount, BytePositionOrMinusOne, CodecId
 
 NONE: Final = 0
 GZIP: Final = 1
@@ -137,7 +137,7 @@ def max_compressed_size(size: SizeOrSizes) -> SizeOrSizes:
     return size + size // 6 + 64 * (size // XERIAL_BLOCK) + 128
 
 
-def compress_body_into(codec: CodecId, data: memoryview, out: memoryview) -> int:
+def compress_body_into(codec: CodecId, data: memoryview, out: memoryview) -> ByteCount:
     """Compress ``data`` into ``out``, which must have ``max_compressed_size(len(data))`` bytes, and return the compressed size. Raises
     CodecError for an unknown codec.
     """
@@ -167,13 +167,13 @@ def compress_zstd_bodies(data: memoryview, positions_and_sizes: bytes) -> Sequen
     return list(made)
 
 
-def _copy_uncompressed(data: Buffer, out: memoryview) -> int:
+def _copy_uncompressed(data: Buffer, out: memoryview) -> ByteCount:
     """Copy ``data`` to the beginning of ``out`` and return its size."""
     out[: len(data)] = data
     return len(data)
 
 
-def _compress_lz4(data: memoryview, out: memoryview) -> int:
+def _compress_lz4(data: memoryview, out: memoryview) -> ByteCount:
     # Kafka's reader refuses linked blocks, so each is compressed by itself.
     out[:LZ4_HEADER_BYTES] = LZ4_HEADER
     at = LZ4_HEADER_BYTES
@@ -191,7 +191,7 @@ def _compress_lz4(data: memoryview, out: memoryview) -> int:
     return at + 4
 
 
-def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> int:
+def _compress_snappy_xerial_stream(data: memoryview, out: memoryview) -> ByteCount:
     compress_body, at = cramjam.snappy.compress_raw_into, len(XERIAL_HEADER)
     out[:at] = XERIAL_HEADER
     for start in range(0, len(data), XERIAL_BLOCK):
@@ -276,7 +276,7 @@ def _decompress_snappy(data: memoryview, out: GrowingByteBuffer, max_decompresse
         position += length
 
 
-def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> int:
+def _decompress_snappy_block(block: memoryview, out: GrowingByteBuffer, max_block_bytes: int, max_bytes: int) -> ByteCount:
     """Decompress a raw snappy block and return its size. Raises CodecError if that exceeds ``max_block_bytes`` bytes; ``max_bytes`` is
     for the message.
     """

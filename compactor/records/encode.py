@@ -413,7 +413,7 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 
 @inline_kernel
-def _bounds_of_kept_rows(keep: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
+def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
     """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
     first = np.int64(-1)
     last = np.int64(-1)
@@ -421,7 +421,7 @@ def _bounds_of_kept_rows(keep: Flags, timestamp: Int64s, first_row: int, end_row
     lowest = np.int64(0)
     highest = np.int64(-1)
     for row in range(first_row, end_row):
-        if keep[row]:
+        if keep_flags[row]:
             if first < 0:
                 first = np.int64(row)
             last = np.int64(row)
@@ -451,7 +451,7 @@ def _write_records_that_stay(
     key_length: Int32s,
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
-    keep: Flags,
+    keep_flags: Flags,
 ) -> BytePosition:
     """Write the records of rows [first, last] that stay, from position ``out_position`` on. Return the position after them.
 
@@ -460,12 +460,12 @@ def _write_records_that_stay(
     """
     row = first_row
     while row <= last_row:
-        if not keep[row]:
+        if not keep_flags[row]:
             row += 1
             continue
         if are_records_copied and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
             run = row
-            while run < last_row and keep[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
+            while run < last_row and keep_flags[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
                 run += 1
             copy_bytes(out, out_position, buf, start[row], end[run] - start[row])
             out_position += end[run] - start[row]
@@ -495,7 +495,7 @@ def _write_records_that_stay(
 
 @kernel
 def _encode_batches_or_find_problem(
-    raw: Bytes,
+    segment_bytes: Bytes,
     buf: Bytes,
     position: Int64s,
     size: Int64s,
@@ -523,7 +523,7 @@ def _encode_batches_or_find_problem(
     key_length: Int32s,
     value_length: Int32s,
     flags: npt.NDArray[np.uint8],
-    keep: Flags,
+    keep_flags: Flags,
     out: Bytes,
     out_start: Int64s,
     out_size: Int64s,
@@ -541,7 +541,7 @@ def _encode_batches_or_find_problem(
         if action[batch] == COPY:
             out_size[batch] = size[batch]
             if not compressed:
-                copy_bytes(out, at, raw, position[batch], size[batch])
+                copy_bytes(out, at, segment_bytes, position[batch], size[batch])
                 at += size[batch]
             continue
         type_bits = np.int64(attributes[batch]) & (LOG_APPEND | TRANSACTIONAL | CONTROL)
@@ -560,7 +560,7 @@ def _encode_batches_or_find_problem(
         if problem:
             return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
-        first, last, count, lowest, highest = _bounds_of_kept_rows(keep, timestamp, first_row[batch], first_row[batch + 1])
+        first, last, count, lowest, highest = _bounds_of_kept_rows(keep_flags, timestamp, first_row[batch], first_row[batch + 1])
         if lowest < -1:
             return 1, batch
         dated = horizon[batch] != NO_HORIZON
@@ -576,7 +576,7 @@ def _encode_batches_or_find_problem(
         whole = magic == 2 and base_timestamp == old_base_timestamp[batch] and not type_bits & LOG_APPEND
         write = _write_records_that_stay(
             buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end, key_start, value_start,
-            key_length, value_length, flags, keep,
+            key_length, value_length, flags, keep_flags,
         )  # fmt: skip
         _write_v2_batch_header(
             out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],

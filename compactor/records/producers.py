@@ -114,7 +114,7 @@ class ProducerStates:
 @kernel
 def _apply_batches_to_producer_columns(
     producer: Int64s,
-    control: npt.NDArray[np.int8],
+    control_kind: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     count: npt.NDArray[np.int32],
     epoch: npt.NDArray[np.int16],
@@ -139,7 +139,7 @@ def _apply_batches_to_producer_columns(
     """
     for i in range(producer.size):
         p = producer[i]
-        kind = control[i]
+        kind = control_kind[i]
         if kind != NOT_CONTROL and kind != ABORT and kind != COMMIT:
             continue
         seen[p] = True

@@ -87,11 +87,11 @@ class RecordRowBuffers:
     def __init__(self) -> None:
         self._arrays = _allocate_record_columns(1 << 14)
 
-    def allocate_rows(self, count: int) -> RecordRows:
-        """Return uninitialized rows for ``count`` records, valid until the next call."""
-        if count > len(self._arrays[0]):
-            self._arrays = _allocate_record_columns(max(count, 2 * len(self._arrays[0])))
-        return RecordRows(*(array[:count] for array in self._arrays))
+    def allocate_rows(self, record_count: int) -> RecordRows:
+        """Return uninitialized rows for ``record_count`` records, valid until the next call."""
+        if record_count > len(self._arrays[0]):
+            self._arrays = _allocate_record_columns(max(record_count, 2 * len(self._arrays[0])))
+        return RecordRows(*(array[:record_count] for array in self._arrays))
 
 
 def _allocate_record_columns(record_count: int) -> tuple[npt.NDArray[Any], ...]:
@@ -359,11 +359,13 @@ def _next_legacy_entry(buf: Bytes, position: int, end: int) -> ProblemAndPositio
 
 
 @kernel
-def _count_legacy_entries(buf: Bytes, body_start: Int64s, body_end: Int64s, wanted: npt.NDArray[np.bool_]) -> CountsAndProblemWithBatch:
+def _count_legacy_entries(
+    buf: Bytes, body_start: Int64s, body_end: Int64s, wanted_flags: npt.NDArray[np.bool_]
+) -> CountsAndProblemWithBatch:
     """Return (number of entries of each v0/v1 wrapper, problem, batch that has it)."""
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):
-        if not wanted[batch]:
+        if not wanted_flags[batch]:
             continue
         at = body_start[batch]
         while True:

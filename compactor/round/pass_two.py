@@ -477,7 +477,11 @@ class PlanExecution:
         for entry in (entry for before in self._live[: ordinal + 1] for entry in before.leader_epochs):
             known.setdefault(entry.epoch, entry)
         made = format_leader_epoch_checkpoint(list(known.values())).encode()
-        return made if describe_segment_file(made).is_same(segment.files[kind]) else self._forward_read.read_small_file(segment, kind)
+        return (
+            made
+            if describe_segment_file(made).has_same_size_and_digest_as(segment.files[kind])
+            else self._forward_read.read_small_file(segment, kind)
+        )
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
         """Build and store the new segment's sidecar, while the segment's bytes are in the page cache."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.sidecar_builder import NO_BYTES, convert_verdicts_of_substitute, segment_without_bytes_from_sidecar
+from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_without_bytes_from_sidecar, verdicts_of_segment_from_substitute
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.errors import BadData
@@ -129,7 +129,7 @@ class RoundSourceSegments:
             return
         with self.reading.open_segment(ordinal, reservation) as source:
             if self.folded:
-                self.verdicts[ordinal] = convert_verdicts_of_substitute(source, self.sources[ordinal], self.verdicts[ordinal])
+                self.verdicts[ordinal] = verdicts_of_segment_from_substitute(source, self.sources[ordinal], self.verdicts[ordinal])
             self.sources[ordinal] = source
             self._opened.add(ordinal)
             yield source

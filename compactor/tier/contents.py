@@ -141,7 +141,11 @@ def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentM
         info = store.head(key)
         if size not in (-1, info.size):
             return f"{store.url}/{key} has {info.size} bytes, recorded are {size}"
-        if recorded and recorded.has_digest and not file_from_metadata_or_content(store, info, recorded).is_same(recorded):
+        if (
+            recorded
+            and recorded.has_digest
+            and not file_from_metadata_or_content(store, info, recorded).has_same_size_and_digest_as(recorded)
+        ):
             return f"{store.url}/{key} has another digest than was recorded"
     except NotFound:
         return f"{store.url}/{key} is missing"
@@ -176,7 +180,7 @@ class Download:
 
     def has_recorded_content(self, file: SegmentFile) -> bool:
         """Return whether the downloaded bytes match what was recorded."""
-        return file.is_matched_by(self.found)
+        return file.is_matched_by_file(self.found)
 
     def require_recorded_content(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what was recorded."""

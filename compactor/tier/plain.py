@@ -164,7 +164,7 @@ class ComposableLayout(PlainLayout):
         key, recorded = self.object_name(partition, segment, "log"), segment.recorded_size_and_digests("log")
         info = self._store.head(key)
         stated = file_from_object_metadata(info)
-        if not stated.is_same(recorded):  # one without our digests is somebody else's
+        if not stated.has_same_size_and_digest_as(recorded):  # one without our digests is somebody else's
             raise damaged_object_error(key, stated, recorded)
         return info.etag
 
@@ -210,7 +210,7 @@ class ComposableLayout(PlainLayout):
         try:
             info = self._store.head(key)
             if info.size == file.size and not file_from_object_metadata(info).sha256:
-                return digest_stored_file(self._store, key, info.size, file).is_same(file)
-            return file_from_metadata_or_content(self._store, info, file).is_same(file)
+                return digest_stored_file(self._store, key, info.size, file).has_same_size_and_digest_as(file)
+            return file_from_metadata_or_content(self._store, info, file).has_same_size_and_digest_as(file)
         except NotFound:
             return False

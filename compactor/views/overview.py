@@ -52,7 +52,7 @@ def read_summaries(
     """
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
-    kept = tier.local.cached_summaries() if tier.local else {}
+    kept = tier.local.cached_summaries_by_partition_name() if tier.local else {}
     found: dict[TopicPartition, PartitionResult] = {}
     unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()

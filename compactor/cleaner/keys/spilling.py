@@ -27,7 +27,7 @@ from compactor.cleaner.keys.survivors import (
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.errors import CompactorError, OutOfBudget
-from compactor.kernels.common import FirstRowByBatch, Flags, Hashes
+from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, Flags, Hashes
 from compactor.records.batches import Int64s
 from compactor.records.rows import BatchChunk, RecordRows
 
@@ -141,7 +141,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_batch_range(buffers: ReusableJobBuffers, batch_range: tuple[int, int]) -> list[HashedChunkKeys]:
+        def hash_batch_range(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[HashedChunkKeys]:
             first, last = batch_range
             return key_scan.hash_keys_of_batch_range(
                 buffers, source, first, last, wanted_batch_flags[first:last], is_backwards=False, hashes_rows_below_dirty_range=True

@@ -43,16 +43,16 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
 
 @kernel
 def txn_outcomes_by_batch_from_columns(
-    control: TxnOutcomes, transactional: Flags, producer: Int64s, next_outcome_by_producer: Int64s
+    control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
     """Return for each batch the outcome of the transaction to which its data belongs.
 
     :param next_outcome_by_producer: by producer, outcome of its first marker after these batches; updated.
     """
-    kinds = np.full(control.size, UNDECIDED, np.int8)
-    for i in range(control.size - 1, -1, -1):
-        if control[i] == ABORT or control[i] == COMMIT:
-            next_outcome_by_producer[producer[i]] = control[i]
-        elif control[i] == NOT_CONTROL and transactional[i]:
+    kinds = np.full(control_kind.size, UNDECIDED, np.int8)
+    for i in range(control_kind.size - 1, -1, -1):
+        if control_kind[i] == ABORT or control_kind[i] == COMMIT:
+            next_outcome_by_producer[producer[i]] = control_kind[i]
+        elif control_kind[i] == NOT_CONTROL and transactional_flags[i]:
             kinds[i] = next_outcome_by_producer[producer[i]]
     return kinds

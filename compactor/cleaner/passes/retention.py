@@ -106,21 +106,21 @@ def decide_batches_by_headers(
 
 @kernel
 def _actions_decided_by_headers(
-    control: npt.NDArray[np.int8],
+    control_kind: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     delete_horizon_ms: Int64s,
     discardable_flags: Flags,
     retain_empty_flags: Flags,
     now_ms: int,
 ) -> Actions:
-    action = np.empty(control.size, np.uint8)
-    for i in range(control.size):
-        if control[i] == NOT_CONTROL:
+    action = np.empty(control_kind.size, np.uint8)
+    for i in range(control_kind.size):
+        if control_kind[i] == NOT_CONTROL:
             discard = discardable_flags[i]
             action[i] = FILTER
         else:
             has_horizon = (attributes[i] & HORIZON) != 0
-            discard = control[i] == EMPTIED or (discardable_flags[i] and has_horizon and delete_horizon_ms[i] <= now_ms)
+            discard = control_kind[i] == EMPTIED or (discardable_flags[i] and has_horizon and delete_horizon_ms[i] <= now_ms)
             # A marker whose data is gone gets its horizon now, which is a rewrite.
             action[i] = FILTER if discardable_flags[i] and not has_horizon else COPY
         if discard:
@@ -173,7 +173,7 @@ def decide_batches_by_records(
 
 @kernel
 def _decide_records_and_horizons(
-    control: npt.NDArray[np.int8],
+    control_kind: npt.NDArray[np.int8],
     attributes: npt.NDArray[np.int16],
     base_timestamp: Int64s,
     magic: int,
@@ -181,14 +181,14 @@ def _decide_records_and_horizons(
     offset: Int64s,
     key_length: Int32s,
     value_length: Int32s,
-    superseded: Flags,
-    retain_empty: Flags,
+    superseded_flags: Flags,
+    retain_empty_flags: Flags,
     latest_offset: int,
     now_ms: int,
     new_horizon_ms: int,
     retain_legacy_tombstones: bool,
     action: Actions,
-    keep: Flags,
+    keep_flags: Flags,
     horizon: Int64s,
 ) -> None:
     for batch in range(action.size):
@@ -201,19 +201,19 @@ def _decide_records_and_horizons(
         tombstones = False
         for row in range(first_row[batch], first_row[batch + 1]):
             stays = True
-            if control[batch] == NOT_CONTROL and offset[row] <= latest_offset:
-                if key_length[row] < 0 or superseded[row]:
+            if control_kind[batch] == NOT_CONTROL and offset[row] <= latest_offset:
+                if key_length[row] < 0 or superseded_flags[row]:
                     stays = False
                 elif value_length[row] < 0:
                     stays = (not has_horizon or now_ms < base_timestamp[batch]) if magic == 2 else retain_legacy_tombstones
-            keep[row] = stays
+            keep_flags[row] = stays
             if stays:
                 kept += 1
                 tombstones = tombstones or value_length[row] < 0
-        needs_horizon = (tombstones or control[batch] != NOT_CONTROL) and not has_horizon
+        needs_horizon = (tombstones or control_kind[batch] != NOT_CONTROL) and not has_horizon
         if kept == 0:
             # Kafka fails where a v0/v1 batch would have to stay without records; there is nothing to keep of it.
-            action[batch] = EMPTY if retain_empty[batch] and magic == 2 else DROP
+            action[batch] = EMPTY if retain_empty_flags[batch] and magic == 2 else DROP
         elif kept == first_row[batch + 1] - first_row[batch] and magic == 2 and not needs_horizon:
             action[batch] = COPY
         else:

@@ -1,7 +1,7 @@
 """Sidecars made from segments, and stand-ins made from sidecars.
 
 In the transaction fold, a stand-in replaces a segment that is not read: its batches are the sidecar's producer runs and markers. If the
-segment is read later, ``convert_verdicts_of_substitute`` converts the verdicts.
+segment is read later, ``verdicts_of_segment_from_substitute`` converts the verdicts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, replace_by_existing_txn_index_entries
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
-from compactor.kernels.common import FirstRowByBatch, SegmentOrdinal
+from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, SegmentOrdinal
 from compactor.records.batches import HORIZON, NOT_CONTROL, BatchTable, Int64s, read_only_view
 from compactor.records.headers import copy_batch_headers
 from compactor.records.producer_runs import batch_table_from_runs_and_markers, extract_producer_runs_and_markers
@@ -176,7 +176,7 @@ def add_segment_to_sidecar_builder(
     """Add every data batch of ``source`` to ``builder`` and return the builder. Raises BadData."""
     wanted = source.table.control == NOT_CONTROL
 
-    def summarize_batch_range(buffers: ReusableJobBuffers, batch_range: tuple[int, int]) -> list[ChunkSummaryForSidecar]:
+    def summarize_batch_range(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[ChunkSummaryForSidecar]:
         first, last = batch_range
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
@@ -200,7 +200,9 @@ def segment_without_bytes_from_sidecar(
     return SourceSegment(ordinal, name, base_offset, end_offset, mtime_ms, NO_BYTES, table)
 
 
-def convert_verdicts_of_substitute(source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts) -> TransactionVerdicts:
+def verdicts_of_segment_from_substitute(
+    source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts
+) -> TransactionVerdicts:
     """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute
     (``segment_without_bytes_from_sidecar``) to those for the batches of the segment itself.
 

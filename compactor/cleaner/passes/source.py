@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, Flags, SegmentOrdinal
+from compactor.kernels.common import NO_HORIZON, FirstAndEndBatch, Flags, SegmentOrdinal
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -71,7 +71,7 @@ class SourceSegment:
     def size(self) -> int:
         return len(self.buf)
 
-    def batch_ranges_of_one_kind(self) -> list[tuple[int, int]]:
+    def batch_ranges_of_one_kind(self) -> list[FirstAndEndBatch]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
 
         Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small

@@ -19,7 +19,7 @@ from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, con
 from bloom.sidecar import RemovableRecordCounts, Sidecar
 from compactor.cleaner.passes.retention import BatchRetentionDecisions
 from compactor.constants import NEVER_MS
-from compactor.kernels.common import Flags
+from compactor.kernels.common import FirstAndEndBatch, Flags
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable, Int64s
@@ -44,8 +44,6 @@ untouched.
 
 PositionAndLength = tuple[int, int]
 """Byte position in a log, and number of bytes."""
-FirstAndEndBatch = tuple[int, int]
-"""Numbers of the first batch of a range, and of the batch after its last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from compactor.cleaner.passes.sidecar_builder import (
     NO_BYTES,
     SidecarBuilder,
     add_segment_to_sidecar_builder,
-    convert_verdicts_of_substitute,
+    verdicts_of_segment_from_substitute,
 )
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
@@ -167,7 +167,7 @@ class PartToReadSearch:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)
         whole = replace(header_source, table=table, buf=NO_BYTES)
-        of_all = convert_verdicts_of_substitute(whole, header_source, verdicts)
+        of_all = verdicts_of_segment_from_substitute(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
         decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
