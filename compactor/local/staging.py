@@ -52,7 +52,7 @@ class FileToStage:
 
     kind: the kind of file, such as log or index.
     local_name: path below a broker's log directory; empty if it has none.
-    ranges: (position, length) in bytes of the parts to fetch_range_into_file, in order, for which no digest is recorded; None for the whole
+    ranges: (position, length) in bytes of the parts to fetch, in order, for which no digest is recorded; None for the whole
         file.
     """
 
@@ -167,7 +167,7 @@ class StagingFolder:
             reservation.release_bytes(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
-        """Start to fetch_range_into_file a file in the background if the disk budget has unused bytes. Errors are ignored here;
+        """Start to fetch a file in the background if the disk budget has unused bytes. Errors are ignored here;
         ``open_file`` then meets them again.
         """
         if file.cache_key in self._coming or not self.files_not_on_disk([file]):
