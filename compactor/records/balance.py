@@ -1,4 +1,4 @@
-"""DigestSumRows over batches and records for the balance of a round (compactor.model.balance), which shows that no record was lost or
+"""Sums over batches and records for the balance of a round (compactor.model.balance), which shows that no record was lost or
 added.
 
 Each record contributes a digest of its offset, of the lengths of its key and value, and of the first and last eight bytes of both, mixed
