@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, decode_fo
 from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionMetadataVersion, TopicStatus, matching_topics
 from compactor.constants import TopicId
 from compactor.errors import AlreadyExists, BadData, UsageError
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
 
@@ -28,7 +28,7 @@ PREFIX = "metadata-snapshots/"
 _ZLIB_LEVEL = 6
 
 
-class PartitionSnapshot(Value):
+class PartitionSnapshot(StrictFrozenModel):
     """Segments of one partition in a metadata snapshot.
 
     folded: all segments in all states, packed by metadata_topic.state_serde and encoded as base64.
@@ -45,7 +45,7 @@ class PartitionSnapshot(Value):
     last_stable: int = -1
 
 
-class TopicSnapshot(Value):
+class TopicSnapshot(StrictFrozenModel):
     """A topic in a metadata snapshot. chosen: names of the settings that are set on the topic itself instead of the broker's defaults."""
 
     topic: str
@@ -55,7 +55,7 @@ class TopicSnapshot(Value):
     chosen: tuple[str, ...] = ()
 
 
-class MetadataSnapshot(Value):
+class MetadataSnapshot(StrictFrozenModel):
     """Metadata of a whole tier at one time.
 
     url, layout: URL and layout of the tier.

@@ -39,7 +39,7 @@ from compactor.config.store_sections import (
     refuse_archive_class,
 )
 from compactor.errors import UsageError
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.storage.schemes import DIRECTORY, store_kind_of_scheme, url_problem
 
@@ -302,7 +302,7 @@ class SparkSettings(Section):
         return not self.master.startswith("local")
 
 
-class Settings(Value):
+class Settings(StrictFrozenModel):
     """All settings. topics: regular expression -> the values of [cleaner] with that [topics] table's overrides applied."""
 
     tier: TierSettings = TierSettings()
@@ -362,9 +362,9 @@ class Settings(Value):
             return f"topic {topic}"
         return self.source_of(f"cleaner.{key}")
 
-    def section_values(self, name: str) -> Value:
+    def section_values(self, name: str) -> StrictFrozenModel:
         """Return the settings of a section, given its name in SECTIONS, such as ``tier`` or ``tier.aiven``."""
-        found: Value = reduce(getattr, name.split("."), self)
+        found: StrictFrozenModel = reduce(getattr, name.split("."), self)
         return found
 
     def source_of(self, key: str) -> str:
@@ -393,7 +393,7 @@ def topic_override_key(pattern: str, name: str) -> str:
     return f"topics.{json.dumps(pattern)}.{name}"
 
 
-def _nested_sections(section_type: type[Value], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+def _nested_sections(section_type: type[StrictFrozenModel], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
     for name, field in section_type.model_fields.items():
         if isinstance(field.default, Section):
             yield prefix + name, type(field.default)
@@ -404,7 +404,7 @@ SECTION_TYPES: dict[str, type[Section]] = dict(_nested_sections(Settings))
 """Class of each section by its name, such as ``tier`` or ``tier.aiven``."""
 
 
-def setting_keys(section_type: type[Value]) -> list[str]:
+def setting_keys(section_type: type[StrictFrozenModel]) -> list[str]:
     """Return the names of the settings of a section, without those of its inner sections."""
     return [name for name, field in section_type.model_fields.items() if not isinstance(field.default, Section)]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from compactor.config.units import parse_setting_value
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.storage.schemes import NO_CREDENTIALS, StorePrices
 
 MAX_MS = 2**63 - 1
@@ -16,7 +16,7 @@ MAX_MS = 2**63 - 1
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 
 
-class Section(Value):
+class Section(StrictFrozenModel):
     """Base class of one section of the settings.
 
     Values must have exactly the declared types, but durations and sizes may be texts such as ``10m``.

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from compactor.control.ports import Ports
 from compactor.errors import AlreadyExists, NotFound
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.storage.port import ObjectStore
 
 AUDIT_PREFIX = "audit/"
 _OUTCOME = ".outcome.json"
 
 
-class ManualAction(Value):
+class ManualAction(StrictFrozenModel):
     """An action of a person.
 
     at_ms: time of the action by the host's clock, in milliseconds since 1970.
@@ -40,7 +40,7 @@ class ManualAction(Value):
     version: str = ""
 
 
-class ActionOutcome(Value):
+class ActionOutcome(StrictFrozenModel):
     """Outcome of a person's action.
 
     error: the error message; empty if the action succeeded.
@@ -50,7 +50,7 @@ class ActionOutcome(Value):
     error: str = ""
 
 
-class RecordedAction(Value):
+class RecordedAction(StrictFrozenModel):
     """Entry of the audit: a person's action, and its outcome, which is None if the process ended before it could record one."""
 
     id: str
@@ -93,7 +93,7 @@ def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[
         yield RecordedAction(id=name.removeprefix(AUDIT_PREFIX), action=action, outcome=outcome)
 
 
-def _create_audit_object(control: ObjectStore, key: str, value: Value) -> None:
+def _create_audit_object(control: ObjectStore, key: str, value: StrictFrozenModel) -> None:
     """Create an object that holds ``value``. An existing object under the key is accepted: the key holds a random id, so that only an
     earlier attempt of this process can have created it.
     """

@@ -7,11 +7,11 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from compactor.constants import TopicId
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 
 
-class TierCreated(Value):
+class TierCreated(StrictFrozenModel):
     """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key for everything that hashes record keys.
 
     key_entropy_bits: setting [tier] key_entropy_bits. Older versions of the program, which lack it, refuse a record in which it is set.
@@ -30,7 +30,7 @@ class TierCreated(Value):
     cluster_id: str = ""
 
 
-class _RecordAboutPartition(Value):
+class _RecordAboutPartition(StrictFrozenModel):
     """Base of the records of the tier-wide log that concern one partition."""
 
     topic: str
@@ -53,7 +53,7 @@ class PartitionChanged(_RecordAboutPartition):
     slot: int = 0
 
 
-class SlotsReached(Value):
+class SlotsReached(StrictFrozenModel):
     """Record: for each control log, a position (slot) that it has reached, confirmed by reading it back. A log that ends before its
     position was damaged.
     """
@@ -62,7 +62,7 @@ class SlotsReached(Value):
     slots: dict[str, int]
 
 
-class PartitionsChanged(Value):
+class PartitionsChanged(StrictFrozenModel):
     """Record: these partitions exist, and their control logs have new records (PartitionChanged for many partitions). Written from change
     hints that were stored as separate objects.
     """
@@ -83,7 +83,7 @@ class RetireInspection(NamedTuple):
     at_ms: int
 
 
-class PartitionsInspected(Value):
+class PartitionsInspected(StrictFrozenModel):
     """Record: for each partition, the time before which ``retire`` has nothing to delete, unless the log changes. It saves
     ``retire`` from checking again; no decision depends on it.
     """
@@ -92,7 +92,7 @@ class PartitionsInspected(Value):
     looks: dict[str, RetireInspection]
 
 
-class RoundsPaused(Value):
+class RoundsPaused(StrictFrozenModel):
     """Record: no compactor begins a round over partitions that ``pattern`` matches (control.pauses). Open rounds and deletions continue."""
 
     type: Literal["rounds_paused"] = "rounds_paused"
@@ -101,7 +101,7 @@ class RoundsPaused(Value):
     reason: str = ""
 
 
-class RoundsResumed(Value):
+class RoundsResumed(StrictFrozenModel):
     """Record: the pause of this pattern has ended."""
 
     type: Literal["rounds_resumed"] = "rounds_resumed"
@@ -116,7 +116,7 @@ class RoundRequested(_RecordAboutPartition):
     by: str
 
 
-class TopicsConfirmed(Value):
+class TopicsConfirmed(StrictFrozenModel):
     """Record: a cluster has reported these topic names with their ids. From then on only this cluster can report whether these topics
     exist.
 
@@ -128,7 +128,7 @@ class TopicsConfirmed(Value):
     topic_ids: dict[str, TopicId]
 
 
-class TopicRecreated(Value):
+class TopicRecreated(StrictFrozenModel):
     """Record: the topic of ``superseded_id`` was deleted and created again as ``topic_id``. The former id never becomes current again.
 
     cluster_id: the cluster that reported this; empty if a person did (``import --new-incarnation``).
@@ -143,7 +143,7 @@ class TopicRecreated(Value):
     by: str = ""
 
 
-class TopicsInspected(Value):
+class TopicsInspected(StrictFrozenModel):
     """Record: the answers of a cluster that was asked about topics by their ids.
 
     missing: ids for which the cluster answered UNKNOWN_TOPIC_ID.

@@ -31,7 +31,7 @@ from compactor.control import records
 from compactor.control.records import BadControlRecord, Record
 from compactor.control.state import LogState
 from compactor.errors import AlreadyExists, NotFound, Unavailable
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.storage.port import ObjectStore
 
 FOLD_ATTEMPTS = 6
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=LogState)
 Body = Any
 
 
-class Boundary(Value):
+class Boundary(StrictFrozenModel):
     """Object stating that the control log's records up to and including ``slot`` (a numbered position) may have been deleted, because a
     snapshot replaces them. Boundaries are numbered from 1.
     """
@@ -59,7 +59,7 @@ class Boundary(Value):
     slot: int
 
 
-class Snapshot(Value, Generic[S]):
+class Snapshot(StrictFrozenModel, Generic[S]):
     """Stored state of a control log after the records up to and including position ``state.slot``."""
 
     version: int
@@ -73,7 +73,7 @@ class SlotContention(Exception):
     """
 
 
-class StateIdentity(Value):
+class StateIdentity(StrictFrozenModel):
     """Identity of a state within its control log, by which another process can check whether the log still contains that state.
 
     It names the last record from which the state was computed, or the boundary whose snapshot equals the state. A state that is stored

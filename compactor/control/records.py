@@ -29,7 +29,7 @@ from compactor.control.catalog_records import (
 )
 from compactor.errors import BadData
 from compactor.model.balance import Balance, DigestSum
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 
@@ -52,7 +52,7 @@ class BadControlRecord(BadData):
     """
 
 
-class ScratchObject(Value):
+class ScratchObject(StrictFrozenModel):
     """Reference to an object under the partition's scratch prefix in the control store, for instance a segment's survivor bitmap."""
 
     key: str
@@ -60,7 +60,7 @@ class ScratchObject(Value):
     sha256: str
 
 
-class LeaderRecord(Value):
+class LeaderRecord(StrictFrozenModel):
     """Record that only the leader of the partition may write. leader_epoch: the compactor epoch under which it leads."""
 
     type: str
@@ -88,7 +88,7 @@ class LeadershipReleased(LeaderRecord):
     type: Literal["leadership_released"] = "leadership_released"
 
 
-class SegmentIdsRegistered(Value):
+class SegmentIdsRegistered(StrictFrozenModel):
     """Record: an import or uploader is about to create objects under these segment ids. Needs no leadership."""
 
     type: Literal["ids_registered"] = "ids_registered"
@@ -97,7 +97,7 @@ class SegmentIdsRegistered(Value):
     holder: str
 
 
-class TailBatch(Value):
+class TailBatch(StrictFrozenModel):
     """One of the last imported batches. ``digest`` covers its header, which holds the CRC of the rest, as the broker wrote it."""
 
     base_offset: Offset
@@ -105,7 +105,7 @@ class TailBatch(Value):
     digest: str
 
 
-class SegmentsTiered(Value):
+class SegmentsTiered(StrictFrozenModel):
     """Record: registered segments are uploaded and stand at the end of the log, so that readers find them. Needs no leadership.
 
     lineage: the broker's leader-epoch lineage as far back as the broker has it, with epochs that begin after the last segment (earlier
@@ -125,7 +125,7 @@ class SegmentsTiered(Value):
     log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
-class SegmentsPrepended(Value):
+class SegmentsPrepended(StrictFrozenModel):
     """Record: registered segments are uploaded and stand before the first segment of the log. Needs no leadership."""
 
     type: Literal["segments_prepended"] = "segments_prepended"
@@ -135,7 +135,7 @@ class SegmentsPrepended(Value):
     topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
 
 
-class TailTruncated(Value):
+class TailTruncated(StrictFrozenModel):
     """Record: the broker's log was truncated at ``offset`` (an unclean election), so a new branch replaces the end of the log. Needs no
     leadership.
 
@@ -174,7 +174,7 @@ class TailTruncated(Value):
         return self.segments if self.head is None else (self.head, *self.segments)
 
 
-class TopicAdopted(Value):
+class TopicAdopted(StrictFrozenModel):
     """Record: the log in the tier is declared to be that of a topic, or to continue at an offset. Needs no leadership.
 
     An import writes it after the records of a directory compared equal with the tier's; a person writes it if nothing can be compared.
@@ -194,7 +194,7 @@ class TopicAdopted(Value):
     why: str = ""
 
 
-class IncarnationOpened(Value):
+class IncarnationOpened(StrictFrozenModel):
     """Record: this log holds a later incarnation of its topic name, with this topic id. It comes before the first import. Needs no
     leadership.
     """
@@ -232,7 +232,7 @@ class LogStartRaised(LeaderRecord):
     content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
-class LineageRecorded(Value):
+class LineageRecorded(StrictFrozenModel):
     """Record: the broker's leader-epoch lineage, with the end of its log (exclusive). Cleaner offsets above a divergence are lowered to
     it.
     """
@@ -413,7 +413,7 @@ PartitionBody = Annotated[
 BodyT = TypeVar("BodyT")
 
 
-class Record(Value, Generic[BodyT]):
+class Record(StrictFrozenModel, Generic[BodyT]):
     """One record of a control log: an event with the identity of its writer, at one position (slot) of the log.
 
     A record is a process's own only if incarnation and attempt are equal. Equal content proves nothing, because two processes of one host
@@ -456,7 +456,7 @@ def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
     return document
 
 
-class _FormatVersion(Value):
+class _FormatVersion(StrictFrozenModel):
     """The version field of a record; the only type here that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -478,7 +478,7 @@ def check_format_version(document: bytes, source_name: str) -> None:
         )
 
 
-ValueT = TypeVar("ValueT", bound=Value)
+ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 def decode_checksummed(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:

@@ -11,7 +11,7 @@ from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpoch, TopicId
 from compactor.control.records import RetireInspection, ScratchObject, TailBatch
 from compactor.model.balance import Balance, DigestSum, add_sums
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -25,7 +25,7 @@ RuleViolation = str
 """Why a control record breaks an ordering rule, for people; empty if it does not."""
 
 
-class LogState(Value):
+class LogState(StrictFrozenModel):
     """Base of the states that are computed from a control log.
 
     slot: position of the last record included; 0 for an empty log.
@@ -34,7 +34,7 @@ class LogState(Value):
     slot: int = 0
 
 
-class Leader(Value):
+class Leader(StrictFrozenModel):
     """The last acquired leadership. It ends when it is released or when a higher epoch is acquired, never by time.
 
     since_ms: the store's modification time of ``slot``; None while the slot exists.
@@ -50,7 +50,7 @@ class Leader(Value):
     since_ms: int | None = None
 
 
-class EpochHistory(Value):
+class EpochHistory(StrictFrozenModel):
     """One compactor epoch and how it ended. ``ended``: released, replaced, or empty as long as it lasts.
 
     delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers (milliseconds); 0 if never or unknown.
@@ -66,7 +66,7 @@ class EpochHistory(Value):
     delivery_timeout_ms: int = Field(default=0, exclude_if=lambda value: not value)
 
 
-class Intent(Value):
+class Intent(StrictFrozenModel):
     """The open intent: a plan that was announced and neither published nor undone.
 
     receipts: of the groups that are done.
@@ -88,7 +88,7 @@ class Intent(Value):
         return tuple(task for task in self.plan.tasks if task.group not in done)
 
 
-class OpenImport(Value):
+class OpenImport(StrictFrozenModel):
     """An open import. ``ids``: registered segment ids that are not tiered yet.
 
     since_ms: the store's modification time of ``slot``; None while the slot exists.
@@ -103,7 +103,7 @@ class OpenImport(Value):
     tiered_end: int = -1
 
 
-class ClosedImport(Value):
+class ClosedImport(StrictFrozenModel):
     """An import that is complete (``voided`` empty) or void (``voided`` has the reason). ``tiered_end``: inclusive, -1 if it tiered
     nothing.
     """
@@ -114,7 +114,7 @@ class ClosedImport(Value):
     voided: str = ""
 
 
-class WaitingGroup(Value):
+class WaitingGroup(StrictFrozenModel):
     """Group of segments that readers no longer use and whose objects wait for grace, a period before deletion: a round's sources, or the
     outputs of an undone round.
 
@@ -140,7 +140,7 @@ class WaitingGroup(Value):
     """Recorded by the process that removed the segments from the view; None if the record did not state it."""
 
 
-class Run(Value):
+class Run(StrictFrozenModel):
     """One entry of the run history. ``status``: running, published, undone (the intent), reverted or reverted_in_part (``undo``), or as in
     RunEnded.
 
@@ -175,7 +175,7 @@ class Run(Value):
         return bool(self.published_slot) and self.status not in (RunStatus.REVERTED, RunStatus.REVERTED_IN_PART)
 
 
-class Quarantine(Value):
+class Quarantine(StrictFrozenModel):
     """Reason why no rounds of a partition are started for now, and the number of its failed rounds in a row."""
 
     reason: str
@@ -185,7 +185,7 @@ class Quarantine(Value):
     at_ms: int
 
 
-class FencedAppend(Value):
+class FencedAppend(StrictFrozenModel):
     """A record that is in the control log but has no effect, with the reason.
 
     offset: the cleaner offset in the record; -1 if it has none.
@@ -341,7 +341,7 @@ def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum
     return None if None in known else add_sums(content for content in known if content)
 
 
-class Pause(Value):
+class Pause(StrictFrozenModel):
     """A recorded request that no round begins: by whom, why, and since when by the writer's clock."""
 
     by: str

@@ -17,7 +17,7 @@ from pydantic import Field
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
 from compactor.control.state import Leader, PartitionState, Quarantine, Run, WaitingGroup
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
@@ -112,7 +112,7 @@ _HEAD = struct.Struct("<I")
 Packed = bytes
 
 
-class WaitingSummary(Value):
+class WaitingSummary(StrictFrozenModel):
     """Summary of a group of segments that wait for grace (state.WaitingGroup), with the number and size of the segments that replaced
     them.
     """
@@ -127,14 +127,14 @@ class WaitingSummary(Value):
     undo_window_ms: int | None = None
 
 
-class ImportSummary(Value):
+class ImportSummary(StrictFrozenModel):
     """Summary of an open import: the slot of its registration, and the store's time of that slot if a snapshot has recorded it."""
 
     slot: int
     since_ms: int | None
 
 
-class LastRound(Value):
+class LastRound(StrictFrozenModel):
     """The latest ended round in the run history, with the figures that are compared: bytes and records, -1 if not recorded."""
 
     run_id: str
@@ -146,7 +146,7 @@ class LastRound(Value):
     records_kept: int = -1
 
 
-class PartitionSummary(Value):
+class PartitionSummary(StrictFrozenModel):
     """Summary of a PartitionState. Fields with the same name have the same meaning.
 
     open_run: run id of the open intent, or an empty string.

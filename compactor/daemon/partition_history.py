@@ -6,7 +6,7 @@ import zlib
 
 from checkpoint.lineage import EpochEntry
 from compactor.control.state import EpochHistory, Leader, PartitionState, Run
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 MOST_RUNS = 20
 MOST_EPOCHS = 12
@@ -14,7 +14,7 @@ MAX_HISTORY_RANGES = 400
 MOST_LINEAGE = 100
 
 
-class ReplacedRange(Value):
+class ReplacedRange(StrictFrozenModel):
     """A run of adjacent segments that were replaced and wait for deletion.
 
     Offsets are inclusive. run_id is empty if no round replaced them (a truncation, a deleted partition).
@@ -28,7 +28,7 @@ class ReplacedRange(Value):
     undone: bool
 
 
-class PartitionHistory(Value):
+class PartitionHistory(StrictFrozenModel):
     """A partition's past for its web page: the newest runs, compactor epochs and leader epochs, newest last.
 
     fenced: number of appends that had no effect.

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from compactor.constants import HOUR_MS
 from compactor.daemon.scheduling import PartitionStatus
 from compactor.errors import NotFound
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.storage.port import ObjectStore
 
 TREND_KEY: Final = "trend/week.json.z"
@@ -42,7 +42,7 @@ class HourFigures(NamedTuple):
     reclaimed: int
 
 
-class TierTrend(Value):
+class TierTrend(StrictFrozenModel):
     """Figures of a tier and of its largest topics, per hour, oldest first."""
 
     hours: tuple[HourFigures, ...] = ()

@@ -24,7 +24,7 @@ from compactor.control.control_log import StateIdentity
 from compactor.control.state import CatalogState, PartitionState
 from compactor.control.summary import PartitionSummary, decode_summary, encode_summary, summarize_state
 from compactor.local.rocks import RocksDatabase
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 
 CACHE_FORMAT = 5
@@ -34,7 +34,7 @@ _META, _CATALOG, _SEEN, _SUMMARY, _STATE, _HEAD = b"meta", b"catalog", b"seen/",
 _UNREADABLE = "it cannot be read"
 
 
-class LocalCacheHeader(Value):
+class LocalCacheHeader(StrictFrozenModel):
     """Record that describes a local cache: format number, program version, and tier id."""
 
     format: int
@@ -42,7 +42,7 @@ class LocalCacheHeader(Value):
     tier_id: str
 
 
-class ControlLogReadProgress(Value):
+class ControlLogReadProgress(StrictFrozenModel):
     """Position up to which a partition's control log was read into the cache.
 
     slot: number of the last record of the control log in the cached state.
@@ -57,14 +57,14 @@ class ControlLogReadProgress(Value):
     mark: StateIdentity
 
 
-class CachedCatalog(Value):
+class CachedCatalog(StrictFrozenModel):
     """Cached catalog of a tier, with a mark (number and tag) that identifies its last record."""
 
     state: CatalogState
     mark: StateIdentity
 
 
-ValueT = TypeVar("ValueT", bound=Value)
+ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 class LocalState:

@@ -17,12 +17,12 @@ from typing import Final
 from pydantic import Field
 from typing_extensions import override
 
-from compactor.model.base import ReasonOrEmpty, Value
+from compactor.model.base import ReasonOrEmpty, StrictFrozenModel
 
 _HALF: Final = 1 << 64
 
 
-class DigestSum(Value):
+class DigestSum(StrictFrozenModel):
     """Number of items and the sum of their digests. ``digest``: 32 hex digits, two halves, each modulo 2^64."""
 
     count: int = 0
@@ -56,7 +56,7 @@ def add_sums(sums: Iterable[DigestSum]) -> DigestSum:
     return whole
 
 
-class Balance(Value):
+class Balance(StrictFrozenModel):
     """Balance of one group, or of all groups of a round. Checks that every batch and record read is kept or dropped for a reason.
 
     sources: batches of the sources.

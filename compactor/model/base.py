@@ -8,7 +8,7 @@ ReasonOrEmpty = str
 """Text for people that states why; empty if there is no reason."""
 
 
-class Value(BaseModel):
+class StrictFrozenModel(BaseModel):
     """Frozen value that refuses unknown fields, so that a record of a future version is refused instead of being half understood."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -12,7 +12,7 @@ from pydantic import Field
 from checkpoint.offsets import CleanerOffset as CleanerOffset
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.model.balance import Balance
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -21,7 +21,7 @@ REPAIR: Final = "repair"
 """Engine and fingerprint of a plan that replaces damaged segments one to one. No other executor has it, so that none resumes the plan."""
 
 
-class ActiveProducer(Value):
+class ActiveProducer(StrictFrozenModel):
     """Last state of an active producer (Kafka's ``lastRecordsOfActiveProducers``). ``last_offset``: -1 if its epoch has only markers."""
 
     producer_id: int
@@ -29,7 +29,7 @@ class ActiveProducer(Value):
     last_offset: int
 
 
-class CompactionTask(Value):
+class CompactionTask(StrictFrozenModel):
     """Order to rewrite one group of neighbouring segments as one new segment.
 
     sources: segment ids, ascending.
@@ -50,21 +50,21 @@ class CompactionTask(Value):
     in_part: bool = Field(default=False, exclude_if=lambda value: not value)
 
 
-class SkippedSegment(Value):
+class SkippedSegment(StrictFrozenModel):
     """A clean segment that a round does not read, with the reason."""
 
     id: str
     reason: str
 
 
-class SegmentToRead(Value):
+class SegmentToRead(StrictFrozenModel):
     """A clean segment that a round reads, with the reason."""
 
     id: str
     reason: str
 
 
-class CompactionPlan(Value):
+class CompactionPlan(StrictFrozenModel):
     """Plan of one round over one partition.
 
     leader_epoch: the compactor's epoch.
@@ -108,7 +108,7 @@ class CompactionPlan(Value):
         return tuple(source for task in self.tasks for source in task.sources)
 
 
-class CompactionReceipt(Value):
+class CompactionReceipt(StrictFrozenModel):
     """Proof that a task is done: the new segment is uploaded and read back. About 2 KB. ``balance``: None if an earlier version wrote
     it.
     """
@@ -123,7 +123,7 @@ class CompactionReceipt(Value):
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
-class CompactionFailure(Value):
+class CompactionFailure(StrictFrozenModel):
     """Report that a task failed, with the kind of error and its message."""
 
     run_id: str
@@ -132,7 +132,7 @@ class CompactionFailure(Value):
     message: str
 
 
-class Replacement(Value):
+class Replacement(StrictFrozenModel):
     """A new segment that takes the place of source segments. It spans exactly their offsets (coverage, I1)."""
 
     sources: tuple[str, ...]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 MAX32 = 2**31 - 1
 
 
-class CleanerPolicy(Value):
+class CleanerPolicy(StrictFrozenModel):
     """Topic settings of Kafka's cleaner, in milliseconds and bytes."""
 
     delete_retention_ms: int = 86_400_000

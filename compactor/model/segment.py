@@ -9,7 +9,7 @@ from pydantic import Field
 from checkpoint.lineage import EpochEntry as EpochEntry
 from compactor.constants import Offset, TimestampMs
 from compactor.model.balance import DigestSum
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 
 class SegmentState(StrEnum):
@@ -35,7 +35,7 @@ FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch
 """Kinds of files of a remote segment. ``snapshot`` is the producer state at the segment's *end* (as KIP-405 copies it)."""
 
 
-class SegmentFile(Value):
+class SegmentFile(StrictFrozenModel):
     """Size and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
 
     sha256: hex digits; empty if the bytes were never read as a whole.
@@ -69,7 +69,7 @@ class SegmentFile(Value):
         return self.has_same_size_and_digest_as(file_read) if self.has_digest else self.size == file_read.size
 
 
-class RemoteLogSegmentMetadata(Value):
+class RemoteLogSegmentMetadata(StrictFrozenModel):
     """Metadata of one remote segment.
 
     end_offset: inclusive, as in Kafka.

@@ -18,7 +18,7 @@ from typing_extensions import override
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.status import RunStatus
 
 ENTRY_PREFIX = "tiered-compactor.partition."
@@ -59,7 +59,7 @@ class DataFileName(NamedTuple):
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
 
 
-class PartitionEntry(Value):
+class PartitionEntry(StrictFrozenModel):
     """Description of one partition's rows in a snapshot of the table.
 
     cleaner_offset: the rows are the last values below this offset.

@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from compactor.errors import BadData, NotFound
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -50,7 +50,7 @@ _STEP: Final = re.compile(r"(\d{20})\.(json|told)")
 _BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
 
 
-class PublishedSegment(Value):
+class PublishedSegment(StrictFrozenModel):
     """One segment of the tier as a part of a generation.
 
     base: offset by which its object is named.
@@ -66,7 +66,7 @@ class PublishedSegment(Value):
     log_bytes: int = 0
 
 
-class SupersededGeneration(Value):
+class SupersededGeneration(StrictFrozenModel):
     """A generation (copy of the partition) that a later one has replaced.
 
     began: number of its first step (the record of appended parts).
@@ -78,7 +78,7 @@ class SupersededGeneration(Value):
     ended: int
 
 
-class StepHistory(Value):
+class StepHistory(StrictFrozenModel):
     """Content of all earlier steps (records of appended parts) of a partition.
 
     began: number of the generation's first step.
@@ -91,7 +91,7 @@ class StepHistory(Value):
     earlier: tuple[SupersededGeneration, ...] = ()
 
 
-class GenerationStep(Value):
+class GenerationStep(StrictFrozenModel):
     """A recorded step: the list of parts that were appended to a generation at once.
 
     slot: position in the control log of the state from which the parts were copied.
@@ -105,7 +105,7 @@ class GenerationStep(Value):
     whole: StepHistory | None = None
 
 
-class Generation(Value):
+class Generation(StrictFrozenModel):
     """The current generation (copy) of a partition, as its recorded steps state it.
 
     number: number of its last step.

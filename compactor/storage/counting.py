@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 STORE = "store"
 """Reason of delays that the store causes: it was busy, did not answer or broke off."""
@@ -36,7 +36,7 @@ class Meter(Protocol):
         """Record that a request was delayed. reason: the setting in [limits] that delayed it, or ``STORE`` for the delay before a retry."""
 
 
-class StoreUsage(Value):
+class StoreUsage(StrictFrozenModel):
     """Requests by kind and bytes transferred. repeats: number of requests that repeated a failed one. waited_s: seconds of delay by reason,
     summed over threads.
     """

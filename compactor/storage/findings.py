@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 
-class StoreFinding(Value):
+class StoreFinding(StrictFrozenModel):
     """Result of a check of the store.
 
     severity: error (do not use this store), warning (works with restrictions) or note. kind: one word for scripts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compactor.errors import Refused
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.storage.findings import StoreFinding
 from compactor.storage.s3 import S3Store
 
@@ -13,7 +13,7 @@ _ARCHIVED = {"GLACIER", "DEEP_ARCHIVE"}
 _DAY_MS = 86_400_000
 
 
-class BucketDeletionSettings(Value):
+class BucketDeletionSettings(StrictFrozenModel):
     """Settings of a bucket that decide whether a delete frees space. A field is None if the credentials may not read it."""
 
     versioning: str | None

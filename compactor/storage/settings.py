@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 
-class RetrySettings(Value):
+class RetrySettings(StrictFrozenModel):
     """Retries with full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds.
 
     The last attempt begins at most ``deadline_s`` after the first failure.
@@ -22,7 +22,7 @@ class RetrySettings(Value):
     first_answer_s: float = Field(default=60.0, ge=0)
 
 
-class TransferSettings(Value):
+class TransferSettings(StrictFrozenModel):
     """Transfer of large objects: in parts of ``part_bytes`` (S3 wants at least 5 MiB), ``threads`` at a time.
 
     :param list_page: keys per LIST request.

@@ -33,7 +33,7 @@ from compactor.control.ports import Ports
 from compactor.control.records import TopicAdopted
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import control_url
 from compactor.tier.names import is_topic_id
@@ -144,7 +144,7 @@ def read_topic_id(log_dir: Path) -> TopicId:
     return TopicId("" if match[1] == NO_TOPIC_ID else match[1])
 
 
-class DirectoryId(Value):
+class DirectoryId(StrictFrozenModel):
     """Identifier of a directory that does not depend on its name.
 
     born_ns: creation time, because a file system reuses inode numbers of deleted directories.
@@ -187,7 +187,7 @@ def birth_time_ns(path: Path) -> int | None:
     return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
-class MatchedDirectory(Value):
+class MatchedDirectory(StrictFrozenModel):
     """Directory whose log was last found to be the tier's. opened_slot: number of the control record that began the tier's log, which
     distinguishes the log from one begun after `topics delete`.
     """

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from compactor.errors import UsageError
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 from compactor.views import time_formats
@@ -145,13 +145,13 @@ class ServicePages(Protocol):
         :param with_kafka_names: whether to repeat metrics under Kafka's names, where Kafka has names for them.
         """
 
-    def status_page_document(self, query: ListQuery) -> Value:
+    def status_page_document(self, query: ListQuery) -> StrictFrozenModel:
         """Return the document of the first page, with the list of partitions that ``query`` selects."""
 
-    def topics_document(self) -> Value | None:
+    def topics_document(self) -> StrictFrozenModel | None:
         """Return the document of the page of topics, or None if the service has none."""
 
-    def partition_document(self, partition: TopicPartition) -> Value | None:
+    def partition_document(self, partition: TopicPartition) -> StrictFrozenModel | None:
         """Return one partition's document, or None for an unknown partition."""
 
 
@@ -217,7 +217,7 @@ class RequestRouter:
             return text_response(HTTPStatus.OK, "ok")
         return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
 
-    def _find_partition_document(self, text: str) -> Value | None:
+    def _find_partition_document(self, text: str) -> StrictFrozenModel | None:
         """Return the document of the partition that a path names, or None if there is none."""
         try:
             return self._pages.partition_document(TopicPartition.parse_store_prefix(unquote(text)))
@@ -235,6 +235,6 @@ def _not_found_response() -> HttpResponse:
     return text_response(HTTPStatus.NOT_FOUND, "the tier has no such partition")
 
 
-def _to_json_bytes(document: Value) -> bytes:
+def _to_json_bytes(document: StrictFrozenModel) -> bytes:
     """Return a document as JSON."""
     return document.model_dump_json(indent=2).encode() + b"\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Generic, Literal, TypeVar
 
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 
 DOCUMENT_SCHEMA_VERSION = 1
 """Version of the documents. It rises when a field changes its meaning or is removed, not when a field is added."""
@@ -16,7 +16,7 @@ DOCUMENT_SCHEMA_VERSION = 1
 Level = Literal["ok", "attention", "down", "starting", "stopping"]
 
 
-class ServiceVerdict(Value):
+class ServiceVerdict(StrictFrozenModel):
     """Condition of the service at a glance.
 
     ``text``: a few words.
@@ -35,7 +35,7 @@ STATE_WORDS = {
 """Conditions as people read them."""
 
 
-class NeedsAttention(Value):
+class NeedsAttention(StrictFrozenModel):
     """A partition that fails and may need help.
 
     ``since_ms``: time of the first failure, in milliseconds.
@@ -54,7 +54,7 @@ class NeedsAttention(Value):
     runbook: str
 
 
-class RunningWork(Value):
+class RunningWork(StrictFrozenModel):
     """A running job with its progress.
 
     ``done``, ``total``: completed and expected amount of work, in ``unit``.
@@ -74,7 +74,7 @@ class RunningWork(Value):
     expected_end_ms: int | None
 
 
-class PlannedStep(Value):
+class PlannedStep(StrictFrozenModel):
     """The next action on a partition.
 
     ``action``: round, retire, output, poll or upload.
@@ -86,7 +86,7 @@ class PlannedStep(Value):
     why: str
 
 
-class RoundOutcome(Value):
+class RoundOutcome(StrictFrozenModel):
     """The latest round of a partition that has ended. Sizes are those of the rewritten segments before and after it."""
 
     run: str
@@ -96,7 +96,7 @@ class RoundOutcome(Value):
     bytes_after: int | None
 
 
-class ListRow(Value):
+class ListRow(StrictFrozenModel):
     """A partition in the list.
 
     ``reason``: message of its failure, or the reason for its condition.
@@ -152,7 +152,7 @@ class UploadRow(ListRow):
 RowT = TypeVar("RowT", PartitionRow, UploadRow)
 
 
-class PartitionList(Value, Generic[RowT]):
+class PartitionList(StrictFrozenModel, Generic[RowT]):
     """One page of the list of partitions.
 
     ``matching``: number of partitions that match the search and the condition, on all pages.
@@ -171,7 +171,7 @@ class PartitionList(Value, Generic[RowT]):
     rows: tuple[RowT, ...]
 
 
-class ScanInfo(Value):
+class ScanInfo(StrictFrozenModel):
     """Times of the service's scans for work.
 
     ``last_ms``: time of the latest scan.
@@ -183,7 +183,7 @@ class ScanInfo(Value):
     interval_ms: int
 
 
-class HourTotals(Value):
+class HourTotals(StrictFrozenModel):
     """Bytes of the tier in one hour of the last seven days.
 
     ``stored_bytes``: stored bytes, including segments that wait for deletion.
@@ -196,14 +196,14 @@ class HourTotals(Value):
     reclaimed_bytes: int
 
 
-class RecentRound(Value):
+class RecentRound(StrictFrozenModel):
     """The latest ended round of one partition, as the list of recent rounds shows it."""
 
     partition: str
     round: RoundOutcome
 
 
-class ServiceTotals(Value):
+class ServiceTotals(StrictFrozenModel):
     """Totals that every service has.
 
     ``partitions``: number of partitions that the service knows.
@@ -257,7 +257,7 @@ class AgentTotals(ServiceTotals):
 TotalsT = TypeVar("TotalsT", DaemonTotals, AgentTotals)
 
 
-class StatusDocument(Value, Generic[TotalsT, RowT]):
+class StatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
     """Document of the first page and of ``/api/status``.
 
     ``needs_attention``: the first of the ``totals.attention_partitions`` failing partitions.
@@ -282,7 +282,7 @@ class StatusDocument(Value, Generic[TotalsT, RowT]):
     partitions: PartitionList[RowT]
 
 
-class EffectiveTopicSettings(Value):
+class EffectiveTopicSettings(StrictFrozenModel):
     """Settings of the cleaner that apply to a topic."""
 
     cleanup_policy: str
@@ -294,7 +294,7 @@ class EffectiveTopicSettings(Value):
     retention_bytes: int
 
 
-class TopicRow(Value):
+class TopicRow(StrictFrozenModel):
     """Totals of one topic.
 
     ``saved_bytes``: bytes saved by the latest round of each partition.
@@ -314,7 +314,7 @@ class TopicRow(Value):
     week: tuple[HourTotals, ...]
 
 
-class TopicsDocument(Value):
+class TopicsDocument(StrictFrozenModel):
     """Document of the page of topics and of ``/api/topics``. Topics come largest first."""
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
@@ -324,7 +324,7 @@ class TopicsDocument(Value):
     topics: tuple[TopicRow, ...]
 
 
-class OffsetRange(Value):
+class OffsetRange(StrictFrozenModel):
     """A range of offsets from ``start_offset`` to ``end_offset``. Each kind of range states whether the end is included."""
 
     start_offset: int
@@ -386,7 +386,7 @@ class OffsetAxis(OffsetRange):
     leader_epochs: tuple[LeaderEpochSpan, ...]
 
 
-class RoundEntry(Value):
+class RoundEntry(StrictFrozenModel):
     """A round of the run history.
 
     ``cost_bytes_read``, ``cost_bytes_written``: bytes from and to the tier.
@@ -418,7 +418,7 @@ class RoundEntry(Value):
     segment: str
 
 
-class CompactorEpochSpan(Value):
+class CompactorEpochSpan(StrictFrozenModel):
     """One compactor epoch: one process's period of leadership of the partition.
 
     ``ended``: released, replaced, or empty while it lasts.
@@ -431,7 +431,7 @@ class CompactorEpochSpan(Value):
     ended_ms: int | None
 
 
-class PageDocument(Value):
+class PageDocument(StrictFrozenModel):
     """Fields that the page of every partition has.
 
     ``commands``: commands to copy.
@@ -445,7 +445,7 @@ class PageDocument(Value):
     commands: tuple[str, ...]
 
 
-class OutputState(Value):
+class OutputState(StrictFrozenModel):
     """State of a partition's output, such as its Iceberg table.
 
     ``end_offset``: end of the offsets that it shows, exclusive; null if unknown.

@@ -18,7 +18,7 @@ from compactor.control.records import PartitionBody
 from compactor.control.stages import STAGES, Stage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced
-from compactor.model.base import Value
+from compactor.model.base import StrictFrozenModel
 from compactor.model.plan import CompactionPlan, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -79,7 +79,7 @@ class TestTables:
 
 
 def _name(kind: type) -> str:
-    assert issubclass(kind, Value)
+    assert issubclass(kind, StrictFrozenModel)
     name: str = kind.model_fields["type"].default
     return name
 
