@@ -144,7 +144,7 @@ class KafkaPublisher:
         if last_group_first:
             ordered.reverse()
         if not is_begun_recorded:
-            self._try_all_records(partition, ordered)
+            self._require_all_records_accepted(partition, ordered)
         record_begun()
         self._stop_unfinished_copies(partition, ordered)
         cut: list[str] = []
@@ -233,7 +233,7 @@ class KafkaPublisher:
         self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
         return len(going)
 
-    def _try_all_records(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
+    def _require_all_records_accepted(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Try all records of a publication on a copy of the fold. Raises Refused, before the first is appended, if a rule forbids one."""
         _, cache = self._read_newest_metadata(partition)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
@@ -242,28 +242,28 @@ class KafkaPublisher:
         if len(here) < len(news) or any(one is None or one.state not in rules.READABLE_STATES for one in sources):
             return  # groups will be cut off
         last = max((new.segment.end_offset for new in replacements), default=-1)
-        trial = rules.TrialFold(cache)
+        trial = rules.TrialMetadataCache(cache)
 
-        def try_records(records: Sequence[MetadataRecord]) -> None:
+        def require_records_accepted(records: Sequence[MetadataRecord]) -> None:
             for record in records:
                 why = rules.reason_to_refuse_record(trial.cache, lineage, record)
                 if why:
                     raise _forbidden_record_error(partition, why)
                 trial.apply_record(record)
 
-        def try_copy_finished(segment: RemoteLogSegmentMetadataRecord) -> None:
+        def require_copy_finished_accepted(segment: RemoteLogSegmentMetadataRecord) -> None:
             for marker in rules.highest_offset_markers(trial.cache, lineage, segment, self._clock_ms()):
-                try_records(marker.marker_records(self._clock_ms()))
-            try_records([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
+                require_records_accepted(marker.marker_records(self._clock_ms()))
+            require_records_accepted([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
         for hidden in rules.hidden_segments(cache, lineage, last):
-            try_copy_finished(hidden)
+            require_copy_finished_accepted(hidden)
         for new, made in zip(replacements, here, strict=True):
-            try_copy_finished(made)
+            require_copy_finished_accepted(made)
             left = {one.segment_id: one for one in rules.redundant_segments(trial.cache, lineage, made)}
             left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-            try_records([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+            require_records_accepted([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
     def _stop_unfinished_copies(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again.
@@ -366,7 +366,7 @@ class KafkaPublisher:
 
         Raises Refused if a rule forbids one, and Unavailable if the last one is not read back within READ_BACK_TIMEOUT_S.
         """
-        trial, offset = rules.TrialFold(cache), -1
+        trial, offset = rules.TrialMetadataCache(cache), -1
         lineage = lineage_from_segments(cache)
         for record in records:
             why = rules.reason_to_refuse_record(trial.cache, lineage, record)

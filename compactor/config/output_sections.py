@@ -77,7 +77,7 @@ class IcebergSettings(Section):
                 raise ValueError(f'no catalog is set for the table of {json.dumps(pattern)}, for example {{type = "sql", uri = ...}}')
         return self
 
-    def table_for(self, topic: str) -> IcebergTableSettings | None:
+    def table_settings(self, topic: str) -> IcebergTableSettings | None:
         """Return the table of a topic with all values filled in, or None if it has none. The first pattern that matches applies.
 
         ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.

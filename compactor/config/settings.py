@@ -331,7 +331,7 @@ class Settings(StrictFrozenModel):
         :param topic_settings: settings of the topic in Kafka, by Kafka's names. They override [cleaner] and are overridden by [topics].
         :raises UsageError: if the combination is invalid.
         """
-        pattern = self.pattern_for(topic)
+        pattern = self.matching_topic_pattern(topic)
         cleaner = self.cleaner if pattern is None else self.topics[pattern]
         message = {ours: (topic_settings or {})[theirs] for theirs, ours in TOPIC_POLICY.items() if theirs in (topic_settings or {})}
         own = {key: value for key, value in message.items() if pattern is None or key not in self.overridden_keys(pattern)}
@@ -345,17 +345,17 @@ class Settings(StrictFrozenModel):
             hint = f"Set what shall hold under [topics.{json.dumps(re.escape(topic))}]"
             raise UsageError(f"the settings of topic {topic} and [cleaner] do not go together: {what}", hint=hint) from error
 
-    def pattern_for(self, topic: str) -> str | None:
+    def matching_topic_pattern(self, topic: str) -> str | None:
         """Return the first [topics] expression that matches a topic's whole name, or None."""
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
-    def source_for(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
+    def setting_source(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
         """Return the source of a topic's cleaner setting: a file, an environment variable, ``default``, or ``topic NAME`` for a setting of
         Kafka.
 
         :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
-        pattern = self.pattern_for(topic)
+        pattern = self.matching_topic_pattern(topic)
         if pattern is not None and key in self.overridden_keys(pattern):
             return f"{self.source_of(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
         if any(ours == key and theirs in topic_settings for theirs, ours in TOPIC_POLICY.items()):

@@ -43,7 +43,7 @@ def fetch_and_record_log_start(leadership: Leadership) -> int:
     if seen > state.broker_log_start:
         body = BrokerLogStartSeen(leader_epoch=leadership.epoch, offset=Offset(seen))
         state = leadership.append_record(body, lambda state: state.broker_log_start >= seen)
-        leadership.require_in_state(state)  # it may be another leader that has recorded it
+        leadership.require_leadership_in_state(state)  # it may be another leader that has recorded it
     return state.broker_log_start
 
 
@@ -69,13 +69,13 @@ class ExpiredSources:
         self.find_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
-    def has_expired(self, task: CompactionTask) -> bool:
+    def has_task_expired(self, task: CompactionTask) -> bool:
         """Return whether all sources of a task have expired, or its new segment, which had replaced them before it expired."""
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def find_partly_expired_task(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
         """Return the first task some of whose source segments brokers have expired and others not, or None."""
-        return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_expired(task)), None)
+        return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_task_expired(task)), None)
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
         """Return the partition's state without the expired segments, whose objects can no longer be read."""

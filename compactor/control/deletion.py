@@ -61,7 +61,7 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
         offset = choose_offset(state)
         if offset is None or (offset == state.log_start and not segments_removable_below(state.live, offset)):
             return None
-        leadership.require_in_state(state)
+        leadership.require_leadership_in_state(state)
         body = build_log_start_record(state, offset, leadership.epoch, leadership.ports.grace_ms)
         require_appendable(leadership.log, state, body)
         return body

@@ -93,7 +93,7 @@ class Leadership:
         def decide_record(state: PartitionState) -> Any:
             if has_taken_effect(state):
                 return None
-            self.require_in_state(state)
+            self.require_leadership_in_state(state)
             require_appendable(self.log, state, body)
             return body
 
@@ -102,10 +102,10 @@ class Leadership:
 
     def require_record_appendable(self, body: Any) -> None:
         """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
-        self.require_in_state(self.state)
+        self.require_leadership_in_state(self.state)
         require_appendable(self.log, self.state, body)
 
-    def require_in_state(self, state: PartitionState) -> None:
+    def require_leadership_in_state(self, state: PartitionState) -> None:
         """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
@@ -116,7 +116,7 @@ class Leadership:
         """
         self.pulse.steps += not is_waiting
         state = self.log.refresh()
-        self.require_in_state(state)
+        self.require_leadership_in_state(state)
         return state
 
     def send_heartbeat(self) -> None:
@@ -215,7 +215,7 @@ def current_lease(ports: Ports, log: PartitionLog) -> LeaseInfo | None:
 
 @contextmanager
 def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[None]:
-    """Call ``send_heartbeat`` every ``interval_s`` seconds in a background thread while the block runs. Implements KeepAlive."""
+    """Call ``send_heartbeat`` every ``interval_s`` seconds in a background thread while the block runs. Implements HeartbeatRunner."""
     over = threading.Event()
 
     def send_heartbeats_until_stopped() -> None:

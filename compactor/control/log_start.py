@@ -50,7 +50,7 @@ def check_log_start_rises(state: PartitionState, record: Record[Any]) -> RuleVio
     return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
 
 
-def check_removed_segments(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_removed_segments_lie_below_log_start(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return that the record removes other segments than those below its offset, or an empty string. Requires exactly the live segments
     wholly below the offset, never the newest.
     """

@@ -130,10 +130,10 @@ def check_all_registered_segments_added(state: PartitionState, record: Record[An
 
 def check_never_compacted(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return what was compacted, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
-    return compaction_begun_problem(state)
+    return already_compacted_problem(state)
 
 
-def compaction_begun_problem(state: PartitionState) -> str:
+def already_compacted_problem(state: PartitionState) -> str:
     """Return why segments can no longer be prepended to the log, or an empty string.
 
     Compaction drops records that have newer values, and tombstones. Older records added after that would appear as current values.
@@ -146,7 +146,7 @@ def compaction_begun_problem(state: PartitionState) -> str:
     return ""
 
 
-def check_truncated_segments(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_truncated_segments_end_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
     """Return why the discarded part differs, or an empty string. Requires exactly the live segments that end at the offset or later, and,
     as a new segment, the part of the first one below the offset.
     """
@@ -366,7 +366,7 @@ def check_new_cleaner_offsets(state: PartitionState, record: Record[Any]) -> Rul
     intent = state.intent
     if intent is None:
         return ""
-    after = cleaner_vector_after_round(state, intent.plan, body.leader_epoch, has_withdrawn_groups=bool(body.cut_off))
+    after = cleaner_offsets_after_round(state, intent.plan, body.leader_epoch, has_withdrawn_groups=bool(body.cut_off))
     if body.vector_before != state.vector or body.vector != after:
         return "the new cleaner offsets are not the end of this round"
     return ""
@@ -449,7 +449,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     ),
     r.TailTruncated: (
         incarnations.check_topic_id_unchanged,
-        check_truncated_segments,
+        check_truncated_segments_end_log,
         check_segments_after_truncation,
         check_data_loss_accepted,
         log_start.check_truncation_above_log_start,
@@ -461,7 +461,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         check_writer_leads,
         check_no_open_intent,
         log_start.check_log_start_rises,
-        log_start.check_removed_segments,
+        log_start.check_removed_segments_lie_below_log_start,
         log_start.check_digest_sums_of_removed_segments,
     ),
     r.LineageRecorded: (check_lineage_ascends,),
@@ -512,7 +512,7 @@ def find_rule_violation(state: PartitionState, record: Record[Any]) -> RuleViola
     return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
 
-def cleaner_vector_after_round(
+def cleaner_offsets_after_round(
     state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, has_withdrawn_groups: bool = False
 ) -> offsets.Vector:
     """Return the cleaner offsets after a plan's round under this epoch. The offset stays if groups were withdrawn

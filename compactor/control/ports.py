@@ -16,7 +16,7 @@ from compactor.storage.port import ObjectStore
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
-class KeepAlive(Protocol):
+class HeartbeatRunner(Protocol):
     """Function that returns a context manager, which calls ``send_heartbeat`` every ``interval_s`` seconds in the background. Its errors do
     not end the block.
     """
@@ -68,7 +68,7 @@ class Ports:
     sleep: Callable[[float], None]
     random_bytes: Callable[[int], bytes]
     holder: str
-    keep_alive: KeepAlive
+    keep_alive: HeartbeatRunner
     urgent: ObjectStore | None = None
     ownership: OwnershipCheck | None = None
     retention: Retention | None = None

@@ -169,14 +169,14 @@ def _build_round_published_record(
     published = {new.segment.id for new in kept}
     left = [task for task in intent.plan.tasks if task.new_segment_id not in published]
     # A group without a new segment was not rewritten because it had expired (control.ordering refuses anything else).
-    gone = tuple(task.group for task in left if expired.has_expired(task) or task.new_segment_id not in unpublished)
+    gone = tuple(task.group for task in left if expired.has_task_expired(task) or task.new_segment_id not in unpublished)
     cut_off = tuple(task.group for task in left if task.group not in gone)
     return RoundPublished(
         leader_epoch=leadership.epoch,
         run_id=intent.plan.run_id,
         replacements=kept,
         vector_before=state.vector,
-        vector=ordering.cleaner_vector_after_round(state, intent.plan, leadership.epoch, has_withdrawn_groups=bool(cut_off)),
+        vector=ordering.cleaner_offsets_after_round(state, intent.plan, leadership.epoch, has_withdrawn_groups=bool(cut_off)),
         cut_off=cut_off,
         expired=gone,
         grace_ms=ports.grace_ms,
@@ -196,7 +196,7 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     longest timeout of the replaced leaders that are remembered.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
-    taken = state.last_take_over
+    taken = state.last_leader_takeover
     timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"]
     max_delivery_ms = max(timeouts, default=0)
     if not max_delivery_ms or taken is None:
@@ -254,7 +254,7 @@ def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
 
 def delete_scratch_objects(leadership: Leadership, intent: Intent) -> None:
     """Delete the scratch objects of a run that is no longer open. Raises Fenced."""
-    leadership.require_in_state(leadership.state)
+    leadership.require_leadership_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]
     if keys and not _is_open_run(leadership.state, intent.plan.run_id):
         leadership.ports.control.delete(keys)

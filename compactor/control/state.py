@@ -309,7 +309,7 @@ class PartitionState(LogState):
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
-    def last_take_over(self) -> EpochHistory | None:
+    def last_leader_takeover(self) -> EpochHistory | None:
         """The last epoch that replaced an unreleased one, whose holder may not know that it has lost; None if there is none."""
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)

@@ -56,7 +56,7 @@ class IcebergOutput:
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's rows up to its published view, and expire old snapshots. Raises as ``OutputWriter.update_output``."""
         settings = tier.settings.outputs.iceberg
-        wanted = settings.table_for(partition.topic)
+        wanted = settings.table_settings(partition.topic)
         if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
         written: dict[Slice, DataFile | None] = {}
@@ -118,7 +118,7 @@ class TableStatus:
 
 def read_table_status(tier: Tier, partition: TopicPartition) -> TableStatus | None:
     """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, BadData, UsageError."""
-    settings = tier.settings.outputs.iceberg.table_for(partition.topic)
+    settings = tier.settings.outputs.iceberg.table_settings(partition.topic)
     if settings is None:
         return None
     with open_table(settings, tier.identity.read_catalog().tier_id, partition.topic, create=False) as read_table:
@@ -159,7 +159,7 @@ class FileWithKey:
 
 def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[FileWithKey]:
     """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
-    settings = tier.settings.outputs.iceberg.table_for(topic)
+    settings = tier.settings.outputs.iceberg.table_settings(topic)
     if settings is None:
         return []
     with open_table(settings, tier.identity.read_catalog().tier_id, topic, create=False) as read_table:

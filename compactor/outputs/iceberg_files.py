@@ -121,7 +121,7 @@ def write_slice_file(
     :raises LogChanged: if the log was truncated meanwhile. :raises BadData: :raises StoreError:
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
-    settings = tier.settings.outputs.iceberg.table_for(task.extent.partition.topic)
+    settings = tier.settings.outputs.iceberg.table_settings(task.extent.partition.topic)
     formats = settings.formats if settings is not None else {}
     typed = TypedColumns(table, FieldDecoder(tier.settings), formats) if formats else None
 

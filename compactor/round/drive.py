@@ -234,7 +234,7 @@ def _finish_open_intent(
     :param inputs: None if an earlier process announced the plan.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
-    leadership.require_in_state(leadership.state)
+    leadership.require_leadership_in_state(leadership.state)
     intent = _require_intent(leadership)
     plan = intent.plan
     expired = ExpiredSources(leadership)
@@ -365,14 +365,14 @@ def _run_unexpired_pending_tasks(
 ) -> CompactionFailure | None:
     """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
     run_id = intent.plan.run_id
-    tasks = [task for task in intent.pending_tasks if not expired_sources.has_expired(task)]
+    tasks = [task for task in intent.pending_tasks if not expired_sources.has_task_expired(task)]
     session = _DriverSideOfWorkSession(leadership, run_id, expired_sources if inputs is None else None)
     for outcome in round_steps.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
         round_steps.on_stage(Stage.UPLOADED, intent.plan)
-    missing = [task for task in _require_intent(leadership).pending_tasks if not expired_sources.has_expired(task)]
+    missing = [task for task in _require_intent(leadership).pending_tasks if not expired_sources.has_task_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
     return None
@@ -385,7 +385,7 @@ def _damaged_output_problem(leadership: Leadership, intent: Intent, expired_sour
 
     def first_damaged_output() -> ReasonOrEmpty:
         tasks = {task.group: task for task in intent.plan.tasks}
-        outputs = [receipt.segment for receipt in intent.receipts if not expired_sources.has_expired(tasks[receipt.group])]
+        outputs = [receipt.segment for receipt in intent.receipts if not expired_sources.has_task_expired(tasks[receipt.group])]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output()
@@ -427,7 +427,7 @@ def scratch_key_prefix(log: PartitionLog) -> str:
 
 def _require_intent(leadership: Leadership) -> Intent:
     """Return the open intent. Raises Fenced if another process has taken over, and RecordRefused if there is none."""
-    leadership.require_in_state(leadership.state)
+    leadership.require_leadership_in_state(leadership.state)
     if leadership.state.intent is None:
         raise RecordRefused("the intent is not open any more")
     return leadership.state.intent

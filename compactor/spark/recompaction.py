@@ -242,7 +242,7 @@ def write_tables(tier: Tier, cluster: Cluster, partitions: Sequence[TopicPartiti
     from compactor.spark.cluster.jobs import JobListener
 
     topics = tier.settings.outputs.iceberg
-    wanted = [name for name in partitions if topics.table_for(name.topic) is not None and name == tier.latest_incarnation(name)]
+    wanted = [name for name in partitions if topics.table_settings(name.topic) is not None and name == tier.latest_incarnation(name)]
     if not wanted:
         return {}
     require_extra("iceberg", "[outputs.iceberg]")

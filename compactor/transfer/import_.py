@@ -478,7 +478,7 @@ class _DirectoryImport:
             return
         if state.log_start_offset is not None or (listing.end is not None and listing.end < state.start_offset):
             return  # what lies there was deleted, or the active segment has offsets that would be passed over
-        problem = ordering.compaction_begun_problem(state)
+        problem = ordering.already_compacted_problem(state)
         if problem:
             self.too_late = f"offsets {listing.bases[0]} to {state.start_offset - 1} cannot be added before what the tier has: {problem}"
             return

@@ -172,7 +172,7 @@ def retire_as_leader(
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
     found = survey_retirable_segments(ports, log, retention, clock)  # the LIST comes before the fold
-    leadership.require_in_state(log.state)
+    leadership.require_leadership_in_state(log.state)
     left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStart(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)

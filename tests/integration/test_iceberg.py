@@ -69,7 +69,7 @@ class House(GrowingTier):
     @contextmanager
     def topic_table(self) -> Iterator[Callable[[], TopicTable | None]]:
         opened = self.opened()
-        settings = opened.settings.outputs.iceberg.table_for("orders")
+        settings = opened.settings.outputs.iceberg.table_settings("orders")
         assert settings is not None
         with open_table(settings, opened.identity.read_catalog().tier_id, "orders", create=False) as read:
             yield read

@@ -200,7 +200,7 @@ def no_check_at_append() -> Iterator[None]:
     """Records are appended without asking the rules; the fold is left to drop them."""
     with (
         patch.object(leadership, "reason_to_refuse_append", lambda log, state, body: ""),
-        patch.object(Leadership, "require_in_state", lambda *_: None),
+        patch.object(Leadership, "require_leadership_in_state", lambda *_: None),
     ):
         yield
 
@@ -446,7 +446,7 @@ MUTATIONS: dict[str, Mutation] = {
     "log start raised beside an open round": without(ordering.check_no_open_intent, of=r.LogStartRaised),
     "undo below the log start": always(log_start, "restored_below_log_start_problem", ""),
     "truncation below the log start": without(log_start.check_truncation_above_log_start),
-    "removed ids are not checked": without(log_start.check_removed_segments),
+    "removed ids are not checked": without(log_start.check_removed_segments_lie_below_log_start),
     "removed balance is not checked": without(log_start.check_digest_sums_of_removed_segments),
     "imported log start is not checked": without(log_start.check_imported_log_start),
     "segments come before a raised log start": without(log_start.check_log_start_never_raised),

@@ -162,7 +162,7 @@ class MemoryStore:
 
 @contextmanager
 def no_beats(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[None]:
-    """KeepAlive without a thread: what stands in memory needs no heartbeat."""
+    """HeartbeatRunner without a thread: what stands in memory needs no heartbeat."""
     yield
 
 

@@ -252,7 +252,7 @@ class TestLeaders:
         led.leadership.release_leadership()
         assert "released" in led.announce()
         with pytest.raises(Fenced):
-            led.leadership.require_in_state(led.state)
+            led.leadership.require_leadership_in_state(led.state)
 
 
 class TestDeleting:
@@ -322,11 +322,11 @@ class TestTakingBack:
         plan = self.plan(compacted)
         assert {
             entry.offset
-            for entry in ordering.cleaner_vector_after_round(
+            for entry in ordering.cleaner_offsets_after_round(
                 compacted.state, plan, CompactorEpoch(compacted.epoch), has_withdrawn_groups=True
             )
         } == {0}
-        stays = ordering.cleaner_vector_after_round(
+        stays = ordering.cleaner_offsets_after_round(
             compacted.state, plan.model_copy(update={"restores": ""}), CompactorEpoch(9), has_withdrawn_groups=True
         )
         assert stays == (

@@ -70,7 +70,7 @@ class LeaderEpochState:
         self.unreferenced: dict[bytes, None] = {}
         self.highest: int | None = None
 
-    def floor_segment_id(self, offset: int) -> bytes | None:
+    def segment_id_at_or_before(self, offset: int) -> bytes | None:
         """Return the id of the readable segment with the largest start at or below ``offset``, or None."""
         at = bisect_right(self.starts, offset) - 1
         return self.ids[at] if at >= 0 else None
@@ -155,7 +155,7 @@ class RemoteLogMetadataCache:
             return None
         finding = None
         if isinstance(record, RemoteLogSegmentMetadataRecord):
-            finding = self._introduce_segment(record, record_offset)
+            finding = self._add_segment(record, record_offset)
         elif isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
             finding = self._update_segment(record, record_offset, topic)
         else:
@@ -169,7 +169,7 @@ class RemoteLogMetadataCache:
     def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
         """Return the readable segment for an offset of this epoch, or None (Kafka's remoteLogSegmentMetadata)."""
         state = self.epochs.get(epoch)
-        raw_id = state.floor_segment_id(offset) if state else None
+        raw_id = state.segment_id_at_or_before(offset) if state else None
         found = self.segments.get(raw_id) if raw_id else None
         return found if found is not None and offset <= last_offset_of_epoch(found, LeaderEpoch(epoch)) else None
 
@@ -177,7 +177,7 @@ class RemoteLogMetadataCache:
         """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
 
-    def _introduce_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> MetadataFinding | None:
+    def _add_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> MetadataFinding | None:
         """Apply a record that introduces a segment."""
         existing = self.segments.get(record.segment_id)
         if existing is not None and existing.state is not record.state:

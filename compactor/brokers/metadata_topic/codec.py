@@ -217,7 +217,7 @@ def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegme
 
     Raises ValueError, IndexError or struct.error if the bytes are corrupt.
     """
-    partition, position, partition_tags = _read_partition(data, position)
+    partition, position, partition_tags = _decode_topic_id_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
     id_tags, position = _decode_tagged_fields(data, position + 16)
     start, end, broker, largest, event = _SEGMENT_FIELDS.unpack_from(data, position)
@@ -229,7 +229,7 @@ def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegme
         nested.append(tags)
     (size,) = struct.unpack_from(">i", data, position)
     custom, position = _decode_compact_bytes(data, position + 4)
-    state = _read_segment_state(data, position)
+    state = _decode_segment_state_byte(data, position)
     tags, position = _decode_tagged_fields(data, position + 1)
     empty = False
     if tags and tags[0][0] == _TXN_INDEX_EMPTY:
@@ -286,19 +286,19 @@ def _decode_record_value(value: bytes | None) -> MetadataRecord:
 
 
 def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, int]:
-    partition, position, partition_tags = _read_partition(data, position)
+    partition, position, partition_tags = _decode_topic_id_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
     id_tags, position = _decode_tagged_fields(data, position + 16)
     broker, event = _BROKER_AND_TIME.unpack_from(data, position)
     custom, position = _decode_compact_bytes(data, position + _BROKER_AND_TIME.size)
-    state = _read_segment_state(data, position)
+    state = _decode_segment_state_byte(data, position)
     tags, position = _decode_tagged_fields(data, position + 1)
     nested = (partition_tags, id_tags) if partition_tags or id_tags else ()
     return RemoteLogSegmentMetadataUpdateRecord(partition, raw_id, broker, event, state, custom, tags, nested), position
 
 
 def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, int]:
-    partition, position, partition_tags = _read_partition(data, position)
+    partition, position, partition_tags = _decode_topic_id_partition(data, position)
     broker, event = _BROKER_AND_TIME.unpack_from(data, position)
     position += _BROKER_AND_TIME.size
     number = data[position]
@@ -318,7 +318,7 @@ def _segment_problem(record: RemoteLogSegmentMetadataRecord) -> str:
     return "" if record.leader_epochs else "the segment has no leader epochs"
 
 
-def _read_segment_state(data: bytes, position: int) -> SegmentState:
+def _decode_segment_state_byte(data: bytes, position: int) -> SegmentState:
     number = data[position]
     if number >= len(_STATES):
         raise _InvalidValueError(f"unknown state {number} of a segment", position)
@@ -370,7 +370,7 @@ def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, int]:
     return tuple(tags), position
 
 
-def _read_partition(data: bytes, position: int) -> tuple[TopicIdPartition, int, Tags]:
+def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, int, Tags]:
     length, after = _decode_uvarint_at(data, position)
     if length < 2:
         raise _InvalidValueError("the topic has no name", position)

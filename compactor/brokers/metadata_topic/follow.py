@@ -16,7 +16,13 @@ from typing import NamedTuple
 
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, FoldPosition, PersistedStates, StateLost, TieredPartition
+from compactor.brokers.metadata_topic.persisted_state import (
+    FoldedPartition,
+    FoldPosition,
+    PersistedStateLost,
+    PersistedStates,
+    TieredPartition,
+)
 from compactor.brokers.metadata_topic.ports import MetadataTopic, TopicBounds, TopicIdentity, TopicRecord
 from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
 from compactor.brokers.metadata_topic.token_bucket import add_record_counts
@@ -141,7 +147,7 @@ class FoldedMetadataTopic:
             for _ in range(_MAX_ATTEMPTS):
                 try:
                     return self._fold_until_end_or_deadline(deadline)._replace(refold_reason=why)
-                except (StateLost, _TopicChangedError) as error:
+                except (PersistedStateLost, _TopicChangedError) as error:
                     why = str(error)
                     self._states.discard_all(why)
                     self._identity, self._forward_read = None, {}
@@ -168,7 +174,7 @@ class FoldedMetadataTopic:
                 raise BadData(reached.stopped, segment=f"{self._topic.name}-{number}", offset=reached.position)
             try:
                 return self._states.load_partitions(number, [name])[0]
-            except StateLost as error:
+            except PersistedStateLost as error:
                 raise Unavailable(
                     f"local state of {self._topic.name} is lost", hint="The topic is folded again by the next scan"
                 ) from error

@@ -6,7 +6,8 @@
     part/<id><n>       its folded state
 
 A partition's state may be newer than ``at``; it stores the last offset applied, so that no record is applied twice. Local state may
-disappear at any time (compactor.local.rocks): every read checks ``at`` and raises StateLost. If nothing can be written, all is in memory.
+disappear at any time (compactor.local.rocks): every read checks ``at`` and raises PersistedStateLost. If nothing can be written, all is
+in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TOPIC_KEY, _POSITION_PREFIX, _SUMMARY_PREFIX, _STATE_PREFIX = b"topic", b"at/",
 _NUMBER = struct.Struct(">i")
 
 
-class StateLost(Exception):
+class PersistedStateLost(Exception):
     """Raised if local state was deleted or was replaced, so that everything has to be folded again."""
 
 
@@ -166,13 +167,13 @@ class PersistedStates:
         self._reached = {}
 
     def load_partitions(self, metadata_partition: int, partitions: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
-        """Return the states of user partitions, None for unknown ones. Raises StateLost."""
+        """Return the states of user partitions, None for unknown ones. Raises PersistedStateLost."""
         keys = [_fold_position_key(metadata_partition)]
         for name in partitions:
             keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]
         at, *values = self._read_values(keys)
         if at != self._reached[metadata_partition].encode():
-            raise StateLost(f"metadata partition {metadata_partition}")
+            raise PersistedStateLost(f"metadata partition {metadata_partition}")
         return [_decode_partition(name, message, data) for name, message, data in zip(partitions, values[::2], values[1::2], strict=True)]
 
     def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
@@ -198,10 +199,12 @@ class PersistedStates:
             yield TieredPartition(TopicIdPartition(key[:16], topic, _NUMBER.unpack(key[16:])[0]), *figures)
 
     def _read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the stored values of these keys, None for absent ones. Raises StateLost if the store was emptied since load_positions."""
+        """Return the stored values of these keys, None for absent ones. Raises PersistedStateLost if the store was emptied since
+        load_positions.
+        """
         topic, *stored = self._store.get([_TOPIC_KEY, *keys])
         if topic != self._stored:
-            raise StateLost("local state was deleted")
+            raise PersistedStateLost("local state was deleted")
         if not self._memory:
             return stored
         return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]
@@ -213,7 +216,7 @@ class PersistedStates:
             return
         self._store.write(values)
         if not self._store.writable:
-            raise StateLost("local state cannot be written any more")
+            raise PersistedStateLost("local state cannot be written any more")
 
 
 def _parse_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
@@ -239,12 +242,12 @@ def _encode_partition_counts(folded: FoldedPartition) -> bytes:
 
 
 def _decode_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartition | None:
-    """Decode a user partition, or return None if nothing is stored. Raises StateLost if it is corrupt."""
+    """Decode a user partition, or return None if nothing is stored. Raises PersistedStateLost if it is corrupt."""
     if counts is None or segments is None:
         return None
     try:
         topic, finished, other, size, count, _ = json.loads(counts)
         cache, findings = packed.decode_folded_partition(segments, name._replace(topic=topic))
     except (ValueError, struct.error, TypeError) as error:
-        raise StateLost(f"{name}: {error}") from error
+        raise PersistedStateLost(f"{name}: {error}") from error
     return FoldedPartition(cache, findings, count, finished, other, size)

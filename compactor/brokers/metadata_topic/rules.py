@@ -88,7 +88,7 @@ def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRe
 
 def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
     """Return how the record makes a readable offset unreadable, even briefly (R3b, R4, R8 of the metadata rules), or an empty string."""
-    after = TrialFold(cache)
+    after = TrialMetadataCache(cache)
     message = after.apply_record(record)
     if message:
         return f"R1: {message}"
@@ -104,7 +104,7 @@ def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[Epoc
     return ""
 
 
-class TrialFold:
+class TrialMetadataCache:
     """Copy-on-write copy of a partition's folded metadata, on which records are tried. The original is not changed."""
 
     def __init__(self, cache: RemoteLogMetadataCache) -> None:
@@ -169,7 +169,7 @@ def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegment
         for epoch, start in epoch_start_offsets(known)
         if start <= min(last_offset_of_epoch(known, LeaderEpoch(epoch)), last_offset)
     ]
-    return all(epoch in cache.epochs and cache.epochs[epoch].floor_segment_id(start) == segment.segment_id for epoch, start in parts)
+    return all(epoch in cache.epochs and cache.epochs[epoch].segment_id_at_or_before(start) == segment.segment_id for epoch, start in parts)
 
 
 def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
@@ -179,11 +179,11 @@ def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegm
     return [
         epoch
         for epoch, start in epoch_start_offsets(segment)
-        if _is_superseding_entries_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
+        if _would_supersede_segments_of_epoch(cache.epochs.get(epoch), start, last_offset_of_epoch(segment, LeaderEpoch(epoch)))
     ]
 
 
-def _is_superseding_entries_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
+def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
     """Return whether a segment [start, end] of this epoch makes a broker remove existing entries."""
     if epoch_segments is None or not epoch_segments.starts or epoch_segments.highest is None:
         return False
@@ -277,7 +277,7 @@ def reason_to_refuse_source_deletion(
 
     :param sources: segment ids, 16 bytes each.
     """
-    after = TrialFold(cache)
+    after = TrialMetadataCache(cache)
     trial = after.cache
     rest = [_state_change_record(segment, _S.COPY_SEGMENT_FINISHED)]
     rest += [_state_change_record(trial.segments[raw_id], _S.DELETE_SEGMENT_STARTED) for raw_id in sources if raw_id in trial.segments]
@@ -334,7 +334,7 @@ def reason_to_refuse_finish(
 
     Tries it on a copy of the metadata, after the highest-offset markers that it needs.
     """
-    trial = TrialFold(cache)
+    trial = TrialMetadataCache(cache)
     wanted = [
         record
         for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
@@ -354,7 +354,7 @@ def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[Ep
     That happens if a broker tiered across the segment's end just before it was finished: lookups after that end then find this segment
     first.
     """
-    after = TrialFold(cache)
+    after = TrialMetadataCache(cache)
     message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
     return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
 

@@ -104,11 +104,11 @@ def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[R
             state.starts.append(start)
             state.ids.append(raw_id)
         at += referenced * _REFERENCE.size
-        state.unreferenced = dict.fromkeys(_read_ids(data, at, unreferenced))
+        state.unreferenced = dict.fromkeys(_decode_segment_ids(data, at, unreferenced))
         at += unreferenced * 16
     listed = list(_SEGMENT_ENTRY.iter_unpack(data[at : at + segments * _SEGMENT_ENTRY.size]))
     at += segments * _SEGMENT_ENTRY.size
-    cache.finished = dict.fromkeys(_read_ids(data, at, finished))
+    cache.finished = dict.fromkeys(_decode_segment_ids(data, at, finished))
     at += finished * 16
     reported = json.loads(data[at : at + reported_length])
     at += reported_length
@@ -125,6 +125,6 @@ def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[R
     ]
 
 
-def _read_ids(data: bytes, position: int, count: int) -> list[bytes]:
+def _decode_segment_ids(data: bytes, position: int, count: int) -> list[bytes]:
     """Return ``count`` ids of 16 bytes each, starting at position ``position``."""
     return [data[start : start + 16] for start in range(position, position + 16 * count, 16)]

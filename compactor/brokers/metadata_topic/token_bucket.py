@@ -104,7 +104,7 @@ class MetadataTokenBucket:
         if is_next and (not total or total + wanted <= max_records_per_hour):
             waiting.pop(partition, None)
             return MetadataTokenBucket(reserved | {partition: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
-        until = _admissible_at_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
+        until = _earliest_admission_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
         waiting[partition] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
         return MetadataTokenBucket(reserved, waiting)._bucket_without_round(partition), RateLimitWait(
             waiting[partition].retry_at_ms, wanted
@@ -141,7 +141,7 @@ class MetadataTokenBucket:
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 
 
-def _admissible_at_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
+def _earliest_admission_ms(records_by_minute: Mapping[int, int], record_count: int, max_records_per_hour: int) -> int:
     """Return when a round of ``record_count`` records will fit the cap because older records have left the last hour, in milliseconds; 0 if
     it fits now.
     """

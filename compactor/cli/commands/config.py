@@ -56,7 +56,7 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     values = tier.cleaner_settings_for_topic(topic).model_dump(mode="json")
     expires = values["cleanup_policy"] != "compact" and tier.metadata.retention_ms(topic) is not None
     theirs = {"retention_ms": f"topic {topic}"} if expires else {}
-    return [(f"cleaner.{key}", value, theirs.get(key) or tier.settings.source_for(topic, key, chosen)) for key, value in values.items()]
+    return [(f"cleaner.{key}", value, theirs.get(key) or tier.settings.setting_source(topic, key, chosen)) for key, value in values.items()]
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
