@@ -35,7 +35,7 @@ from compactor.cleaner.row_spool import sort_rows_by_hash_range
 from compactor.config.settings import Settings
 from compactor.config.store_sections import S3Settings
 from compactor.spark.round.bundles import RowNumberRange
-from compactor.spark.round.exchange import ExchangeRows, StoredKeyRows, decode_ordinal_gaps, encode_survivors, pack_tail_arrays
+from compactor.spark.round.exchange import ExchangeRows, StoredKeyRows, decode_ordinal_gaps, encode_surviving_row_numbers, pack_tail_arrays
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
@@ -91,7 +91,7 @@ def survivors(case: Case, number: int, newest_first: Iterable[tuple[int, Exchang
         taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, case.ranges, number, kept)
         while taken < len(rows) and keys.grow_within_budget():
             taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, taken, case.ranges, number, kept)
-        yield place, encode_survivors(rows, kept)
+        yield place, encode_surviving_row_numbers(rows, kept)
 
 
 def gathered(case: Case, answers: Iterable[bytes]) -> int:

@@ -37,8 +37,8 @@ from compactor.round.compaction import RoundReport, SegmentOutcome
 from compactor.round.pass_two import executor_fingerprint
 from compactor.round.plan import PlanInputs, plan_round
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome
-from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome
+from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_whole_log, result_row
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, StoredSurvivorLocations
 from compactor.spark.round.exchange import StoredKeyRows
@@ -143,10 +143,10 @@ def one_large(args: argparse.Namespace) -> None:
     shared = RoundTaskSettings(
         settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None
     )
-    steps = RoundJobs(cast(Cluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
+    steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
     index, ids = SegmentIndex(state.live, {}), {segment.id for segment in state.live}
-    index.read_segments(steps, ids, ids)
-    exchange, beside = index.hash_range_input(ids), index.survivor_bundles(ids)
+    index.index_segments(steps, ids, ids)
+    exchange, beside = index.hash_range_input(ids), index.plan_survivor_bundles(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
     answer = HashRangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
     cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))

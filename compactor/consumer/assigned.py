@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, TopicId
-from compactor.consumer.history import EpochEnd, LogIdentity, ReadHistory
+from compactor.consumer.history import ConsumedLogHistory, LeaderEpochEnd, LogIdentity
 from compactor.consumer.serving import Source
 from compactor.model.ids import TopicPartition
 
@@ -28,7 +28,7 @@ class AssignedPartition:
     partition: TopicPartition
     position: int
     topic_id: TopicId = EMPTY_TOPIC_ID
-    epochs: tuple[EpochEnd, ...] = ()
+    epochs: tuple[LeaderEpochEnd, ...] = ()
     log: LogIdentity | None = None
     source: Source = "none"
     wake_s: float = 0.0
@@ -37,31 +37,31 @@ class AssignedPartition:
     is_view_done: bool = False
 
     @property
-    def read_history(self) -> ReadHistory:
+    def consumed_history(self) -> ConsumedLogHistory:
         """Return topic id, leader epochs and end of the records that were read up to the position. Another log can be compared with them
         before it is read on.
         """
         if self.log is not None:
-            return replace(self.log.history_below(self.position), topic_id=self.topic_id)
-        epochs = (*self.epochs[:-1], EpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
-        return ReadHistory(self.topic_id, epochs, self.position)
+            return replace(self.log.history_below_offset(self.position), topic_id=self.topic_id)
+        epochs = (*self.epochs[:-1], LeaderEpochEnd(self.epochs[-1].epoch, self.position)) if self.epochs else ()
+        return ConsumedLogHistory(self.topic_id, epochs, self.position)
 
-    def set_tier_log(self, log: LogIdentity | None) -> None:
+    def set_tier_log_identity(self, identity: LogIdentity | None) -> None:
         """Set the identity of the tier's log that the next records come from; None if they come from the broker."""
-        self.epochs = self.read_history.epochs
-        if log is not None:
-            self.topic_id = log.topic_id or self.topic_id
-        self.log = log
+        self.epochs = self.consumed_history.epochs
+        if identity is not None:
+            self.topic_id = identity.topic_id or self.topic_id
+        self.log = identity
 
     def advance_past_record(self, offset: int, epoch: LeaderEpoch | None) -> None:
         """Set the position to the offset after a record that was returned. ``epoch``: the record's leader epoch, if the broker returned it;
         else None.
         """
         if epoch is not None and (not self.epochs or epoch > self.epochs[-1].epoch):
-            self.epochs = (*self.read_history.epochs, EpochEnd(epoch, offset + 1))
+            self.epochs = (*self.consumed_history.epochs, LeaderEpochEnd(epoch, offset + 1))
         self.position, self.is_reported = offset + 1, False
 
-    def move_to_end_of(self, history: ReadHistory) -> None:
+    def move_position_to_end_of(self, history: ConsumedLogHistory) -> None:
         """Set position, topic id and leader epochs to those at the end of ``history``."""
         self.position, self.topic_id, self.epochs, self.log = history.end, history.topic_id, history.epochs, None
         self.is_view_done, self.is_reported, self.broker_start = True, False, -1

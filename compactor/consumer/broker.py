@@ -22,6 +22,7 @@ from compactor.brokers.metadata_topic.connection import (
     retry_until_answered,
 )
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
+from compactor.consumer.messages import ConfluentClient, ConfluentMessage, ConfluentPosition
 from compactor.errors import NotFound, Refused, StoreError
 from compactor.model.ids import TopicPartition
 
@@ -59,7 +60,7 @@ class FetchResult:
         They are not read any further.
     """
 
-    messages: Sequence[Any] = ()
+    messages: Sequence[ConfluentMessage] = ()
     out_of_range: Sequence[TopicPartition] = ()
     truncated: Mapping[TopicPartition, int] = field(default_factory=dict)
 
@@ -68,7 +69,7 @@ class FetchResult:
 class _CollectedMessages:
     """Messages and unreadable partitions collected during one call of ``fetch_messages``."""
 
-    messages: list[Any] = field(default_factory=list)
+    messages: list[ConfluentMessage] = field(default_factory=list)
     out_of_range: list[TopicPartition] = field(default_factory=list)
     truncated: dict[TopicPartition, int] = field(default_factory=dict)
 
@@ -136,14 +137,14 @@ class ConfluentBroker:
         ]
         self._open_client().incremental_assign(first)
         self._names |= set(offsets)
-        self._seek_when_assigned(
+        self._seek_partitions_once_assigned(
             [kafka.TopicPartition(*name, offsets[name], leader_epoch=previous_epochs[name]) for name in offsets if name in previous_epochs]
         )
 
-    def _seek_when_assigned(self, places: Sequence[Any]) -> None:
+    def _seek_partitions_once_assigned(self, positions: Sequence[ConfluentPosition]) -> None:
         """Move the client to these positions, which bear leader epochs, as soon as their partitions are assigned to it."""
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
-        for place in places:
+        for place in positions:
             while True:
                 try:
                     self._open_client().seek(place)
@@ -217,7 +218,7 @@ class ConfluentBroker:
         except NotFound as error:
             raise StoreError(error.message, hint=error.hint) from None
 
-    def _open_client(self) -> Any:
+    def _open_client(self) -> ConfluentClient:
         """Return the confluent-kafka consumer, which belongs to no group. The first call creates it."""
         if self._client is None:
             settings = self._connection.client_settings(

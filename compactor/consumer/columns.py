@@ -26,25 +26,25 @@ TextFunction = Callable[[str, int, bytes | None], str | None]
 """Returns a decoded field: receives ``key`` or ``value``, the offset of the record and the bytes."""
 
 
-def arrow_batch(
-    selection: SelectedRecords, topic: str, partition: int, schema: pa.Schema, decode: TextFunction | None = None
+def to_arrow_batch(
+    selection: SelectedRecords, topic: str, partition: int, schema: pa.Schema, decode_text: TextFunction | None = None
 ) -> pa.RecordBatch:
     """Return the selected rows as an Arrow batch with exactly the columns of ``schema``.
 
-    :param decode: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
+    :param decode_text: makes the columns ``keyText`` and ``valueText``; needed only if ``schema`` has one of them.
     """
-    return pa.RecordBatch.from_arrays([_arrow_column(selection, field, topic, partition, decode) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([_arrow_column(selection, field, topic, partition, decode_text) for field in schema], schema=schema)
 
 
-def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, partition: int, decode: TextFunction | None) -> pa.Array:
+def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, partition: int, decode_text: TextFunction | None) -> pa.Array:
     """Return one column of the selected rows, as ``field`` names and types it."""
     rows, picked, table = selection.rows, selection.picked, selection.table
     some = slice(selection.chunk.first, selection.chunk.last)
     match field.name:
         case "key":
-            return binary_column(copy_byte_strings(selection.chunk.buf, rows.key_start, rows.key_length, picked))
+            return to_arrow_binary_column(copy_byte_strings(selection.chunk.buf, rows.key_start, rows.key_length, picked))
         case "value":
-            return binary_column(copy_byte_strings(selection.chunk.buf, rows.value_start, rows.value_length, picked))
+            return to_arrow_binary_column(copy_byte_strings(selection.chunk.buf, rows.value_start, rows.value_length, picked))
         case "headers":
             return _header_column(selection, field.type)
         case "topic":
@@ -64,24 +64,24 @@ def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, parti
         case "leaderEpoch":
             epochs = selection.batch_values_per_record(table.leader_epoch[some])
             return pa.array(epochs, mask=epochs < 0)
-        case "keyText" | "valueText" if decode is not None:
+        case "keyText" | "valueText" if decode_text is not None:
             is_key = field.name == "keyText"
             start, length = (rows.key_start, rows.key_length) if is_key else (rows.value_start, rows.value_length)
             fields = iterate_byte_strings(copy_byte_strings(selection.chunk.buf, start, length, picked))
             name = field.name.removesuffix("Text")
-            return pa.array([decode(name, *row) for row in zip(rows.offset[picked].tolist(), fields, strict=True)], pa.string())
+            return pa.array([decode_text(name, *row) for row in zip(rows.offset[picked].tolist(), fields, strict=True)], pa.string())
     raise ValueError(f"no column {field.name}")
 
 
-def binary_column(strings: ByteStrings) -> pa.Array:
+def to_arrow_binary_column(strings: ByteStrings) -> pa.Array:
     """Return byte strings as an Arrow column of type binary, with nulls for absent ones."""
-    parts = [_null_bitmap(strings.valid), pa.py_buffer(strings.begins), pa.py_buffer(strings.data)]
+    parts = [_arrow_validity_bitmap(strings.valid), pa.py_buffer(strings.begins), pa.py_buffer(strings.data)]
     return pa.Array.from_buffers(pa.binary(), len(strings), parts)
 
 
-def _null_bitmap(valid: Flags) -> pa.Buffer | None:
+def _arrow_validity_bitmap(is_valid: Flags) -> pa.Buffer | None:
     """Return Arrow's validity bitmap of these flags, or None if all are set."""
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
 
 
 def _header_column(selection: SelectedRecords, column_type: pa.DataType) -> pa.Array:
@@ -90,10 +90,11 @@ def _header_column(selection: SelectedRecords, column_type: pa.DataType) -> pa.A
     """
     found = copy_record_headers(selection)
     entries = pa.StructArray.from_arrays(
-        [_decode_header_names(binary_column(found.names)), binary_column(found.values)], fields=list(column_type.value_type)
+        [_decode_header_names(to_arrow_binary_column(found.names)), to_arrow_binary_column(found.values)],
+        fields=list(column_type.value_type),
     )
     some = np.diff(found.begins) > 0
-    return pa.Array.from_buffers(column_type, len(some), [_null_bitmap(some), pa.py_buffer(found.begins)], children=[entries])
+    return pa.Array.from_buffers(column_type, len(some), [_arrow_validity_bitmap(some), pa.py_buffer(found.begins)], children=[entries])
 
 
 def _decode_header_names(binary_names: pa.Array) -> pa.Array:

@@ -19,14 +19,14 @@ _PROBE_BYTES = 1 << 16
 UNDECIDABLE = "the outcome of their transactions cannot be read, because what follows is damaged"
 
 
-class ReadPosition(NamedTuple):
+class SegmentReadPosition(NamedTuple):
     """Position in a segment: of a byte in its log, and the offset of the first record there."""
 
     byte_position: int
     offset: int
 
 
-class DamagedRange(NamedTuple):
+class DamagedOffsetRange(NamedTuple):
     """Range of offsets that cannot be read, with the reason.
 
     first, last: both inclusive.
@@ -51,7 +51,7 @@ class DamagedRange(NamedTuple):
         return BadData(cause, segment=self.segment, position=self.position, offset=offset, hint=hint)
 
 
-def log_damage(damage: DamagedRange) -> None:
+def log_damage_warning(damage: DamagedOffsetRange) -> None:
     """Write a warning to the log about offsets that are skipped because they cannot be read."""
     _LOG.warning("offsets %d to %d of %s are skipped: %s", *damage[:2], damage.segment, damage.reason)
 
@@ -77,7 +77,9 @@ def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> 
     return True
 
 
-def damaged_ranges(piece: SegmentPiece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int) -> Iterator[DamagedRange]:
+def damaged_offset_ranges(
+    piece: SegmentPiece, damaged_batches: Flags, reason: str, first_offset: int, last_offset: int
+) -> Iterator[DamagedOffsetRange]:
     """Yield the offset ranges of the flagged batches, neighbours as one range, limited to ``first_offset`` to ``last_offset``
     (inclusive).
     """
@@ -88,7 +90,7 @@ def damaged_ranges(piece: SegmentPiece, damaged_batches: Flags, reason: str, fir
             # The base offset of a compressed v0/v1 wrapper is not known, so that the damage begins after the batch before it.
             begin = int(table.last_offset[run[0] - 1]) + 1 if run[0] else int(max(table.base_offset[0], piece.metadata.start_offset))
             position = piece.position + int(table.position[run[0]])
-            yield DamagedRange(
+            yield DamagedOffsetRange(
                 max(first_offset, begin), min(last_offset, int(table.last_offset[run[-1]])), reason, piece.source.name, position
             )
 
@@ -109,7 +111,7 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
     return piece if piece.end_position <= error.position else None
 
 
-def next_readable_position(reader: SegmentReader, position: int, first_unread_offset: int) -> ReadPosition:
+def next_readable_position(reader: SegmentReader, position: int, first_unread_offset: int) -> SegmentReadPosition:
     """Return the position of the next batch that can be read after a damaged one, found by the offset index; the segment's end if there is
     none.
 
@@ -117,12 +119,12 @@ def next_readable_position(reader: SegmentReader, position: int, first_unread_of
     :param first_unread_offset: first offset that was not read yet.
     """
     metadata = reader.metadata
-    for at in reader.index_positions_after(position):
+    for at in reader.indexed_positions_after(position):
         try:
             piece = reader.read_piece(at, _PROBE_BYTES)
         except (BadData, SegmentGone):
             continue
         table = piece.source.table
         if len(table) and first_unread_offset <= table.base_offset[0] <= metadata.end_offset and _has_valid_crcs(piece.source, 0, 1):
-            return ReadPosition(at, int(table.base_offset[0]))
-    return ReadPosition(metadata.size_bytes, metadata.end_offset + 1)
+            return SegmentReadPosition(at, int(table.base_offset[0]))
+    return SegmentReadPosition(metadata.size_bytes, metadata.end_offset + 1)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
-from compactor.consumer.history import LogIdentity, LogMismatch, ReadHistory, find_log_mismatch, log_identity
-from compactor.consumer.last_values import last_values_of_partition, select_offsets
+from compactor.consumer.history import ConsumedLogHistory, LogIdentity, LogMismatch, find_log_mismatch, log_identity
+from compactor.consumer.last_values import last_values_of_partition, select_records_at_offsets
 from compactor.consumer.messages import RecordBlock, copy_to_record_block
-from compactor.consumer.reading import LogChanged, RangeReader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.reading import LogChanged, OffsetRangeReader, ReadOptions, ReadRange, last_stable_offset
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
 
@@ -25,12 +25,12 @@ TURN_BYTES = 64 << 20
 
 
 @dataclass(eq=False)
-class FeedPartition:
-    """Partition that the threads of a TierFeed read, TURN_BYTES at a time, with the state of reading.
+class PrefetchedPartition:
+    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of reading.
 
     incarnation: the partition under one topic id, from the topic's creation to its deletion, which is read.
     offset: next offset to read.
-    read_history: what was read before the partition was started.
+    consumed_history: what was read before the partition was started.
     view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
     view_end: end of these last records, exclusive; -1 if they are still to be found.
     log: the log that was read since the start; None before the first records.
@@ -40,7 +40,7 @@ class FeedPartition:
     partition: TopicPartition
     incarnation: TopicPartition
     offset: int
-    read_history: ReadHistory
+    consumed_history: ConsumedLogHistory
     view_offsets: Int64s | None = None
     view_end: int = -1
     log: LogIdentity | None = None
@@ -48,8 +48,8 @@ class FeedPartition:
 
 
 @dataclass(frozen=True)
-class RecordsRead:
-    """Item of a TierFeed: records of a partition that were read, as columns, with the identity of their log."""
+class PrefetchedRecords:
+    """Item of a TierPrefetcher: records of a partition that were read, as columns, with the identity of their log."""
 
     partition: TopicPartition
     block: RecordBlock
@@ -76,19 +76,19 @@ class PartitionEndReached:
 
 
 @dataclass(frozen=True)
-class PartitionFailed:
+class PartitionReadFailed:
     """Last item of a partition that could not be read, with the error."""
 
     partition: TopicPartition
     error: Exception
 
 
-FeedItem = RecordsRead | PartitionEndReached | PartitionFailed
+PrefetchedItem = PrefetchedRecords | PartitionEndReached | PartitionReadFailed
 
 
-class TierFeed:
+class TierPrefetcher:
     """Reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
-    PartitionEndReached or PartitionFailed; then the partition can be started again.
+    PartitionEndReached or PartitionReadFailed; then the partition can be started again.
 
     :param latest_only: read only the last record of each key of what the tier holds when a partition is started (see LastValues).
     """
@@ -104,9 +104,9 @@ class TierFeed:
         self._queue_bytes = queue_bytes
         self._hash_key = b""
         self._condition = threading.Condition()
-        self._reads: dict[TopicPartition, FeedPartition] = {}
-        self._due_reads: deque[FeedPartition] = deque()
-        self._queue: deque[FeedItem] = deque()
+        self._reads: dict[TopicPartition, PrefetchedPartition] = {}
+        self._due_reads: deque[PrefetchedPartition] = deque()
+        self._queue: deque[PrefetchedItem] = deque()
         self._queued_bytes = 0
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -121,27 +121,27 @@ class TierFeed:
         self,
         partition: TopicPartition,
         incarnation: TopicPartition,
-        read_history: ReadHistory,
+        consumed_history: ConsumedLogHistory,
         *,
-        skip_view: bool = False,
+        ignore_latest_only: bool = False,
         end_offset: int = MAX_OFFSET,
     ) -> None:
-        """Start to read a partition from the end of ``read_history``. Items of an earlier start are dropped.
+        """Start to read a partition from the end of ``consumed_history``. Items of an earlier start are dropped.
 
         :param incarnation: the partition under the topic id to read.
-        :param read_history: what was read of the partition before.
-        :param skip_view: read every record, even if ``latest_only`` is set.
+        :param consumed_history: what was read of the partition before.
+        :param ignore_latest_only: read every record, even if ``latest_only`` is set.
         :param end_offset: offset at which reading ends, exclusive.
         """
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
             self._hash_key = self._tier.identity.hash_key_for_reading()
-        turn = FeedPartition(
+        turn = PrefetchedPartition(
             partition,
             incarnation,
-            read_history.end,
-            read_history,
-            view_end=read_history.end if skip_view or not self._latest_only else -1,
+            consumed_history.end,
+            consumed_history,
+            view_end=consumed_history.end if ignore_latest_only or not self._latest_only else -1,
             end_offset=end_offset,
         )
         with self._condition:
@@ -159,10 +159,10 @@ class TierFeed:
             self._reads.pop(partition, None)
             for item in [item for item in self._queue if item.partition == partition]:
                 self._queue.remove(item)
-                self._queued_bytes -= _item_size_bytes(item)
+                self._queued_bytes -= _memory_bytes_of_item(item)
             self._condition.notify_all()
 
-    def next_feed_item(self, timeout_s: float) -> FeedItem | None:
+    def next_prefetched_item(self, timeout_s: float) -> PrefetchedItem | None:
         """Return the next item, or None if none arrives within the time."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
@@ -172,7 +172,7 @@ class TierFeed:
                     return None
                 self._condition.wait(left)
             item = self._queue.popleft()
-            self._queued_bytes -= _item_size_bytes(item)
+            self._queued_bytes -= _memory_bytes_of_item(item)
             self._condition.notify_all()
             return item
 
@@ -195,16 +195,16 @@ class TierFeed:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: FeedItem | None = self._read_partition_into_queue(turn)
+                item: PrefetchedItem | None = self._read_partition_into_queue(turn)
             except LogChanged:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
-            except Exception as error:  # noqa: BLE001 - returned by next_feed_item
-                item = PartitionFailed(turn.partition, error)
+            except Exception as error:  # noqa: BLE001 - returned by next_prefetched_item
+                item = PartitionReadFailed(turn.partition, error)
             if item is not None:
-                self._enqueue_item(turn, item, is_last=True)
+                self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
-    def _read_partition_into_queue(self, partition: FeedPartition) -> FeedItem | None:
+    def _read_partition_into_queue(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
         """Read up to TURN_BYTES of a partition into the queue. Return the partition's last item, or None if reading goes on later or was
         stopped.
         """
@@ -212,7 +212,9 @@ class TierFeed:
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = partition.offset if partition.view_offsets is None else partition.view_end
-        mismatch = find_log_mismatch(partition.read_history if partition.log is None else partition.log.history_below(read_until), log)
+        mismatch = find_log_mismatch(
+            partition.consumed_history if partition.log is None else partition.log.history_below_offset(read_until), log
+        )
         if mismatch is not None:
             return PartitionEndReached(partition.partition, partition.offset, start, end, log, mismatch)
         partition.log = log
@@ -225,7 +227,7 @@ class TierFeed:
                 partition.incarnation,
                 first_offset=partition.offset,
                 last_offset=bound - 1,
-                committed=self._committed,
+                read_committed=self._committed,
                 hash_key=self._hash_key,
             )
             partition.view_offsets = view.offsets()
@@ -241,13 +243,13 @@ class TierFeed:
         options = ReadOptions(
             self._committed, limit, requests_in_advance=self._idle_threads_per_partition(), skip_damaged=self._skip_damaged
         )
-        for selection in RangeReader(self._tier, extent, options).selected_records():
-            mine = selection if partition.view_offsets is None else select_offsets(selection, partition.view_offsets)
+        for selection in OffsetRangeReader(self._tier, extent, options).read_selected_records():
+            mine = selection if partition.view_offsets is None else select_records_at_offsets(selection, partition.view_offsets)
             reached = int(selection.rows.offset[selection.picked[-1]]) + 1
             if len(mine):
                 block = copy_to_record_block(partition.partition, mine, log.topic_id)
                 read += block.nbytes
-                if not self._enqueue_item(partition, RecordsRead(partition.partition, block, log)):
+                if not self._enqueue_item_unless_stopped(partition, PrefetchedRecords(partition.partition, block, log)):
                     return None
             partition.offset = reached
             if read >= TURN_BYTES and self._due_reads:
@@ -264,15 +266,15 @@ class TierFeed:
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
-    def _requeue_partition(self, partition: FeedPartition) -> None:
+    def _requeue_partition(self, partition: PrefetchedPartition) -> None:
         """Let a thread read this partition further, after those that wait already."""
         with self._condition:
             self._due_reads.append(partition)
             self._condition.notify()
 
-    def _enqueue_item(self, partition: FeedPartition, item: FeedItem, *, is_last: bool = False) -> bool:
+    def _enqueue_item_unless_stopped(self, partition: PrefetchedPartition, item: PrefetchedItem, *, is_last: bool = False) -> bool:
         """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
-        size = _item_size_bytes(item)
+        size = _memory_bytes_of_item(item)
         with self._condition:
             while (
                 self._reads.get(partition.partition) is partition and self._queued_bytes and self._queued_bytes + size > self._queue_bytes
@@ -288,6 +290,6 @@ class TierFeed:
             return True
 
 
-def _item_size_bytes(item: FeedItem) -> int:
+def _memory_bytes_of_item(item: PrefetchedItem) -> int:
     """Return the bytes of memory that an item occupies in the queue; 0 for items without records."""
-    return item.block.nbytes if isinstance(item, RecordsRead) else 0
+    return item.block.nbytes if isinstance(item, PrefetchedRecords) else 0

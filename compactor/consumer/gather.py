@@ -34,9 +34,9 @@ class SelectedRecords:
     def __len__(self) -> int:
         return len(self.picked)
 
-    def batch_values_per_record(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def batch_values_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return for each selected row the value of its batch, given one value per batch of the chunk."""
-        return values[np.searchsorted(self.first_row, self.picked, side="right") - 1]
+        return values_by_batch[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ByteStrings:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderSlices:
+class RecordHeaderArrays:
     """Headers of several records: those of record i are numbers ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
 
     begins: Int32s
@@ -71,7 +71,7 @@ def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: 
     return ByteStrings(begins, valid, data)
 
 
-def copy_record_headers(selection: SelectedRecords) -> HeaderSlices:
+def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
     """Return copies of the record headers (names and values) of the selected rows."""
     rows, picked, buf = selection.rows, selection.picked, selection.chunk.buf
     begins = np.empty(len(picked) + 1, np.int32)
@@ -81,7 +81,7 @@ def copy_record_headers(selection: SelectedRecords) -> HeaderSlices:
     every = np.arange(total)
     name_start, name_length, value_start, value_length = places
     names = copy_byte_strings(buf, name_start, name_length.astype(np.int32), every)
-    return HeaderSlices(begins, names, copy_byte_strings(buf, value_start, value_length.astype(np.int32), every))
+    return RecordHeaderArrays(begins, names, copy_byte_strings(buf, value_start, value_length.astype(np.int32), every))
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------

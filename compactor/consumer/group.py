@@ -19,6 +19,7 @@ from compactor.brokers.metadata_topic.connection import (
     load_confluent_kafka,
     retry_until_answered,
 )
+from compactor.consumer.messages import ConfluentClient, ConfluentError, ConfluentPosition
 from compactor.model.ids import TopicPartition
 
 GROUP_PROPERTIES: Final = frozenset(
@@ -123,10 +124,10 @@ class ConfluentGroup:
         self._client = create_client(lambda: load_confluent_kafka().Consumer(settings | properties))
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
-        def on_assign(client: Any, places: list[Any]) -> None:
+        def on_assign(client: ConfluentClient, positions: list[ConfluentPosition]) -> None:
             """Assign partitions as paused, and report them to the listener."""
-            self._assign_as_paused(places)
-            listener.on_partitions_assigned(_to_topic_partitions(places))
+            self._assign_partitions_paused(positions)
+            listener.on_partitions_assigned(_to_topic_partitions(positions))
 
         self._client.subscribe(
             list(topics),
@@ -140,7 +141,7 @@ class ConfluentGroup:
 
     def poll_rebalances(self) -> Sequence[ErrorMessage]:
         message = self._client.poll(0)
-        self._raise_listener_error()
+        self._raise_pending_listener_error()
         refusal = self._errors.tls_or_login_error(self._connection.bootstrap_servers, "joining the group")
         if refusal is not None:
             raise refusal
@@ -153,7 +154,7 @@ class ConfluentGroup:
             for name, at in offsets.items()
         ]
         deadline = time.monotonic() + COMMIT_RETRY_S
-        while (error := self._try_commit(places, wait=wait)) is not None:
+        while (error := self._try_commit_positions(places, wait_for_answer=wait)) is not None:
             if error.name() not in _REJOINING_ERRORS or time.monotonic() >= deadline:
                 raise kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
@@ -162,55 +163,57 @@ class ConfluentGroup:
         kafka = load_confluent_kafka()
         places = [kafka.TopicPartition(*name) for name in partitions]
 
-        def request_committed(seconds: float) -> Mapping[TopicPartition, GroupOffset]:
+        def request_committed_offsets(timeout_s: float) -> Mapping[TopicPartition, GroupOffset]:
             """Request the committed offsets from the coordinator, waiting at most so many seconds."""
-            found = self._client.committed(places, timeout=seconds)
+            found = self._client.committed(places, timeout=timeout_s)
             for place in found:
                 if place.error is not None:
                     raise kafka.KafkaException(place.error)
             return {TopicPartition(at.topic, at.partition): GroupOffset(at.offset, at.leader_epoch) for at in found if at.offset >= 0}
 
-        return retry_until_answered(self._connection, self._errors, "committed offsets", request_committed) if places else {}
+        return retry_until_answered(self._connection, self._errors, "committed offsets", request_committed_offsets) if places else {}
 
     def close(self) -> None:
         self._client.close()
-        self._raise_listener_error()
+        self._raise_pending_listener_error()
 
-    def _assign_as_paused(self, places: list[Any]) -> None:
+    def _assign_partitions_paused(self, positions: list[ConfluentPosition]) -> None:
         """Assign partitions to the client, all of them paused, so that it never fetches their records."""
         kafka, client = load_confluent_kafka(), self._client
-        client.position(places)  # the client pauses only partitions that it knows
-        client.pause(places)
-        begin = [kafka.TopicPartition(place.topic, place.partition, 0) for place in places]
+        client.position(positions)  # the client pauses only partitions that it knows
+        client.pause(positions)
+        begin = [kafka.TopicPartition(place.topic, place.partition, 0) for place in positions]
         if self._is_incremental:
             client.incremental_assign(begin)
         else:
             client.assign(begin)
 
-    def _report_revoked_partitions(self, places: list[Any], listener_method: Callable[[Sequence[TopicPartition]], None]) -> None:
+    def _report_revoked_partitions(
+        self, positions: list[ConfluentPosition], listener_method: Callable[[Sequence[TopicPartition]], None]
+    ) -> None:
         """Call ``listener_method`` with the partitions that the group has revoked. An error of the listener is kept and raised by
         ``poll_rebalances``, because the client must take the partitions away in any case.
         """
         try:
-            listener_method(_to_topic_partitions(places))
+            listener_method(_to_topic_partitions(positions))
         except BaseException as error:  # noqa: BLE001 - raised by poll_rebalances
             self._raised = error
 
-    def _raise_listener_error(self) -> None:
+    def _raise_pending_listener_error(self) -> None:
         """Raise the error of the listener that was kept during the last rebalance, if any."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
 
-    def _try_commit(self, places: list[Any], *, wait: bool) -> Any | None:
+    def _try_commit_positions(self, positions: list[ConfluentPosition], *, wait_for_answer: bool) -> ConfluentError | None:
         """Commit these positions without retrying. Return the first error (confluent_kafka.KafkaError), or None."""
         try:
-            done = self._client.commit(offsets=places, asynchronous=not wait)
+            done = self._client.commit(offsets=positions, asynchronous=not wait_for_answer)
         except load_confluent_kafka().KafkaException as error:
             return error.args[0]
         return next((place.error for place in done or () if place.error is not None), None)
 
 
-def _to_topic_partitions(places: Iterable[Any]) -> list[TopicPartition]:
+def _to_topic_partitions(positions: Iterable[ConfluentPosition]) -> list[TopicPartition]:
     """Return topic and partition of each position (confluent_kafka.TopicPartition)."""
-    return [TopicPartition(place.topic, place.partition) for place in places]
+    return [TopicPartition(place.topic, place.partition) for place in positions]

@@ -15,7 +15,7 @@ from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.control.state import PartitionState
 
 
-class EpochEnd(NamedTuple):
+class LeaderEpochEnd(NamedTuple):
     """A leader epoch, and the offset after its last record (exclusive)."""
 
     epoch: LeaderEpoch
@@ -23,7 +23,7 @@ class EpochEnd(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReadHistory:
+class ConsumedLogHistory:
     """Description of the records that a reader has read of a log.
 
     topic_id: id of the topic; empty if unknown.
@@ -32,7 +32,7 @@ class ReadHistory:
     """
 
     topic_id: TopicId
-    epochs: tuple[EpochEnd, ...]
+    epochs: tuple[LeaderEpochEnd, ...]
     end: int
 
     @property
@@ -40,10 +40,12 @@ class ReadHistory:
         """Return the leader epoch of the last record that was read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 
-    def history_below(self, offset: int) -> ReadHistory:
+    def history_below_offset(self, offset: int) -> ConsumedLogHistory:
         """Return the part of this history below ``offset`` (exclusive)."""
         begun = sum(known.end < offset for known in self.epochs) + 1
-        return ReadHistory(self.topic_id, tuple(EpochEnd(epoch, min(end, offset)) for epoch, end in self.epochs[:begun]), offset)
+        return ConsumedLogHistory(
+            self.topic_id, tuple(LeaderEpochEnd(epoch, min(end, offset)) for epoch, end in self.epochs[:begun]), offset
+        )
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,13 @@ class LogIdentity:
     lineage: Lineage = ()
     end: int = 0
 
-    def history_below(self, offset: int) -> ReadHistory:
+    def history_below_offset(self, offset: int) -> ConsumedLogHistory:
         """Return the history of a reader that has read this log up to ``offset`` (exclusive)."""
         begun = truncate_lineage_at(self.lineage, offset)
         ends = [*(entry.start_offset for entry in begun[1:]), offset]
-        return ReadHistory(self.topic_id, tuple(EpochEnd(entry.epoch, end) for entry, end in zip(begun, ends, strict=False)), offset)
+        return ConsumedLogHistory(
+            self.topic_id, tuple(LeaderEpochEnd(entry.epoch, end) for entry, end in zip(begun, ends, strict=False)), offset
+        )
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,13 @@ def log_identity(tier: Tier, state: PartitionState) -> LogIdentity:
     return LogIdentity(state.topic_id or tier.metadata.topic_id(state.topic_partition), state.lineage, state.end_offset + 1)
 
 
-def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id: str) -> ReadHistory:
+def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id: str) -> ConsumedLogHistory:
     """Return the history of a reader of which only a position is known, as after a restart.
 
     :param leader_epoch: epoch of the record before ``offset``; None or negative if unknown.
     """
     known = leader_epoch is not None and leader_epoch >= 0 and offset > 0
-    return ReadHistory(TopicId(topic_id), (EpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
+    return ConsumedLogHistory(TopicId(topic_id), (LeaderEpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
 def are_different_topics(first_id: TopicId, second_id: TopicId) -> bool:
@@ -98,7 +102,7 @@ def are_different_topics(first_id: TopicId, second_id: TopicId) -> bool:
     return bool(first_id and second_id and first_id != second_id)
 
 
-def find_log_mismatch(read_history: ReadHistory, log: LogIdentity) -> LogMismatch | None:
+def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> LogMismatch | None:
     """Compare a reader's history with a log. Return why ``log`` does not continue what was read, or None if it does as far as both are
     known.
 
@@ -106,22 +110,22 @@ def find_log_mismatch(read_history: ReadHistory, log: LogIdentity) -> LogMismatc
     up to the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end
     of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
-    if are_different_topics(read_history.topic_id, log.topic_id):
+    if are_different_topics(consumed_history.topic_id, log.topic_id):
         return LogMismatch("topic")
-    if not read_history.epochs or not log.lineage:
+    if not consumed_history.epochs or not log.lineage:
         return None
     starts = [entry.start_offset for entry in log.lineage]
     ends = dict(zip((entry.epoch for entry in log.lineage), [*starts[1:], MAX_OFFSET], strict=True))
-    if log.lineage[-1].epoch < read_history.epochs[-1].epoch:
-        return LogMismatch("older") if log.end >= read_history.end else None
-    common = next((known for known in reversed(read_history.epochs) if known.epoch in ends), None)
+    if log.lineage[-1].epoch < consumed_history.epochs[-1].epoch:
+        return LogMismatch("older") if log.end >= consumed_history.end else None
+    common = next((known for known in reversed(consumed_history.epochs) if known.epoch in ends), None)
     if common is not None:
         agreed = min(common.end, ends[common.epoch])
     else:
         # A restored position whose epoch the log does not have: as in Kafka, assume that they agree up to the log's next epoch.
-        agreed = next(entry.start_offset for entry in log.lineage if entry.epoch > read_history.epochs[0].epoch)
-        agreed = agreed if agreed < read_history.end else starts[0]
-    return LogMismatch("truncated", agreed) if agreed < read_history.end else None
+        agreed = next(entry.start_offset for entry in log.lineage if entry.epoch > consumed_history.epochs[0].epoch)
+        agreed = agreed if agreed < consumed_history.end else starts[0]
+    return LogMismatch("truncated", agreed) if agreed < consumed_history.end else None
 
 
 def first_changed_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:

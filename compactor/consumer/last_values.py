@@ -17,7 +17,7 @@ from compactor.constants import MAX_OFFSET, Offset
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, log_identity
 from compactor.consumer.messages import Place, RecordBlock, copy_to_record_block
-from compactor.consumer.reading import LastRecordsRequest, RangeReader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.reading import LastRecordsRequest, OffsetRangeReader, ReadOptions, ReadRange, last_stable_offset
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
@@ -51,7 +51,7 @@ class LastValues:
     @property
     def next_place(self) -> Place:
         """Return ``next_offset`` as a position, which also identifies the log."""
-        read = self.log_identity.history_below(self.next_offset)
+        read = self.log_identity.history_below_offset(self.next_offset)
         return Place(*self.extent.partition, self.next_offset, read.last_epoch, read.topic_id)
 
     @property
@@ -61,25 +61,25 @@ class LastValues:
 
     def __iter__(self) -> Iterator[RecordBlock]:
         """Yield the last records of all keys in blocks, in no particular order. Each key occurs once. Raises StoreError, BadData."""
-        for selection in self.selected_records():
+        for selection in self.read_selected_records():
             yield copy_to_record_block(self.extent.partition, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
         """Yield the last record of each key, in Arrow batches. ``columns``: some of ``compactor.consumer.columns.COLUMNS``; all of them by
         default.
         """
-        from compactor.consumer.columns import arrow_batch, arrow_schema
+        from compactor.consumer.columns import arrow_schema, to_arrow_batch
 
         schema = arrow_schema(columns)
-        for selection in self.selected_records():
-            yield arrow_batch(selection, *self.extent.partition, schema)
+        for selection in self.read_selected_records():
+            yield to_arrow_batch(selection, *self.extent.partition, schema)
 
     def offsets(self) -> Int64s:
         """Return the offsets of the last records of all keys, ascending. Takes eight bytes per key."""
-        found = [selection.rows.offset[selection.picked] for selection in self.selected_records()]
+        found = [selection.rows.offset[selection.picked] for selection in self.read_selected_records()]
         return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
-    def selected_records(self) -> Iterator[SelectedRecords]:
+    def read_selected_records(self) -> Iterator[SelectedRecords]:
         """Yield the last record of each key as selected rows of parsed chunks. Each selection is valid until the next one is requested."""
         cleaner = self.tier.cleaner_settings_for_topic(self.extent.partition.topic)
         left = [(0, 1, MAX_OFFSET)]
@@ -88,7 +88,7 @@ class LastValues:
             latest = LastRecordsRequest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
             wanted = ReadOptions(self.committed, cleaner.max_decompressed_batch_bytes, latest, PREFETCHED_PIECES)
             try:
-                for selection in RangeReader(self.tier, self.extent, wanted).selected_records():
+                for selection in OffsetRangeReader(self.tier, self.extent, wanted).read_selected_records():
                     picked = selection.picked[selection.rows.offset[selection.picked] < below]
                     if len(picked):
                         yield replace(selection, picked=picked)
@@ -105,27 +105,27 @@ def last_values_of_partition(
     *,
     first_offset: int = 0,
     last_offset: int = MAX_OFFSET,
-    committed: bool = True,
+    read_committed: bool = True,
     hash_key: bytes = b"",
 ) -> LastValues:
     """Return the last values of a partition's keys, as the tier holds them now.
 
     :param first_offset: first offset to read, inclusive.
     :param last_offset: last offset to read, inclusive.
-    :param committed: use the isolation level read_committed.
+    :param read_committed: use the isolation level read_committed.
     :param hash_key: the tier's hash key; empty to read it from the tier, which only one thread at a time may do.
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
     """
     state = tier.open_partition_log(partition).refresh()
-    end = last_stable_offset(tier, state) if committed else state.end_offset + 1
+    end = last_stable_offset(tier, state) if read_committed else state.end_offset + 1
     extent = ReadRange(
         partition, max(first_offset, tier.first_readable_offset(state)), min(last_offset, end - 1), state.live, log_identity(tier, state)
     )
-    return LastValues(tier, extent, committed, hash_key or tier.identity.hash_key_for_reading())
+    return LastValues(tier, extent, read_committed, hash_key or tier.identity.hash_key_for_reading())
 
 
-def select_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:
+def select_records_at_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:
     """Return those selected rows whose offset is in ``wanted_offsets``, an ascending array."""
     offsets = selection.rows.offset[selection.picked]
     at = np.searchsorted(wanted_offsets, offsets)

@@ -123,11 +123,11 @@ class GroupMembership:
         errors = self._client.poll_rebalances()
         if self._options.auto_commit and time.monotonic() >= self._next_commit_s:
             self._next_commit_s = time.monotonic() + self._options.interval_s
-            self._store_returned_offsets()
-            self._request_commit(self._ledger.offsets_to_commit(), wait=False)
+            self._store_offsets_of_returned_records()
+            self._request_commit(self._ledger.offsets_to_commit(), wait_for_answer=False)
         return errors
 
-    def start_positions(self) -> list[Place]:
+    def start_positions_of_added_partitions(self) -> list[Place]:
         """Return the positions at which added partitions begin: their committed offsets, or positions without an offset if the group has
         none.
         """
@@ -193,28 +193,28 @@ class GroupMembership:
         Unavailable, Refused.
         """
         if offsets is None:
-            self._store_returned_offsets()
+            self._store_offsets_of_returned_records()
             offsets = self._ledger.unconfirmed_offsets(self._ledger.stored)
-        self._request_commit(offsets, wait=wait)
+        self._request_commit(offsets, wait_for_answer=wait)
         return offsets
 
     def committed_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
         """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing."""
         return self._client.committed_offsets(partitions)
 
-    def _store_returned_offsets(self) -> None:
+    def _store_offsets_of_returned_records(self) -> None:
         """Store the offsets after the records that the application has got, if ``auto_store`` is set."""
         if self._options.auto_store:
             begun = self._ledger.confirmed
             self._ledger.stored.update({name: at for name, at in self._hooks.positions().items() if begun.get(name) != at})
 
-    def _request_commit(self, offsets: Offsets, *, wait: bool) -> None:
-        """Send a commit request for these offsets, if there are any, and record it. ``wait``: until the coordinator has answered."""
+    def _request_commit(self, offsets: Offsets, *, wait_for_answer: bool) -> None:
+        """Send a commit request for these offsets, if there are any, and record it. ``wait_for_answer``: return once it has answered."""
         if not offsets:
             return
-        self._client.commit(offsets, wait=wait)
+        self._client.commit(offsets, wait=wait_for_answer)
         self._ledger.requested.update(offsets)
-        if wait:
+        if wait_for_answer:
             self._ledger.confirmed.update(offsets)
 
     def _commit_before_giving_up(self, partitions: Collection[TopicPartition]) -> None:
@@ -223,8 +223,8 @@ class GroupMembership:
         """
         if not self._options.auto_commit:
             return
-        self._store_returned_offsets()
+        self._store_offsets_of_returned_records()
         try:
-            self._request_commit(self._ledger.unconfirmed_offsets(partitions), wait=True)
+            self._request_commit(self._ledger.unconfirmed_offsets(partitions), wait_for_answer=True)
         except StoreError as error:
             _log.warning("offsets of %d partitions were not committed before they were given up: %s", len(partitions), error)

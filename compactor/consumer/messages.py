@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
-from compactor.consumer.gather import ByteStrings, HeaderSlices, SelectedRecords, copy_byte_strings, copy_record_headers
+from compactor.consumer.gather import ByteStrings, RecordHeaderArrays, SelectedRecords, copy_byte_strings, copy_record_headers
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, Int64s
 from compactor.records.rows import HAS_HEADERS, Int32s
@@ -32,7 +32,17 @@ TIMESTAMP_LOG_APPEND_TIME: Final = 2
 REPR_BYTES: Final = 60
 """Largest number of bytes of a key or value in the text of a message."""
 
+TimestampTypeAndMs = tuple[int, int]
+"""One of the TIMESTAMP_ constants, and milliseconds since 1970."""
 MessageHeaders = list[tuple[str, bytes | None]]
+ConfluentClient = Any
+"""A confluent_kafka.Consumer. The package ships no types."""
+ConfluentPosition = Any
+"""A confluent_kafka.TopicPartition."""
+ConfluentError = Any
+"""A confluent_kafka.KafkaError."""
+ConfluentMessage = Any
+"""A confluent_kafka.Message."""
 Text = str
 """The type ``str``, where a class has a method of that name."""
 
@@ -116,17 +126,17 @@ class LogError:
         return f"{self._name}: {self._text}"
 
 
-def out_of_range_error(text: str) -> LogError:
+def offset_out_of_range_error(text: str) -> LogError:
     """Return the error for a position that neither tier nor broker holds, or that belonged to another topic."""
     return LogError(1, "OFFSET_OUT_OF_RANGE", text)
 
 
-def truncation_error(text: str) -> LogError:
+def log_truncation_error(text: str) -> LogError:
     """Return the error for a log whose end was discarded after it had been read."""
     return LogError(-139, "_LOG_TRUNCATION", text)
 
 
-def no_offset_error(text: str) -> LogError:
+def no_committed_offset_error(text: str) -> LogError:
     """Return an error for a partition without a committed offset, if ``auto.offset.reset`` is ``error``."""
     return LogError(-168, "_NO_OFFSET", text)
 
@@ -180,7 +190,7 @@ class TierMessage(tuple[Any, ...]):
         """Return the headers, or None if the record has none."""
         return self[5]  # type: ignore[no-any-return]
 
-    def timestamp(self) -> tuple[int, int]:
+    def timestamp(self) -> TimestampTypeAndMs:
         """Return the type of the timestamp (TIMESTAMP_CREATE_TIME ...) and the timestamp in milliseconds."""
         return self[6]  # type: ignore[no-any-return]
 
@@ -201,7 +211,7 @@ class BrokerMessage(tuple[Any, str]):
     def __repr__(self) -> str:
         return _describe_message(self)
 
-    def error(self) -> Any:
+    def error(self) -> ConfluentError | None:
         """Return the error (confluent_kafka.KafkaError), or None for a record."""
         return self[0].error()
 
@@ -244,7 +254,7 @@ class RecordBlock:
     leader_epoch: Int32s
     keys: ByteStrings
     values: ByteStrings
-    headers: HeaderSlices | None
+    headers: RecordHeaderArrays | None
     topic_id: str = ""
 
     def __len__(self) -> int:
@@ -278,7 +288,7 @@ class RecordBlock:
         return map(tuple.__new__, repeat(TierMessage), rows)
 
 
-def to_broker_messages(messages: Iterable[Any], topic_id: str) -> Iterator[BrokerMessage]:
+def to_broker_messages(messages: Iterable[ConfluentMessage], topic_id: str) -> Iterator[BrokerMessage]:
     """Yield each message of confluent-kafka as a BrokerMessage with this topic id."""
     return map(tuple.__new__, repeat(BrokerMessage), zip(messages, repeat(topic_id), strict=False))
 
@@ -288,11 +298,11 @@ def _describe_message(message: MessageLike) -> str:
     error, where = message.error(), f"{message.topic()}-{message.partition()}@{message.offset()}"
     if error is not None:  # one that concerns the whole group has no topic
         return f"<message {where} error={error}>" if message.topic() else f"<message error={error}>"
-    key, value = _shortened_text(message.key()), _shortened_text(message.value())
+    key, value = _shortened_text_of_bytes(message.key()), _shortened_text_of_bytes(message.value())
     return f"<message {where} key={key} value={value} timestamp={message.timestamp()[1]}>"
 
 
-def _shortened_text(data: bytes | None) -> str:
+def _shortened_text_of_bytes(data: bytes | None) -> str:
     """Return bytes as text of at most REPR_BYTES characters, for logs; "None" for None."""
     if data is None or len(data) <= REPR_BYTES:
         return repr(data)
@@ -327,7 +337,7 @@ def iterate_byte_strings(strings: ByteStrings) -> Iterator[bytes | None]:
     return (content if valid else None for content, valid in zip(contents, strings.valid.tolist(), strict=True))
 
 
-def _headers_by_record(headers: HeaderSlices) -> list[MessageHeaders | None]:
+def _headers_by_record(headers: RecordHeaderArrays) -> list[MessageHeaders | None]:
     """Return the headers of each record. As in Kafka, bytes of a name that are not valid UTF-8 become replacement characters."""
     pairs = [
         ((name or b"").decode("utf-8", "replace"), value)

@@ -23,7 +23,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     so long before the newest one are not read. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)
-    recent = _recent_segments(state.live, cleaner.producer_id_expiration_ms)
+    recent = _segments_uploaded_within(state.live, cleaner.producer_id_expiration_ms)
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.topic_partition)
@@ -43,7 +43,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     return min(opened.values(), default=state.end_offset + 1)
 
 
-def _recent_segments(live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
+def _segments_uploaded_within(live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
     """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
     if not live_segments:
         return ()

@@ -66,17 +66,17 @@ def parse_consumer_settings(properties: Mapping[str, Any]) -> ConsumerSettings:
     options = ConsumerOptions(
         isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",
         view="latest" if view == "latest" else "all",
-        threads=_pop_whole_number(left, "tier.threads", 4),
-        queue_bytes=_pop_whole_number(left, "tier.queue.bytes", 64 << 20),
-        refresh_s=_pop_whole_number(left, "tier.refresh.ms", 1000) / 1000,
+        threads=_pop_integer_setting(left, "tier.threads", 4),
+        queue_bytes=_pop_integer_setting(left, "tier.queue.bytes", 64 << 20),
+        refresh_s=_pop_integer_setting(left, "tier.refresh.ms", 1000) / 1000,
         offset_reset=_RESETS[reset],  # type: ignore[arg-type]
         mode=left.pop("tier.mode", "remote_preferred"),
-        skip_damaged=_pop_flag(left, "tier.skip.damaged", default=False),
+        skip_damaged=_pop_bool_setting(left, "tier.skip.damaged", default=False),
     )
     commits = CommitOptions(
-        auto_commit=_pop_flag(left, "enable.auto.commit", default=True),
-        interval_s=_pop_whole_number(left, "auto.commit.interval.ms", 5000) / 1000,
-        auto_store=_pop_flag(left, "enable.auto.offset.store", default=True),
+        auto_commit=_pop_bool_setting(left, "enable.auto.commit", default=True),
+        interval_s=_pop_integer_setting(left, "auto.commit.interval.ms", 5000) / 1000,
+        auto_store=_pop_bool_setting(left, "enable.auto.offset.store", default=True),
     )
     tier_config, servers, group_id = left.pop("tier.config", None), left.pop("bootstrap.servers", ""), left.pop("group.id", "")
     of_group = {name: left.pop(name) for name in list(left) if name in GROUP_PROPERTIES or name in _GROUP_CALLBACKS}
@@ -131,18 +131,18 @@ def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
     return TieredConsumer(tier, broker, options, group, settings.commits)
 
 
-def _pop_whole_number(given: dict[str, Any], name: str, default: int) -> int:
-    """Remove a setting from ``given`` and return it as a whole number. Raises UsageError if it is not one."""
-    value = given.pop(name, default)
+def _pop_integer_setting(remaining_settings: dict[str, Any], name: str, default: int) -> int:
+    """Remove a setting from ``remaining_settings`` and return it as a whole number. Raises UsageError if it is not one."""
+    value = remaining_settings.pop(name, default)
     try:
         return int(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name} cannot be {value!r}", hint="Use a whole number") from None
 
 
-def _pop_flag(given: dict[str, Any], name: str, *, default: bool) -> bool:
-    """Remove a setting from ``given`` and return it as a bool. Raises UsageError if it is not one."""
-    value = str(given.pop(name, default)).lower()
+def _pop_bool_setting(remaining_settings: dict[str, Any], name: str, *, default: bool) -> bool:
+    """Remove a setting from ``remaining_settings`` and return it as a bool. Raises UsageError if it is not one."""
+    value = str(remaining_settings.pop(name, default)).lower()
     if value not in ("true", "false"):
         raise UsageError(f"{name} cannot be {value!r}", hint="Use true or false")
     return value == "true"

@@ -24,9 +24,11 @@ UNKNOWN: Final = -2
 """Outcome of a transaction whose marker may lie in damaged bytes, beside ABORT, COMMIT and UNDECIDED."""
 MAX_HELD_PIECES: Final = 4
 """Number of pieces, read to find markers, that are held for the reader, which needs them next."""
+BatchOutcomes = npt.NDArray[np.int8]
+"""For each batch of a piece: ABORT, COMMIT, UNDECIDED or UNKNOWN."""
 
 
-class TransactionOutcomes:
+class TransactionOutcomeFinder:
     """Outcomes of transactions for a reader that reads a log piece by piece (some MiB of whole batches), in one direction. Reads
     transaction markers after the current piece where they are needed.
 
@@ -60,7 +62,7 @@ class TransactionOutcomes:
         """Return whether the batches (piece) at a position of a segment are in memory already."""
         return (reader.metadata.id, position) in self._held
 
-    def find_transaction_outcomes(self, piece: SegmentPiece) -> npt.NDArray[np.int8]:
+    def find_batch_outcomes(self, piece: SegmentPiece) -> BatchOutcomes:
         """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (also outside transactions), or UNKNOWN.
 
         Raises NotFound if a needed segment was deleted meanwhile.
@@ -75,7 +77,7 @@ class TransactionOutcomes:
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)
         for index in np.unique(producer[still]).tolist():
-            later[index] = self._find_outcome_after(piece, int(ids[index]))
+            later[index] = self._find_outcome_of_open_transaction(piece, int(ids[index]))
         kinds[still] = later[producer[still]]
         markers = table.control != NOT_CONTROL
         for batch in np.flatnonzero(markers & flag_damaged_batches(piece, markers)).tolist():
@@ -86,7 +88,7 @@ class TransactionOutcomes:
         kinds[~(transactional & ~markers)] = UNDECIDED
         return kinds
 
-    def drop_passed_markers(self, piece: SegmentPiece) -> None:
+    def drop_markers_not_needed_before(self, piece: SegmentPiece) -> None:
         """Forget the transaction markers that a backward reader no longer needs after this piece: of each producer, only its first marker
         in the piece is kept.
         """
@@ -102,7 +104,7 @@ class TransactionOutcomes:
         self._ahead = None
         self._held.clear()
 
-    def _find_outcome_after(self, piece: SegmentPiece, producer_id: int) -> int:
+    def _find_outcome_of_open_transaction(self, piece: SegmentPiece, producer_id: int) -> int:
         """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker: ABORT or COMMIT;
         UNDECIDED if there is none up to the log's end; UNKNOWN if a damaged segment may hold it.
         """
@@ -123,7 +125,7 @@ class TransactionOutcomes:
             if self._is_damaged_ahead:
                 return UNKNOWN
 
-    def note_lost_segment_ahead(self) -> None:
+    def record_lost_later_segment(self) -> None:
         """Record that a later segment is lost. Outcomes that depend on markers in or after it are UNKNOWN until the reader has passed
         it.
         """
@@ -133,12 +135,12 @@ class TransactionOutcomes:
         """Restart the search for markers with the first batch after this piece."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
-        self._ahead = self._pieces_from(piece.metadata.id, piece.end_position)
+        self._ahead = self._pieces_with_unread_markers(piece.metadata.id, piece.end_position)
 
     def _read_next_markers(self) -> bool:
         """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
         if self._ahead is None:
-            self._ahead = self._pieces_from("", 0)
+            self._ahead = self._pieces_with_unread_markers("", 0)
         piece = next(self._ahead, None)
         if piece is None:
             return False
@@ -155,13 +157,13 @@ class TransactionOutcomes:
             self._held[piece.metadata.id, piece.position] = piece
         return True
 
-    def _pieces_from(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
+    def _pieces_with_unread_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
         """Yield the pieces of the log that end at or after the first offset whose markers are not known yet. The named segment is read from
         byte ``position`` on.
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)
-            at = position if metadata.id == segment_id else reader.position_of_offset(self._frontier)
+            at = position if metadata.id == segment_id else reader.byte_position_of_offset(self._frontier)
             while at < metadata.size_bytes:
                 piece = self._pieces.peek_piece(reader, at)
                 yield piece

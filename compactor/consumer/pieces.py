@@ -27,6 +27,10 @@ from compactor.tier.ports import SegmentLayout
 T = TypeVar("T")
 
 FETCH_BYTES: Final = 16 << 20
+PositionAndSize = tuple[int, int]
+"""Byte position in a segment's log, and a number of bytes."""
+PieceLocation = tuple["SegmentReader", int]
+"""Reader of a segment, and the byte position in its log at which a piece begins."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,15 @@ class SegmentReader:
         self.trusts_index = True
         """Whether reads begin where the offset index says. If not, they begin at the segment's beginning."""
 
-    def is_log_key(self, key: str) -> bool:
+    def is_segment_log_key(self, object_key: str) -> bool:
         """Return whether this object key is that of the segment's log."""
-        return key == self._object_key("log")
+        return object_key == self._object_key_of_file("log")
 
     def ignore_offset_index(self) -> None:
         """Read the segment from now on as if it had no offset index, because the index is damaged."""
         self._offset_entries = np.empty(0, OFFSET_ENTRY)
 
-    def index_positions_after(self, position: int) -> list[int]:
+    def indexed_positions_after(self, position: int) -> list[int]:
         """Return the byte positions after ``position`` that the offset index contains, ascending; an empty list if the index is missing."""
         try:
             known = self._offset_index()["position"].astype(np.int64)
@@ -97,7 +101,7 @@ class SegmentReader:
             yield piece
             position = piece.end_position
 
-    def piece_end_from_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
+    def piece_end_position_from_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
         """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: that of a batch in the
         offset index, or None if the index has none there.
         """
@@ -107,7 +111,7 @@ class SegmentReader:
         at = int(np.searchsorted(known, position + piece_bytes))
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
-    def position_after_offset(self, offset: int) -> int:
+    def byte_position_after_offset(self, offset: int) -> int:
         """Return a byte position after all batches with offsets up to ``offset``, or the segment's end if the offset index has no such
         entry.
         """
@@ -116,7 +120,7 @@ class SegmentReader:
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
-    def piece_bounds_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[tuple[int, int]]:
+    def piece_bounds_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
         """Divide the segment into pieces that begin at batches in the offset index. Return byte position and size of each piece, the last
         one first.
         """
@@ -128,11 +132,11 @@ class SegmentReader:
 
     def read_piece(self, position: int, piece_bytes: int = FETCH_BYTES) -> SegmentPiece:
         """Return the whole batches within ``piece_bytes`` bytes from ``position`` on, at least one batch."""
-        key = self._object_key("log")
+        key = self._object_key_of_file("log")
         left = self.metadata.size_bytes - position
         length = min(piece_bytes, left)
         while True:
-            buf = read_only_view(np.frombuffer(self._read_file("log", position, length), np.uint8))
+            buf = read_only_view(np.frombuffer(self._read_segment_file("log", position, length), np.uint8))
             if not len(buf):
                 raise BadData(f"the object ends at byte {position}, {left} bytes early", segment=key, hint="It was changed. Run `verify`")
             whole, needed = end_of_whole_batches_and_size_of_cut_batch(buf)
@@ -153,13 +157,13 @@ class SegmentReader:
         if piece.end_position != position + piece_bytes:
             raise BadData(
                 f"a batch does not end at or before byte {position + piece_bytes}, where another one or the end should be",
-                segment=self._object_key("log"),
+                segment=self._object_key_of_file("log"),
                 position=piece.end_position,
                 hint="The log or its offset index was changed. Run `verify`",
             )
         return piece
 
-    def position_of_offset(self, offset: int) -> int:
+    def byte_position_of_offset(self, offset: int) -> int:
         """Return the byte position of a batch at or before the one containing ``offset``, or 0 if the offset index has no entry."""
         if offset <= self.metadata.start_offset or not self.trusts_index:
             return 0
@@ -187,36 +191,36 @@ class SegmentReader:
         sound = np.all(np.diff(position) > 0) and np.all(np.diff(offset) > 0) and np.all(inside)
         return entries if sound else entries[:0]
 
-    def _read_index(self, kind: str, entry_type: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _read_index(self, index_kind: str, entry_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return the entries of the segment's index of this kind (``index``, ``timeindex``); none if the segment has no such index.
 
         Raises SegmentGone if the object is missing, because the segment was replaced.
         """
         try:
-            if kind not in self._layout.segment_files(self._partition, self.metadata):
+            if index_kind not in self._layout.segment_files(self._partition, self.metadata):
                 return np.empty(0, entry_type)
         except NotFound:
-            raise SegmentGone(self._object_key("log"), self.metadata) from None
-        data = self._read_file(kind)
+            raise SegmentGone(self._object_key_of_file("log"), self.metadata) from None
+        data = self._read_segment_file(index_kind)
         return np.frombuffer(data[: len(data) // entry_type.itemsize * entry_type.itemsize], entry_type)
 
-    def _read_file(self, kind: str, start: int = 0, length: int | None = None) -> bytes:
+    def _read_segment_file(self, file_kind: str, start: int = 0, length: int | None = None) -> bytes:
         """Return ``length`` bytes, or all, of one of the segment's files from byte ``start`` on. Raises SegmentGone if the object is
         missing.
         """
         try:
-            return self._layout.read_file(self._partition, self.metadata, kind, start, length)
+            return self._layout.read_file(self._partition, self.metadata, file_kind, start, length)
         except NotFound:
-            raise SegmentGone(self._object_key(kind), self.metadata) from None
+            raise SegmentGone(self._object_key_of_file(file_kind), self.metadata) from None
 
-    def _object_key(self, kind: str) -> str:
+    def _object_key_of_file(self, file_kind: str) -> str:
         """Return the object key of the segment's file of this kind."""
-        return self._layout.object_name(self._partition, self.metadata, kind)
+        return self._layout.object_name(self._partition, self.metadata, file_kind)
 
-    def _parse_batches(self, key: str, buf: Bytes) -> SourceSegment:
-        """Return the batches in ``buf``, a part of the object ``key``. Raises BadData if these are not valid batches."""
+    def _parse_batches(self, object_key: str, buf: Bytes) -> SourceSegment:
+        """Return the batches in ``buf``, a part of the object ``object_key``. Raises BadData if these are not valid batches."""
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
-        source = SourceSegment(0, key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, key, -1))
+        source = SourceSegment(0, object_key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, object_key, -1))
         set_control_types_of_compressed_markers(source, self._limit)
         return source
 
@@ -245,7 +249,7 @@ class PiecePrefetcher:
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def prefetch_pieces(self, positions: Iterable[tuple[SegmentReader, int]]) -> None:
+    def prefetch_pieces(self, positions: Iterable[PieceLocation]) -> None:
         """Begin to fetch the pieces at these byte positions of segments, which will be needed next. Pieces that earlier calls fetched for
         other positions are dropped.
         """
@@ -266,7 +270,7 @@ class PiecePrefetcher:
 
     def _fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return a piece, fetched by the calling thread."""
-        cut = reader.piece_end_from_index(position) if self._pool is not None else None
+        cut = reader.piece_end_position_from_index(position) if self._pool is not None else None
         return reader.read_piece(position) if cut is None else reader.read_piece(position, cut - position)
 
 
@@ -312,7 +316,7 @@ def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
 
 
 @kernel
-def end_of_whole_batches_and_size_of_cut_batch(buf: Bytes) -> tuple[int, int]:
+def end_of_whole_batches_and_size_of_cut_batch(buf: Bytes) -> PositionAndSize:
     """Return the byte position after the last whole batch in ``buf``, and the size in bytes that the batch which follows has in all; 0 if
     its size is not known.
     """

@@ -10,11 +10,11 @@ import numpy as np
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
-from compactor.consumer.damage import DamagedRange, log_damage
+from compactor.consumer.damage import DamagedOffsetRange, log_damage_warning
 from compactor.consumer.gather import SelectedRecords
-from compactor.consumer.last_values import last_values_of_partition, select_offsets
+from compactor.consumer.last_values import last_values_of_partition, select_records_at_offsets
 from compactor.consumer.messages import RecordBlock, copy_to_record_block
-from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import OffsetRangeReader, ReadOptions, ReadRange
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
@@ -31,7 +31,7 @@ def read_record_blocks(
     read_committed: bool = True,
     latest_only: bool = False,
     key: bytes | None = None,
-    on_damage: Callable[[DamagedRange], None] | None = None,
+    on_damage: Callable[[DamagedOffsetRange], None] | None = None,
 ) -> Iterator[RecordBlock]:
     """Yield the records with offsets from ``first_offset`` to ``last_offset`` (inclusive), ascending. Raises StoreError, BadData.
 
@@ -40,16 +40,16 @@ def read_record_blocks(
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
-    view = last_values_of_partition(tier, partition, first_offset=first_offset, last_offset=last_offset, committed=read_committed)
+    view = last_values_of_partition(tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed)
     if key is not None:
         view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
     options = ReadOptions(read_committed, limit, skip_damaged=on_damage is not None)
-    for selection in RangeReader(tier, view.extent, options, on_damage=on_damage or log_damage).selected_records():
-        found = selection if only is None else select_offsets(selection, only)
-        found = found if wanted is None else _rows_with_key(found, wanted)
+    for selection in OffsetRangeReader(tier, view.extent, options, on_damage=on_damage or log_damage_warning).read_selected_records():
+        found = selection if only is None else select_records_at_offsets(selection, only)
+        found = found if wanted is None else _select_records_with_key(found, wanted)
         if len(found):
             yield copy_to_record_block(partition, found, view.log_identity.topic_id)
 
@@ -70,7 +70,7 @@ def _range_without_segments_lacking_key(tier: Tier, read_range: ReadRange, key: 
     return replace(read_range, segments=tuple(segment for segment in inside if segment.id in met))
 
 
-def _rows_with_key(selection: SelectedRecords, key: Bytes) -> SelectedRecords:
+def _select_records_with_key(selection: SelectedRecords, key: Bytes) -> SelectedRecords:
     """Return those selected rows whose key equals ``key``."""
     rows = selection.rows
     same = np.empty(len(selection), np.bool_)

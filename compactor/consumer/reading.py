@@ -25,22 +25,22 @@ from compactor.cleaner.row_spool import hash_range_of_first_word
 from compactor.config.units import format_size
 from compactor.consumer.damage import (
     UNDECIDABLE,
-    DamagedRange,
-    damaged_ranges,
+    DamagedOffsetRange,
+    damaged_offset_ranges,
     flag_damaged_batches,
-    log_damage,
+    log_damage_warning,
     next_readable_position,
     read_piece_before_damage,
 )
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, first_changed_offset, log_identity
 from compactor.consumer.open_transactions import first_open_transaction_offset
-from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomes
-from compactor.consumer.pieces import PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader, prefetch_results
+from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomeFinder
+from compactor.consumer.pieces import PieceLocation, PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader, prefetch_results
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget
-from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.common import Flags, Hashes, HashKeyHalves
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -54,6 +54,10 @@ MAX_SPILL_SPAN: Final = SEEN - 1
 
 MAX_RETRIES: Final = 5
 """Number of times that the control log is read again without progress before a missing object counts as damage."""
+KeyHashesAndRows = tuple[Hashes, Int64s]
+"""Hash of the key of each row, and the number of the row."""
+SelectionAndLastOffset = tuple[SelectedRecords, int]
+"""Rows of a chunk, and the last offset (inclusive) that is still wanted."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class LogBeginningDeleted(LogChanged):
 
 
 @dataclass(frozen=True)
-class DiskSpill:
+class DiskKeySortRequest:
     """Request to find last records with keys sorted on the local disk, where memory does not suffice. Takes 16 bytes for each record;
     values are read in a second pass.
 
@@ -116,7 +120,7 @@ class LastRecordsRequest:
     key_ranges: int
     map_budget_bytes: int
     hash_key: bytes = b""
-    spill: DiskSpill | None = None
+    spill: DiskKeySortRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ def find_offset_for_time(
             continue
         reader = SegmentReader(tier.ports.layout, partition, metadata, max_batch_bytes)
         for piece in reader.read_pieces(
-            reader.position_of_offset(reader.lower_bound_of_offset_for_time(timestamp_ms)), piece_bytes=1 << 20
+            reader.byte_position_of_offset(reader.lower_bound_of_offset_for_time(timestamp_ms)), piece_bytes=1 << 20
         ):
             table = piece.source.table
             late = (table.control == NOT_CONTROL) & ((table.max_timestamp >= timestamp_ms) | (table.magic < 2))
@@ -191,12 +195,12 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
     """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
-    def find_in_live_segments() -> int | None:
+    def find_offset_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
         state = tier.open_partition_log(partition).refresh()
         return find_offset_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
-    return retry_if_object_missing(partition, find_in_live_segments, MAX_RETRIES)
+    return retry_if_object_missing(partition, find_offset_in_live_segments, MAX_RETRIES)
 
 
 def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
@@ -238,7 +242,7 @@ class _ParseBuffers:
                     yield SelectedRecords(source.table, chunk, rows, first_row, np.arange(len(rows)))
 
 
-class RangeReader:
+class OffsetRangeReader:
     """Reader of one range of offsets of a partition. Must be used by one thread."""
 
     def __init__(
@@ -247,7 +251,7 @@ class RangeReader:
         read_range: ReadRange,
         options: ReadOptions,
         folder: str | None = None,
-        on_damage: Callable[[DamagedRange], None] = log_damage,
+        on_damage: Callable[[DamagedOffsetRange], None] = log_damage_warning,
     ) -> None:
         """Create a reader; nothing is read yet.
 
@@ -263,10 +267,10 @@ class RangeReader:
         self._live_ids: frozenset[str] | None = None
         self._log_start = 0
         self._pieces = PiecePrefetcher(0 if options.last_records_only else options.requests_in_advance)
-        self._outcomes = TransactionOutcomes(self._reread_live_segments_from, self._open_segment_reader, self._pieces)
+        self._outcomes = TransactionOutcomeFinder(self._reread_live_segments_from, self._open_segment_reader, self._pieces)
         self._scratch = _ParseBuffers()
 
-    def selected_records(self) -> Iterator[SelectedRecords]:
+    def read_selected_records(self) -> Iterator[SelectedRecords]:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
         one is requested.
 
@@ -300,7 +304,7 @@ class RangeReader:
             last = min(extent.last, metadata.end_offset)  # beyond it another leader's segment is the one that is read
             try:
                 reader = readers[metadata.id]
-                position = reader.position_of_offset(first)
+                position = reader.byte_position_of_offset(first)
                 while position < metadata.size_bytes and first <= last:
                     try:
                         piece = self._outcomes.read_piece(reader, position)
@@ -311,7 +315,7 @@ class RangeReader:
                         before = read_piece_before_damage(reader, position, error)
                         if before is None:
                             position, after = next_readable_position(reader, position, first)
-                            self._report_damage(DamagedRange(first, min(last, after - 1), error.cause, error.segment, error.position))
+                            self._report_damage(DamagedOffsetRange(first, min(last, after - 1), error.cause, error.segment, error.position))
                             first, retries = after, 0
                             continue
                         piece = before
@@ -337,22 +341,22 @@ class RangeReader:
 
     def _split_readable_and_damaged_batches(
         self, piece: SegmentPiece, first_offset: int, last_offset: int
-    ) -> tuple[Flags, list[DamagedRange]]:
+    ) -> tuple[Flags, list[DamagedOffsetRange]]:
         """Return a flag for each batch of a piece that is to be read, and the damaged ranges of offsets. Without ``skip_damaged``, no batch
         after the first damaged one is to be read.
         """
         wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
         damage = [
-            *damaged_ranges(piece, bad, "the CRC does not match", first_offset, last_offset),
-            *damaged_ranges(piece, unknown & ~bad, UNDECIDABLE, first_offset, last_offset),
+            *damaged_offset_ranges(piece, bad, "the CRC does not match", first_offset, last_offset),
+            *damaged_offset_ranges(piece, unknown & ~bad, UNDECIDABLE, first_offset, last_offset),
         ]
         wanted &= ~(bad | unknown)
         if damage and not self._wanted.skip_damaged:
             wanted[np.flatnonzero(bad | unknown)[0] :] = False
         return wanted, sorted(damage)
 
-    def _report_damage(self, damage: DamagedRange) -> None:
+    def _report_damage(self, damage: DamagedOffsetRange) -> None:
         """Report offsets that cannot be read to ``on_damage``. Raises BadData unless damage is skipped."""
         if not self._wanted.skip_damaged:
             raise damage.to_bad_data_error(self._extent.partition)
@@ -367,18 +371,18 @@ class RangeReader:
         if isinstance(error, LogChanged):
             raise error
         if gone.metadata.start_offset > last_offset:  # it was to be read for transaction markers only
-            self._outcomes.note_lost_segment_ahead()
+            self._outcomes.record_lost_later_segment()
             return first_offset
         reader = readers.get(gone.metadata.id)
-        if reader is not None and not reader.is_log_key(gone.key):
+        if reader is not None and not reader.is_segment_log_key(gone.key):
             if not self._wanted.skip_damaged:
                 raise error
             reader.ignore_offset_index()
             return first_offset
-        self._report_damage(DamagedRange(first_offset, last_offset, error.cause, gone.key))
+        self._report_damage(DamagedOffsetRange(first_offset, last_offset, error.cause, gone.key))
         return last_offset + 1
 
-    def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[tuple[SegmentReader, int]]:
+    def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[PieceLocation]:
         """Yield reader and byte position of each piece that will be read next, as far as the offset indexes show them.
 
         :param readers: of the segments that will be read, in this order.
@@ -387,11 +391,11 @@ class RangeReader:
         for reader in readers:
             at: int | None = position
             inside = reader.metadata.end_offset <= self._extent.last
-            end = reader.metadata.size_bytes if inside else reader.position_after_offset(self._extent.last)
+            end = reader.metadata.size_bytes if inside else reader.byte_position_after_offset(self._extent.last)
             while at is not None and at < end:
                 if not self._outcomes.is_piece_loaded(reader, at):
                     yield reader, at
-                at = reader.piece_end_from_index(at)
+                at = reader.piece_end_position_from_index(at)
             position = 0
 
     def _read_last_records(self, request: LastRecordsRequest) -> Iterator[SelectedRecords]:
@@ -402,25 +406,25 @@ class RangeReader:
             KeyHashSet(request.map_budget_bytes),
             siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading()),
         )
-        for selection, last in self._read_all_backwards():
-            picked = _rows_of_new_keys(selection, self._extent.first, last, request, keys, halves)
+        for selection, last in self._read_chunks_backwards():
+            picked = _rows_of_keys_not_in_set(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
 
-    def _read_last_records_with_disk(self, request: LastRecordsRequest, spill: DiskSpill) -> Iterator[SelectedRecords]:
+    def _read_last_records_with_disk(self, request: LastRecordsRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
         """Yield the last record of each key in two passes: find the offsets of the last records, with key hashes on disk, then read these
         records.
         """
         extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading())
-        space = _SpillBudget(spill.disk_bytes)
+        space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes
             with DiskOffsetMap(path, space, map_budget_bytes=budget, expected_row_count=spill.records) as buckets:
-                for selection, last in self._read_all_backwards():
+                for selection, last in self._read_chunks_backwards():
                     hashes, picked = hash_keys_of_rows(selection, extent.first, last, request, halves)
                     buckets.add_keys_of_dirty_rows(hashes, (extent.last - selection.rows.offset[picked]).astype(np.uint32))
                 bitmap = buckets.survivor_bitmap(extent.last - extent.first + 1)
-        for selection in RangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).selected_records():
+        for selection in OffsetRangeReader(self._tier, extent, replace(self._wanted, last_records_only=None)).read_selected_records():
             rows, picked = selection.rows, selection.picked
             back = extent.last - rows.offset[picked]
             is_last = (bitmap[back >> 3] >> (7 - (back & 7)).astype(np.uint8)) & 1 == 1
@@ -428,7 +432,7 @@ class RangeReader:
             if len(found):
                 yield replace(selection, picked=found)
 
-    def _read_all_backwards(self) -> Iterator[tuple[SelectedRecords, int]]:
+    def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
         """Yield the rows of all chunks, newest chunk first, each chunk with the last offset that is still wanted: rows after it were
         returned before.
         """
@@ -441,7 +445,7 @@ class RangeReader:
                     mine, damage = self._split_readable_and_damaged_batches(piece, extent.first, last)
                     for one in damage:
                         raise one.to_bad_data_error(extent.partition)
-                    self._outcomes.drop_passed_markers(piece)
+                    self._outcomes.drop_markers_not_needed_before(piece)
                     for selection in self._scratch.parse_flagged_batches(piece, mine, self._wanted.inflate_limit, backwards=True):
                         yield selection, last
                     last, retries = min(last, int(piece.source.table.last_offset[0]) - 1), 0
@@ -468,7 +472,7 @@ class RangeReader:
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first_offset) & (table.base_offset <= last_offset)
         unknown = np.zeros(len(table), np.bool_)
         if self._wanted.read_committed and (table.transactional_flags & mine).any():
-            outcomes = self._outcomes.find_transaction_outcomes(piece)
+            outcomes = self._outcomes.find_batch_outcomes(piece)
             mine &= outcomes != ABORT
             unknown = mine & (outcomes == UNKNOWN)
             if self._live_ids is not None and piece.metadata.id not in self._live_ids:
@@ -515,8 +519,8 @@ def hash_keys_of_rows(
     first_offset: int,
     last_offset: int,
     request: LastRecordsRequest,
-    hash_key_halves: tuple[np.uint64, np.uint64],
-) -> tuple[Hashes, Int64s]:
+    hash_key_halves: HashKeyHalves,
+) -> KeyHashesAndRows:
     """Return the key hashes and the numbers of the rows that have a key and an offset from ``first_offset`` to ``last_offset`` (inclusive),
     last row first.
     """
@@ -529,13 +533,13 @@ def hash_keys_of_rows(
     return hashes[:count], picked[:count]
 
 
-def _rows_of_new_keys(
+def _rows_of_keys_not_in_set(
     selection: SelectedRecords,
     first_offset: int,
     last_offset: int,
     request: LastRecordsRequest,
     keys: KeyHashSet,
-    hash_key_halves: tuple[np.uint64, np.uint64],
+    hash_key_halves: HashKeyHalves,
 ) -> Int64s:
     """Return the rows, ascending, whose key is not in ``keys`` yet and whose value is not null, and add the keys. Raises OutOfBudget if
     ``keys`` is full.
@@ -551,7 +555,7 @@ def _rows_of_new_keys(
     return found[selection.rows.value_length[found] >= 0][::-1].copy()
 
 
-class _SpillBudget:
+class _KeySortDiskBudget:
     """Limit of the disk space that one read may use to sort keys. Counts the bytes in use."""
 
     def __init__(self, max_bytes: int) -> None:

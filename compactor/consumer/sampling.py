@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
-from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import OffsetRangeReader, ReadOptions, ReadRange
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.views.time_formats import format_size
@@ -32,10 +32,12 @@ _OVERHEAD: Final = 8
 
 Hashes64 = npt.NDArray[np.uint64]
 Sizes = npt.NDArray[np.int64]
+KeyHashesAndSizes = tuple[Hashes64, Sizes]
+"""For each record, in offset order: hash of its key (0 without a key), and its size in bytes."""
 
 
 @dataclass(frozen=True)
-class SavingEstimate:
+class CompactionSavingEstimate:
     """Estimate, from a sample of the log, of the bytes that a round of compaction would save.
 
     at_least_bytes: lower bound of the bytes saved.
@@ -61,7 +63,7 @@ class SavingEstimate:
         return f"at least, from {format_size(self.read_bytes)} read ({share:.2g} %), give or take {format_size(self.error_bytes)} (95 %)"
 
 
-def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes: int) -> SavingEstimate:
+def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes: int) -> CompactionSavingEstimate:
     """Return an estimate of the bytes that a round of compaction would save. About ``sample_bytes`` bytes are read.
 
     Raises BadData, StoreError.
@@ -70,12 +72,12 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
     live = state.live[:-1] if state.mirrored else state.live
     total = sum(segment.size_bytes for segment in live)
     if not total:
-        return SavingEstimate(0, 0, 0, 0)
+        return CompactionSavingEstimate(0, 0, 0, 0)
     sample = _SampleReader(tier, state, live)
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
-        return SavingEstimate(round(_superseded_share(hashes, sizes) * total), 0, total, total)
-    first, newest_bytes = _first_offset_and_size_of_newest(live, max(sample_bytes // 2, 1))
+        return CompactionSavingEstimate(round(_superseded_share(hashes, sizes) * total), 0, total, total)
+    first, newest_bytes = _first_offset_and_bytes_of_log_end(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
     saved = _superseded_share(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
@@ -92,7 +94,7 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
         saved += float(np.mean(shares)) * older_bytes
         deviation = float(np.std(shares, ddof=1)) if len(shares) > 1 else 1.0
         error = _NORMAL_95 * deviation / math.sqrt(len(shares)) * older_bytes
-    return SavingEstimate(round(saved), math.ceil(error), min(read, total), total)
+    return CompactionSavingEstimate(round(saved), math.ceil(error), min(read, total), total)
 
 
 class _SampleWindow(NamedTuple):
@@ -113,20 +115,20 @@ class _SampleReader:
         self._wanted = ReadOptions(True, tier.settings.cleaner_settings_for_topic(state.topic).max_decompressed_batch_bytes)
         self._halves = siphash_key_halves(tier.identity.hash_key_for_reading())
 
-    def read_key_hashes(self, first_offset: int, last_offset: int) -> tuple[Hashes64, Sizes]:
+    def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
         """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
-        parts = list(self._read_key_hash_parts(first_offset, last_offset))
+        parts = list(self._read_key_hash_blocks(first_offset, last_offset))
         if not parts:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
         hashes, sizes = zip(*parts, strict=True)
         return np.concatenate(hashes), np.concatenate(sizes)
 
-    def _read_key_hash_parts(self, first_offset: int, last_offset: int) -> Iterator[tuple[Hashes64, Sizes]]:
+    def _read_key_hash_blocks(self, first_offset: int, last_offset: int) -> Iterator[KeyHashesAndSizes]:
         """Yield key hashes and sizes of the records from ``first_offset`` to ``last_offset`` (inclusive), block by block."""
         segments = tuple(segment for segment in self._live if segment.end_offset >= first_offset and segment.start_offset <= last_offset)
-        for selection in RangeReader(
+        for selection in OffsetRangeReader(
             self._tier, ReadRange(self._state.topic_partition, first_offset, last_offset, segments), self._wanted
-        ).selected_records():
+        ).read_selected_records():
             rows, picked = selection.rows, selection.picked
             out = np.empty((len(picked), 2), np.uint64)
             hash_keys(selection.chunk.buf, rows.key_start[picked], rows.key_length[picked], *self._halves, out)
@@ -147,7 +149,7 @@ def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _first_offset_and_size_of_newest(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
+def _first_offset_and_bytes_of_log_end(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
     """Return the first offset and the size in bytes of the end of the log that holds about ``wanted_bytes`` bytes."""
     taken = 0
     for segment in reversed(live_segments):

@@ -13,26 +13,27 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerLog, LogBounds
-from compactor.consumer.feed import FeedItem, PartitionEndReached, PartitionFailed, TierFeed
-from compactor.consumer.history import EpochEnd, LogMismatch, ReadHistory, are_different_topics, history_of_restored_position
+from compactor.consumer.feed import PartitionEndReached, PartitionReadFailed, PrefetchedItem, TierPrefetcher
+from compactor.consumer.history import ConsumedLogHistory, LeaderEpochEnd, LogMismatch, are_different_topics, history_of_restored_position
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
     OFFSET_INVALID,
+    ConfluentMessage,
     LogError,
     MessageLike,
     PlaceLike,
     TierMessage,
-    no_offset_error,
-    out_of_range_error,
+    log_truncation_error,
+    no_committed_offset_error,
+    offset_out_of_range_error,
     to_broker_messages,
-    truncation_error,
 )
 from compactor.consumer.reading import offset_for_time
 from compactor.consumer.serving import MODES, NEXT_SOURCE, Mode, Step
@@ -107,12 +108,12 @@ class ConsecutiveMessages:
     epoch: LeaderEpoch | None = None
 
     @property
-    def is_current(self) -> bool:
+    def is_source_current(self) -> bool:
         """Return whether the partition is still read from the source of these messages."""
         return self.partition is None or not self.is_from_broker or self.partition.source == "broker"
 
 
-class LogSources:
+class TierAndBrokerReader:
     """Reads each assigned partition from the tier or from the broker, whichever has its next records. For use by one thread.
 
     :param broker: closed with this object. None to read the tier alone.
@@ -126,7 +127,7 @@ class LogSources:
         self._mode: Mode = "remote_only" if broker is None else options.mode
         self._client = broker
         self._broker = None if self._mode == "remote_only" else broker
-        self._feed = TierFeed(
+        self._feed = TierPrefetcher(
             tier,
             read_committed=options.is_read_committed,
             skip_damaged=options.skip_damaged,
@@ -164,7 +165,7 @@ class LogSources:
         for name in partitions:
             self.assigned.pop(name, None)
 
-    def assigned_partition_at(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def assigned_partition_at_position(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. Raises UsageError if the position has no offset and
         ``offset_reset`` gives none.
         """
@@ -178,9 +179,9 @@ class LogSources:
         none, the partition waits, and a message with an error is queued.
         """
         try:
-            return self.assigned_partition_at(partition, place)
+            return self.assigned_partition_at_position(partition, place)
         except UsageError as error:
-            self._queue_error(partition, OFFSET_INVALID, no_offset_error(error.message))
+            self._queue_error(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
     def incarnation_to_read(self, partition: TopicPartition) -> TopicPartition:
@@ -219,25 +220,25 @@ class LogSources:
         seconds. Return whether any have arrived.
         """
         now = time.monotonic()
-        self._continue_partitions_lost_by_broker()
+        self._continue_reading_partitions_lost_by_broker()
         self._restart_waiting_partitions(now)
         rest = min((at.wake_s - now for at in self.assigned.values() if at.source == "none"), default=NEVER_S)
         wait_s = max(0.0, min(wait_s, rest))
         if self._broker is None or not any(at.source == "broker" for at in self.assigned.values()):
-            item = self._feed.next_feed_item(wait_s)
+            item = self._feed.next_prefetched_item(wait_s)
             if item is not None:
-                self._queue_feed_item(item)
+                self._queue_prefetched_item(item)
             return item is not None
-        item = self._feed.next_feed_item(0)
+        item = self._feed.next_prefetched_item(0)
         if item is not None:
-            self._queue_feed_item(item)
+            self._queue_prefetched_item(item)
         most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
-        self._queue_messages(fetched.messages)
+        self._queue_broker_messages(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
         return item is not None or bool(fetched.messages) or bool(self._lost)
 
-    def _queue_messages(self, messages: Sequence[Any]) -> None:
+    def _queue_broker_messages(self, messages: Sequence[ConfluentMessage]) -> None:
         """Queue messages of a broker, except those before the partition's position and those of partitions that are no longer read from the
         broker.
         """
@@ -251,25 +252,25 @@ class LogSources:
         """Queue a message that reports an error of a partition at this offset."""
         self.ready.append(ConsecutiveMessages(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
 
-    def _queue_feed_item(self, item: FeedItem) -> None:
+    def _queue_prefetched_item(self, item: PrefetchedItem) -> None:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
-        PartitionFailed.
+        PartitionReadFailed.
         """
         at = self.assigned.get(item.partition)
         if at is None or at.source != "tier":
             return
         if isinstance(item, PartitionEndReached):
-            self._schedule_retry(at)  # retried if the broker does not answer
+            self._schedule_partition_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
-                self._continue_after_mismatch(at, item, item.mismatch)
+                self._continue_reading_after_log_mismatch(at, item, item.mismatch)
             else:
-                self._continue_after_tier(at, item)
-        elif isinstance(item, PartitionFailed):
-            self._schedule_retry(at)
+                self._continue_reading_after_tier_end(at, item)
+        elif isinstance(item, PartitionReadFailed):
+            self._schedule_partition_retry(at)
             raise item.error
         else:
             self.ready.append(ConsecutiveMessages(at, item.block.messages()))
-            at.set_tier_log(item.log)
+            at.set_tier_log_identity(item.log)
 
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
@@ -279,169 +280,178 @@ class LogSources:
         if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
-            self._schedule_retry(at)
-            self._continue_from_source(at, "start")
+            self._schedule_partition_retry(at)
+            self._continue_reading_from_source(at, "start")
 
-    def _continue_from_source(self, partition: AssignedPartition, step: Step) -> None:
-        """Continue to read a partition from the source that the decision ``step`` names."""
-        source = NEXT_SOURCE[self._mode, step]
+    def _continue_reading_from_source(self, partition: AssignedPartition, next_source: Step) -> None:
+        """Continue to read a partition from the source that the decision ``next_source`` names."""
+        source = NEXT_SOURCE[self._mode, next_source]
         if source == "broker":
-            self._continue_at_broker(partition)
+            self._continue_reading_at_broker(partition)
         elif source == "tier":
             partition.source = "tier"
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
                 partition.partition,
                 self.incarnation_to_read(partition.partition),
-                partition.read_history,
-                skip_view=partition.is_view_done,
+                partition.consumed_history,
+                ignore_latest_only=partition.is_view_done,
                 end_offset=until,
             )
 
-    def _continue_after_tier(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
+    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
         """Decide where to continue, because the tier has no more records at the position."""
         partition.is_view_done = True
-        if item.offset < item.start <= item.end and not self._is_position_at_broker(partition):
-            self._continue_below_log_start(partition, item)
+        if item.offset < item.start <= item.end and not self._is_position_held_by_broker(partition):
+            self._continue_reading_below_log_start(partition, item)
             return
         if item.offset >= item.start:
-            partition.set_tier_log(item.log)
+            partition.set_tier_log_identity(item.log)
         partition.position = max(partition.position, item.offset)
         if partition.position >= partition.broker_start:
-            self._continue_from_source(partition, "tier_ended")
+            self._continue_reading_from_source(partition, "tier_ended")
         elif item.end <= partition.position:
-            self._report_out_of_range(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
+            self._queue_out_of_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
 
-    def _continue_at_broker(self, partition: AssignedPartition) -> None:
+    def _continue_reading_at_broker(self, partition: AssignedPartition) -> None:
         """Continue to read a partition from the broker, if there is one and its topic is the same."""
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if are_different_topics(partition.topic_id, topic_id) and not self._report_recreated_topic(
+        if are_different_topics(partition.topic_id, topic_id) and not self._queue_recreated_topic_error(
             partition, "the broker", topic_id, self._broker.log_bounds(partition.partition)
         ):
             return
-        partition.set_tier_log(None)
+        partition.set_tier_log_identity(None)
         partition.topic_id = topic_id or partition.topic_id
-        epoch = partition.read_history.last_epoch
+        epoch = partition.consumed_history.last_epoch
         self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_after_mismatch(self, partition: AssignedPartition, item: PartitionEndReached, mismatch: LogMismatch) -> None:
+    def _continue_reading_after_log_mismatch(self, partition: AssignedPartition, item: PartitionEndReached, mismatch: LogMismatch) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if mismatch.reason == "truncated":
-            self._report_truncation(partition, item.log.history_below(mismatch.agreed_offset))
+            self._queue_truncation_error(partition, item.log.history_below_offset(mismatch.agreed_offset))
         elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
-            self._report_recreated_topic(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+            self._queue_recreated_topic_error(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and partition.position >= partition.broker_start:
-            self._continue_at_broker(partition)
+            self._continue_reading_at_broker(partition)
         else:
             what = f"of topic id {item.log.topic_id}" if mismatch.reason == "topic" else "one that a later leader has disowned"
-            self._report_out_of_range(partition, f"the tier's log is {what}, and no broker has the offset")
+            self._queue_out_of_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
 
-    def _report_truncation(self, partition: AssignedPartition, agreed: ReadHistory) -> None:
+    def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
         """Queue the error that records which were read have been discarded, and move the position to where the logs agree, unless
         ``offset_reset`` is ``error``.
         """
         if not partition.is_reported:
             partition.is_reported = True
             text = (
-                f"{partition.partition} was truncated: the log holds what was read up to offset {agreed.end}, "
+                f"{partition.partition} was truncated: the log holds what was read up to offset {agreed_history.end}, "
                 f"and the position is {partition.position}"
             )
-            self._queue_error(partition.partition, agreed.end, truncation_error(text), partition.topic_id)
+            self._queue_error(partition.partition, agreed_history.end, log_truncation_error(text), partition.topic_id)
         if self.options.offset_reset != "error":
-            partition.move_to_end_of(
-                replace(agreed, topic_id=partition.topic_id) if agreed.end < partition.position else partition.read_history
+            partition.move_position_to_end_of(
+                replace(agreed_history, topic_id=partition.topic_id)
+                if agreed_history.end < partition.position
+                else partition.consumed_history
             )
 
-    def _report_recreated_topic(self, partition: AssignedPartition, holder: str, topic_id: TopicId, bounds: LogBounds) -> bool:
+    def _queue_recreated_topic_error(self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogBounds) -> bool:
         """Queue the error that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new topic.
-        ``holder``: tier or broker, for the message.
+        ``where_found``: tier or broker, for the message.
         """
-        self._report_out_of_range(partition, f"it was read from topic id {partition.topic_id}, and {holder} has topic id {topic_id}")
+        self._queue_out_of_range_error(
+            partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}"
+        )
         reset = self.options.offset_reset
         if reset != "error":
-            partition.move_to_end_of(history_of_restored_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id))
+            partition.move_position_to_end_of(
+                history_of_restored_position(bounds.start if reset == "earliest" else bounds.end, None, topic_id)
+            )
         return reset != "error"
 
-    def _is_position_at_broker(self, partition: AssignedPartition) -> bool:
+    def _is_position_held_by_broker(self, partition: AssignedPartition) -> bool:
         """Return whether the broker holds the partition's position."""
         if self._broker is None:
             return False
         bounds = self._broker.log_bounds(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
-    def _continue_below_log_start(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
+    def _continue_reading_below_log_start(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
         """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
         if self.options.offset_reset == "error":
-            self._report_out_of_range(partition, f"the tier begins at {item.start}")
+            self._queue_out_of_range_error(partition, f"the tier begins at {item.start}")
         else:
-            partition.set_tier_log(item.log)
+            partition.set_tier_log_identity(item.log)
             partition.position = item.start if self.options.offset_reset == "earliest" else item.end
             partition.source = "tier"
             self._feed.start_reading(
                 partition.partition,
                 self.incarnation_to_read(partition.partition),
-                partition.read_history,
-                skip_view=self.options.view == "all",
+                partition.consumed_history,
+                ignore_latest_only=self.options.view == "all",
             )
 
-    def _continue_partitions_lost_by_broker(self) -> None:
+    def _continue_reading_partitions_lost_by_broker(self) -> None:
         """Decide where to continue for partitions that the broker can no longer serve. Called after all their messages were returned."""
         while self._lost and self._broker is not None:
             name, agreed = self._lost[-1]
             at = self.assigned.get(name)
             if at is not None and at.source == "broker":
-                self._continue_after_broker(at, agreed, self._broker)
+                self._continue_reading_after_broker_refusal(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_after_broker(self, partition: AssignedPartition, agreed: int | None, broker: BrokerLog) -> None:
+    def _continue_reading_after_broker_refusal(self, partition: AssignedPartition, agreed_offset: int | None, broker: BrokerLog) -> None:
         """Decide where to continue after the broker was found not to hold the position.
 
-        :param agreed: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
+        :param agreed_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
         """
         topic_id, bounds = broker.topic_id(partition.partition), broker.log_bounds(partition.partition)
-        self._schedule_retry(partition)
+        self._schedule_partition_retry(partition)
         if are_different_topics(partition.topic_id, topic_id):
-            self._continue_at_broker(partition)
-        elif agreed is not None:
+            self._continue_reading_at_broker(partition)
+        elif agreed_offset is not None:
             # A later epoch begins there: a tier without one holds the discarded records.
-            later = tuple(EpochEnd(LeaderEpoch(epoch + 1), agreed) for epoch, _ in partition.read_history.epochs[-1:])
-            self._report_truncation(
-                partition, ReadHistory(partition.topic_id, partition.read_history.history_below(agreed).epochs + later, agreed)
+            later = tuple(LeaderEpochEnd(LeaderEpoch(epoch + 1), agreed_offset) for epoch, _ in partition.consumed_history.epochs[-1:])
+            self._queue_truncation_error(
+                partition,
+                ConsumedLogHistory(
+                    partition.topic_id, partition.consumed_history.history_below_offset(agreed_offset).epochs + later, agreed_offset
+                ),
             )
         elif self._mode == "kafka_only" and not bounds.start <= partition.position <= bounds.end:
-            self._continue_after_offset_reset(partition, bounds)
+            self._continue_reading_after_offset_reset(partition, bounds)
         elif partition.position < bounds.start:
             partition.broker_start, partition.is_view_done = bounds.start, True
-            self._continue_from_source(partition, "broker_deleted")
+            self._continue_reading_from_source(partition, "broker_deleted")
         elif partition.position > bounds.end:
-            self._report_out_of_range(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
+            self._queue_out_of_range_error(partition, f"the broker's log ends at {bounds.end}: was it truncated?")
         else:
             partition.epochs = ()  # the broker cannot tell where the epoch ends
 
-    def _continue_after_offset_reset(self, partition: AssignedPartition, bounds: LogBounds) -> None:
+    def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogBounds) -> None:
         """Continue where ``offset_reset`` says, because the broker does not have the position and the tier is not read."""
         if self.options.offset_reset == "error":
-            self._report_out_of_range(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
+            self._queue_out_of_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
-            partition.move_to_end_of(
+            partition.move_position_to_end_of(
                 history_of_restored_position(
                     bounds.start if self.options.offset_reset == "earliest" else bounds.end, None, partition.topic_id
                 )
             )
-            self._continue_at_broker(partition)
+            self._continue_reading_at_broker(partition)
 
-    def _report_out_of_range(self, partition: AssignedPartition, reason: str) -> None:
+    def _queue_out_of_range_error(self, partition: AssignedPartition, reason: str) -> None:
         """Queue the error that the position does not exist, once until the next record."""
         if not partition.is_reported:
             partition.is_reported = True
             text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
-            self._queue_error(partition.partition, partition.position, out_of_range_error(text), partition.topic_id)
+            self._queue_error(partition.partition, partition.position, offset_out_of_range_error(text), partition.topic_id)
 
-    def _schedule_retry(self, partition: AssignedPartition) -> None:
+    def _schedule_partition_retry(self, partition: AssignedPartition) -> None:
         """Let the partition be read again after ``refresh_s`` seconds."""
         partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
 

@@ -1,7 +1,7 @@
 """A consumer of the tier and the broker as one log, with the methods of confluent_kafka.Consumer and, if it has a group, its subscriptions.
 
 A group is Kafka's own: its coordinator assigns partitions and keeps committed offsets, whatever serves the records (GroupClient). Where the
-records come from is decided per partition (LogSources).
+records come from is decided per partition (TierAndBrokerReader).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compactor.consumer.last_values import LastValues, last_values_of_partition
 from compactor.consumer.membership import CommitOptions, ConsumerHooks, GroupMembership, RebalanceCallbacks
 from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, to_broker_messages
 from compactor.consumer.serving import AssignmentStep, compute_assignment_change
-from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, LogSources
+from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, TierAndBrokerReader
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 
@@ -48,7 +48,7 @@ class TieredConsumer:
         group: GroupClient | None = None,
         commits: CommitOptions | None = None,
     ) -> None:
-        self._sources = LogSources(tier, broker, options or ConsumerOptions())
+        self._sources = TierAndBrokerReader(tier, broker, options or ConsumerOptions())
         self._run = NO_RUN
         self._messages: Iterator[MessageLike] = iter(())
         self._last: MessageLike | None = None
@@ -131,7 +131,7 @@ class TieredConsumer:
         if errors := group.poll_rebalances():
             self._sources.ready.append(ConsecutiveMessages(None, to_broker_messages(errors, "")))
         if group.added:
-            places = group.start_positions()
+            places = group.start_positions_of_added_partitions()
             self._starts = {place.topic_partition: place for place in places}
             try:
                 group.report_added_partitions(places)
@@ -177,7 +177,7 @@ class TieredConsumer:
             self._starts.update(wanted)
             return
         self._sources.require_known_partitions(wanted)
-        self._assign_partitions("replace", [self._sources.assigned_partition_at(name, place) for name, place in wanted.items()])
+        self._assign_partitions("replace", [self._sources.assigned_partition_at_position(name, place) for name, place in wanted.items()])
 
     def unassign(self) -> None:
         """Stop reading all partitions."""
@@ -189,14 +189,15 @@ class TieredConsumer:
 
     def seek(self, place: PlaceLike) -> None:
         """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
-        restored = self._sources.assigned_partition_at(self._find_assigned_partition(place).partition, place)
+        restored = self._sources.assigned_partition_at_position(self._find_assigned_partition(place).partition, place)
         self._drop_queued_messages([restored.partition])
         self._sources.start_reading([restored])
 
     def position(self, places: Sequence[PlaceLike]) -> list[Place]:
         """Return the positions of assigned partitions, with leader epochs and topic ids."""
         return [
-            Place(*at.partition, at.position, at.read_history.last_epoch, at.topic_id) for at in map(self._find_assigned_partition, places)
+            Place(*at.partition, at.position, at.consumed_history.last_epoch, at.topic_id)
+            for at in map(self._find_assigned_partition, places)
         ]
 
     def offsets_for_times(self, places: Sequence[PlaceLike], timeout: float | None = None) -> list[Place]:
@@ -222,7 +223,7 @@ class TieredConsumer:
         To continue from there, assign ``next_place`` of the result.
         """
         name = self._sources.incarnation_to_read(TopicPartition.create_validated(place.topic, place.partition))
-        return last_values_of_partition(self._sources.tier, name, committed=self._sources.options.is_read_committed)
+        return last_values_of_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
         """Replace, extend or reduce the assignment by these partitions."""
@@ -309,10 +310,10 @@ class TieredConsumer:
                 break
         return len(messages) > before
 
-    def _begin_consecutive_messages(self, run: ConsecutiveMessages) -> None:
-        """Continue with the messages of ``run``, after updating the position of the partition before."""
+    def _begin_consecutive_messages(self, messages: ConsecutiveMessages) -> None:
+        """Continue with the messages of ``messages``, after updating the position of the partition before."""
         self._update_position_of_current_messages()
-        self._run, self._messages = run, run.messages if run.is_current else iter(())
+        self._run, self._messages = messages, messages.messages if messages.is_source_current else iter(())
 
     def _update_position_of_current_messages(self) -> None:
         """Set the position of the partition whose messages are being returned to the offset after the last one returned."""
@@ -336,7 +337,7 @@ class TieredConsumer:
 
 def _offset_to_commit(partition: AssignedPartition) -> GroupOffset:
     """Return position and leader epoch of a partition, in the form in which they are committed."""
-    return GroupOffset(partition.position, partition.read_history.last_epoch)
+    return GroupOffset(partition.position, partition.consumed_history.last_epoch)
 
 
 def _offsets_to_store(message: MessageLike | None, offsets: Sequence[PlaceLike] | None) -> dict[TopicPartition, GroupOffset]:

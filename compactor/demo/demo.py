@@ -24,7 +24,7 @@ from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportProgress, ImportReport
 from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_tier import verify_partition
-from compactor.views.forecast import Forecast, forecast_partition
+from compactor.views.forecast import RoundForecast, forecast_partition
 
 NAME = TopicPartition("customers", 0)
 FIRST_LINE = "# Written by `tiered-compactor demo`, which deletes what it finds beside it when it is run here again.\n"
@@ -127,7 +127,7 @@ class Demo:
         self._before = self._topic_size()
         return report
 
-    def forecast_round(self) -> Forecast:
+    def forecast_round(self) -> RoundForecast:
         """Return the forecast of a round of compaction: what it will clean and save."""
         return forecast_partition(self._tier, NAME, self.now_ms)
 

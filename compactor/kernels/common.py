@@ -13,6 +13,8 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 """Hashes of keys, shape (n, 2)."""
+HashKeyHalves = tuple[np.uint64, np.uint64]
+"""The two 64-bit halves of the key of SipHash."""
 ValueAndNextPosition = tuple[int, int]
 """A number that was read, and the byte position after it."""
 ProblemAndBatch = tuple[int, int]

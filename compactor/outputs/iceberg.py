@@ -22,12 +22,12 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_files import FilesToWrite, FileWriter, LocalFileWriter, SliceTask
+from compactor.outputs.iceberg_files import DataFileWriter, FilesToWrite, LocalDataFileWriter, SliceWriteTask
 from compactor.outputs.iceberg_plan import (
     DataFileName,
-    PartitionEntry,
-    Slice,
+    TablePartitionEntry,
     TablePlan,
+    ViewSlice,
     end_of_unfinished_round,
     partition_entry_of_view,
     plan_table_update,
@@ -50,7 +50,7 @@ class IcebergOutput:
     writer: what writes data files. swept: tables and numbers of the partitions whose orphans this process has swept.
     """
 
-    writer: FileWriter = field(default_factory=LocalFileWriter)
+    writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
     swept: set[tuple[str, int]] = field(default_factory=set)
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
@@ -59,8 +59,8 @@ class IcebergOutput:
         wanted = settings.table_settings(partition.topic)
         if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
-        written: dict[Slice, DataFile | None] = {}
-        with open_table(wanted, tier.identity.read_catalog().tier_id, partition.topic, create=True) as read_table:
+        written: dict[ViewSlice, DataFile | None] = {}
+        with open_table(wanted, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=True) as read_table:
             for _ in range(COMMIT_ATTEMPTS):
                 table = read_table()
                 if table is None:
@@ -88,7 +88,7 @@ class IcebergOutput:
 
 
 @dataclass(frozen=True)
-class TableStatus:
+class PartitionTableStatus:
     """State of one partition in its topic's table, at one moment.
 
     status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
@@ -116,34 +116,34 @@ class TableStatus:
     undecoded: int
 
 
-def read_table_status(tier: Tier, partition: TopicPartition) -> TableStatus | None:
+def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableStatus | None:
     """Return the state of a partition in its topic's table; None if its topic has no table. Raises StoreError, BadData, UsageError."""
     settings = tier.settings.outputs.iceberg.table_settings(partition.topic)
     if settings is None:
         return None
-    with open_table(settings, tier.identity.read_catalog().tier_id, partition.topic, create=False) as read_table:
+    with open_table(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
         table = read_table()
         known = table.partition_entry(partition.partition) if table else None
         files = list(table.data_files(partition.partition).values()) if table else []
     state, view, _ = _read_published_view(tier, partition)
     is_waiting = end_of_unfinished_round(state) >= 0
-    shown = not is_waiting and known is not None and known.is_same_view(view.model_copy(update={"empty": known.empty}))
+    shown = not is_waiting and known is not None and known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
     since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
     current = table.snapshot if table else None
     cleaner_offset = known.cleaner_offset if known else view.log_start
-    return TableStatus(
+    return PartitionTableStatus(
         partition.topic, partition.partition, settings.table,
         "current" if shown else "waiting" if is_waiting else "behind" if known else "missing",
         current.snapshot_id if current else None, current.timestamp_ms if current else None,
         cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
         0 if shown or not since else max(0, tier.ports.clock_ms() - min(since)),
         sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
-        len(table.snapshot_ages()) if table else 0, table.count_undecoded(files) if table else 0,
+        len(table.snapshot_ages()) if table else 0, table.count_undecoded_rows(files) if table else 0,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class FileWithKey:
+class DataFileWithKey:
     """A data file of a topic's table that has a row with a key.
 
     snapshots: ids of the snapshots that name the file. is_current: whether the current snapshot is among them.
@@ -157,21 +157,21 @@ class FileWithKey:
     is_current: bool
 
 
-def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[FileWithKey]:
+def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[DataFileWithKey]:
     """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
     settings = tier.settings.outputs.iceberg.table_settings(topic)
     if settings is None:
         return []
-    with open_table(settings, tier.identity.read_catalog().tier_id, topic, create=False) as read_table:
+    with open_table(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
         table = read_table()
         current = table.snapshot.snapshot_id if table and table.snapshot else 0
         return [
-            FileWithKey(path, name.partition if (name := DataFileName.parse(path)) else -1, key, snapshots, current in snapshots)
+            DataFileWithKey(path, name.partition if (name := DataFileName.parse(path)) else -1, key, snapshots, current in snapshots)
             for path, key, snapshots in (table.files_with_keys(keys) if table else ())
         ]
 
 
-def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntry, tuple[Slice, ...]]:
+def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, TablePartitionEntry, tuple[ViewSlice, ...]]:
     """Return a partition's state as its control log has it now, what the table's snapshot is to record about the partition, and the slices
     of segments that make up the compacted view, ascending by offset.
     """
@@ -190,8 +190,8 @@ class _TableUpdate:
     tier: Tier
     partition: TopicPartition
     table: TopicTable
-    writer: FileWriter
-    written: dict[Slice, DataFile | None]
+    writer: DataFileWriter
+    written: dict[ViewSlice, DataFile | None]
 
     def run(self) -> OutputReport | None:
         """Commit what has changed and return a report. Return None if the control log has changed meanwhile.
@@ -209,13 +209,13 @@ class _TableUpdate:
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
         files, unfinished = self.table.data_files(partition), end_of_unfinished_round(state)
-        undecoded = self.table.count_undecoded(files.values())
+        undecoded = self.table.count_undecoded_rows(files.values())
         content = OutputContent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
         if unfinished >= 0:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
         # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
-        if known is not None and (known.order == view.order or known.is_same_view(view.model_copy(update={"empty": known.empty}))):
+        if known is not None and (known.order == view.order or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))):
             return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table_update(partition, view, slices, files, known)
         checked = self._write_files(state, plan, files)
@@ -225,13 +225,13 @@ class _TableUpdate:
         if known is None and not state.vector:
             return OutputReport("empty", state.slot)
         _, again, slices_again = _read_published_view(self.tier, self.partition)
-        if slices_again != slices or not again.is_same_view(view.model_copy(update={"empty": ()})):
+        if slices_again != slices or not again.describes_same_rows(view.model_copy(update={"empty": ()})):
             return None
         self.table.commit_snapshot({partition: view}, added, [files[path] for path in plan.remove])
         rows, size = sum(file.record_count for file in added), sum(file.file_size_in_bytes for file in added)
         files_now = f"{count_noun(len(added), 'file')} with {count_noun(rows, 'row')} ({format_size(size)})"
         summary = f"table {self.table.name}: {files_now} in place of {count_noun(len(plan.remove), 'file')}"
-        undecoded = self.table.count_undecoded([*added, *(files[path] for path in plan.keep)])
+        undecoded = self.table.count_undecoded_rows([*added, *(files[path] for path in plan.keep)])
         content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
@@ -241,7 +241,7 @@ class _TableUpdate:
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)
         limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         tasks = [
-            SliceTask(
+            SliceWriteTask(
                 DataFileName(self.partition.partition, state.incarnation, each),
                 ReadRange(self.partition, each.first, each.last, (live[each.segment_id],), log),
                 limit,

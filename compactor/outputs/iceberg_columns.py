@@ -25,7 +25,7 @@ _MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, 
 """Exceptions of pyarrow and pyiceberg for values that do not match a type, and for types that have no place in a table."""
 
 
-class ColumnsMissing(CompactorError):
+class TableColumnsMissing(CompactorError):
     """Rows have values for which the table must get columns first, or wider ones. columns: all that these rows need."""
 
     def __init__(self, columns: pa.Schema) -> None:
@@ -33,7 +33,7 @@ class ColumnsMissing(CompactorError):
         self.columns = columns
 
 
-class TypedColumns:
+class TypedColumnBuilder:
     """Typed columns of rows that are about to be written.
 
     :param formats: how ``key`` and ``value`` are decoded; those that are not named are not.
@@ -45,13 +45,13 @@ class TypedColumns:
         self.lacks_columns = self._types[ERROR_COLUMN] is None
         self._types[ERROR_COLUMN] = pa.string()
         self._rejected: set[tuple[str, pa.DataType]] = set()
-        self._avro_type = lru_cache(maxsize=1000)(lambda schema_id: avro_column_type(*decoder.fetch_avro_schema(schema_id)))
+        self._avro_type = lru_cache(maxsize=1000)(lambda schema_id: arrow_type_of_avro_schema(*decoder.fetch_avro_schema(schema_id)))
 
-    def missing_columns_error(self) -> ColumnsMissing:
+    def missing_columns_error(self) -> TableColumnsMissing:
         """Return the error with the columns that the rows so far need."""
-        return ColumnsMissing(pa.schema([(name, kind) for name, kind in self._types.items() if kind is not None]))
+        return TableColumnsMissing(pa.schema([(name, kind) for name, kind in self._types.items() if kind is not None]))
 
-    def add_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with typed columns and the reasons why values have none. Sets ``lacks_columns`` if the table has no place for
         them yet. Raises StoreError if the schema registry cannot be asked, UsageError if there is none.
         """
@@ -61,70 +61,72 @@ class TypedColumns:
             decoded = [self._decoder.decode(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()]
             for row, value in enumerate(decoded):
                 errors[row] = f"{field}: {value.error}" if value.error else errors[row]
-            found[field] = self._values_with_a_place(field, decoded, errors)
+            found[field] = self._values_matching_column(field, decoded, errors)
         for field, values in found.items():
             name = DECODED_COLUMNS[field]
             if (kind := self._types[name]) is not None:
                 batch = batch.append_column(name, pa.array(values, kind))
         return batch.append_column(ERROR_COLUMN, pa.array(errors, pa.string()))
 
-    def _values_with_a_place(self, field: str, decoded: Sequence[DecodedField], errors: list[str | None]) -> list[Any]:
+    def _values_matching_column(self, field: str, decoded: Sequence[DecodedField], errors: list[str | None]) -> list[Any]:
         """Return the values of a column, with None and a reason in ``errors`` in place of those that do not match its type."""
         name = DECODED_COLUMNS[field]
         while True:  # again, if a later value made the type one that an earlier value does not match, such as a large number a fraction
             values: list[Any] = [None if errors[row] else each.value for row, each in enumerate(decoded)]
             kind = self._types[name]
-            self._unite_rows(name, decoded, values, errors, slice(0, len(values)))
+            self._widen_column_for_rows(name, decoded, values, errors, slice(0, len(values)))
             if self._types[name] == kind:
                 return values
 
-    def _unite_rows(self, name: str, decoded: Sequence[DecodedField], values: list[Any], errors: list[str | None], rows: slice) -> None:
+    def _widen_column_for_rows(
+        self, column_name: str, decoded: Sequence[DecodedField], values: list[Any], errors: list[str | None], rows: slice
+    ) -> None:
         """Unite a column's type with that of some rows. If they do not match it, try each half of them, and give up single rows."""
         some = [row for row in range(rows.start, rows.stop) if values[row] is not None]
         ids = {decoded[row].schema_id for row in some if decoded[row].is_avro}
         try:
             for schema_id in ids:
-                self._unite_type(name, self._avro_type(schema_id))
-            self._unite_type(name, pa.array([values[row] for row in some if not decoded[row].is_avro]).type)
-            pa.array([values[row] for row in some], self._types[name] or pa.null())
+                self._widen_column_type(column_name, self._avro_type(schema_id))
+            self._widen_column_type(column_name, pa.array([values[row] for row in some if not decoded[row].is_avro]).type)
+            pa.array([values[row] for row in some], self._types[column_name] or pa.null())
         except _MISMATCH as error:
             if rows.stop - rows.start == 1:
                 values[rows.start] = None
-                errors[rows.start] = f"{name}: its type has no place in the table ({type(error).__name__})"
+                errors[rows.start] = f"{column_name}: its type has no place in the table ({type(error).__name__})"
                 return
             middle = (rows.start + rows.stop) // 2
             for half in (slice(rows.start, middle), slice(middle, rows.stop)):
-                self._unite_rows(name, decoded, values, errors, half)
+                self._widen_column_for_rows(column_name, decoded, values, errors, half)
 
-    def _unite_type(self, name: str, kind: pa.DataType) -> None:
+    def _widen_column_type(self, column_name: str, data_type: pa.DataType) -> None:
         """Widen a column's type so that it includes another type. Raises an exception of _MISMATCH if Iceberg's rules forbid it."""
-        known, wanted = self._types[name], _without_nulls(kind)
+        known, wanted = self._types[column_name], _without_null_fields(data_type)
         if wanted is None or wanted == known:
             return
-        both = [pa.schema([(name, each)]) for each in (known, wanted) if each is not None]
+        both = [pa.schema([(column_name, each)]) for each in (known, wanted) if each is not None]
         united = pa.unify_schemas(both, promote_options="permissive")
-        if united.field(name).type == known:
+        if united.field(column_name).type == known:
             return
-        if (name, united.field(name).type) in self._rejected:
-            raise ValueError(name)
+        if (column_name, united.field(column_name).type) in self._rejected:
+            raise ValueError(column_name)
         try:
-            self._table.check_columns(united)
+            self._table.require_addable_columns(united)
         except _MISMATCH:
-            self._rejected.add((name, united.field(name).type))
+            self._rejected.add((column_name, united.field(column_name).type))
             raise
-        self._types[name] = united.field(name).type
+        self._types[column_name] = united.field(column_name).type
         self.lacks_columns = True
 
 
-def _without_nulls(kind: pa.DataType) -> pa.DataType | None:
+def _without_null_fields(data_type: pa.DataType) -> pa.DataType | None:
     """Return a type without the fields of which no value is known; None if nothing is left."""
-    if pa.types.is_struct(kind):
-        fields = [(field.name, found) for field in kind if (found := _without_nulls(field.type)) is not None]
+    if pa.types.is_struct(data_type):
+        fields = [(field.name, found) for field in data_type if (found := _without_null_fields(field.type)) is not None]
         return pa.struct(fields) if fields else None
-    if pa.types.is_list(kind):
-        found = _without_nulls(kind.value_type)
+    if pa.types.is_list(data_type):
+        found = _without_null_fields(data_type.value_type)
         return None if found is None else pa.list_(found)
-    return None if pa.types.is_null(kind) else kind
+    return None if pa.types.is_null(data_type) else data_type
 
 
 _AVRO_TYPES: Final = {
@@ -137,19 +139,19 @@ _AVRO_TYPES: Final = {
 """Types of columns by Avro's primitive and logical types."""
 
 
-def avro_column_type(schema: Any, named: Mapping[str, Any]) -> pa.DataType:
+def arrow_type_of_avro_schema(schema: Any, named_schemas: Mapping[str, Any]) -> pa.DataType:
     """Return the type of a column that holds the values of an Avro schema, as fastavro has parsed it.
 
-    :param named: schemas of named types, by full name.
+    :param named_schemas: schemas of named types, by full name.
     :raises ValueError: if a union has several types. :raises RecursionError: if a type contains itself. :raises KeyError:
     """
     if isinstance(schema, list):
         kinds = [each for each in schema if each != "null"] or ["null"]
         if len(kinds) > 1:
             raise ValueError("a union of several types")
-        return avro_column_type(kinds[0], named)
+        return arrow_type_of_avro_schema(kinds[0], named_schemas)
     if isinstance(schema, str):
-        return _AVRO_TYPES[schema] if schema in _AVRO_TYPES else avro_column_type(named[schema], named)
+        return _AVRO_TYPES[schema] if schema in _AVRO_TYPES else arrow_type_of_avro_schema(named_schemas[schema], named_schemas)
     logical, kind = schema.get("logicalType"), schema["type"]
     if logical == "decimal":
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
@@ -157,11 +159,11 @@ def avro_column_type(schema: Any, named: Mapping[str, Any]) -> pa.DataType:
         return _AVRO_TYPES[logical]
     match kind:
         case "record" | "error":
-            return pa.struct([(field["name"], avro_column_type(field["type"], named)) for field in schema["fields"]])
+            return pa.struct([(field["name"], arrow_type_of_avro_schema(field["type"], named_schemas)) for field in schema["fields"]])
         case "array":
-            return pa.list_(avro_column_type(schema["items"], named))
+            return pa.list_(arrow_type_of_avro_schema(schema["items"], named_schemas))
         case "map":
-            return pa.map_(pa.string(), avro_column_type(schema["values"], named))
+            return pa.map_(pa.string(), arrow_type_of_avro_schema(schema["values"], named_schemas))
         case "fixed":
             return pa.binary(schema["size"])
-    return avro_column_type(kind, named)
+    return arrow_type_of_avro_schema(kind, named_schemas)

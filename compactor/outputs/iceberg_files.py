@@ -13,16 +13,16 @@ import pyarrow as pa
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.key_set import KeyHashSet
-from compactor.consumer.columns import arrow_batch
+from compactor.consumer.columns import to_arrow_batch
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.last_values import PREFETCHED_PIECES
-from compactor.consumer.reading import LastRecordsRequest, RangeReader, ReadOptions, ReadRange, hash_keys_of_rows
+from compactor.consumer.reading import LastRecordsRequest, OffsetRangeReader, ReadOptions, ReadRange, hash_keys_of_rows
 from compactor.decoding.fields import FieldDecoder
 from compactor.errors import BadData
-from compactor.kernels.common import Hashes
+from compactor.kernels.common import Hashes, HashKeyHalves
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_columns import ColumnsMissing, TypedColumns
-from compactor.outputs.iceberg_plan import DataFileName, Slice
+from compactor.outputs.iceberg_columns import TableColumnsMissing, TypedColumnBuilder
+from compactor.outputs.iceberg_plan import DataFileName, ViewSlice
 from compactor.outputs.iceberg_table import TopicTable
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ _COLUMNS: Final = pa.schema(
         ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))), ("leaderEpoch", pa.int32()),
     ]
 )  # fmt: skip
-"""The columns of a table as ``arrow_batch`` makes them, in the table's order."""
+"""The columns of a table as ``to_arrow_batch`` makes them, in the table's order."""
 
 _NAMES: Final = ("key", "value", "partition", "offset", "timestamp", "timestamp_type", "headers", "leader_epoch")
+CheckedKeyShare = float
+"""Share, from 0 to 1, of the written keys of which it was checked that they occur once."""
 
 
 @dataclass(frozen=True)
-class SliceTask:
+class SliceWriteTask:
     """Order to write the data file of one slice, which another machine can do as well.
 
     extent: offsets of the slice, and the segment that holds them. inflate_limit: largest size of an uncompressed batch, in bytes.
@@ -71,15 +73,15 @@ class FilesToWrite:
     tier: Tier
     partition: TopicPartition
     table: TopicTable
-    tasks: Sequence[SliceTask]
+    tasks: Sequence[SliceWriteTask]
     others: Sequence[DataFile]
     turn: int
 
 
-class FileWriter(Protocol):
+class DataFileWriter(Protocol):
     """Writer of data files: this process, or a cluster."""
 
-    def write_files(self, order: FilesToWrite, written: dict[Slice, DataFile | None]) -> float:
+    def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
         """Write data files, and return the share of their keys of which it was checked that they occur once.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
@@ -87,24 +89,24 @@ class FileWriter(Protocol):
         """
 
 
-class LocalFileWriter:
+class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
-    def write_files(self, order: FilesToWrite, written: dict[Slice, DataFile | None]) -> float:
-        """Write data files as ``FileWriter.write_files``."""
-        budget = order.tier.cleaner_settings_for_topic(order.partition.topic).map_budget_bytes
-        check = _UniqueKeys(order, budget, sum(task.max_records for task in order.tasks))
-        for task in order.tasks:
+    def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+        """Write data files as ``DataFileWriter.write_files``."""
+        budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
+        check = _KeyUniquenessCheck(files, budget, sum(task.max_records for task in files.tasks))
+        for task in files.tasks:
             each = task.file.slice
             try:
-                written[each] = write_slice_file(order.tier, order.table, task, partial(check.add_records, each))
-            except ColumnsMissing as error:
-                order.table.add_columns(error.columns)
-                written[each] = write_slice_file(order.tier, order.table, task)  # whose keys are added
-        for file in order.others if order.tasks else ():
-            for keys in order.table.read_keys(file.file_path):
-                check.compare_keys(keys, file.file_path)
-        return check.checked_share
+                written[each] = write_slice_file(files.tier, files.table, task, partial(check.add_records, each))
+            except TableColumnsMissing as error:
+                files.table.add_columns(error.columns)
+                written[each] = write_slice_file(files.tier, files.table, task)  # whose keys are added
+        for file in files.others if files.tasks else ():
+            for keys in files.table.read_keys(file.file_path):
+                check.require_keys_not_written(keys, file.file_path)
+        return check.checked_share_of_keys
 
 
 def _ignore_records(selection: SelectedRecords) -> None:
@@ -112,28 +114,28 @@ def _ignore_records(selection: SelectedRecords) -> None:
 
 
 def write_slice_file(
-    tier: Tier, table: TopicTable, task: SliceTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
+    tier: Tier, table: TopicTable, task: SliceWriteTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
 ) -> DataFile | None:
     """Write the data file of a slice: its records with a key and a value. Return None, and write nothing, if it has none.
 
     :param on_records: receives all committed records of the slice, tombstones and records without a key included.
-    :raises ColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.
+    :raises TableColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.
     :raises LogChanged: if the log was truncated meanwhile. :raises BadData: :raises StoreError:
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
     settings = tier.settings.outputs.iceberg.table_settings(task.extent.partition.topic)
     formats = settings.formats if settings is not None else {}
-    typed = TypedColumns(table, FieldDecoder(tier.settings), formats) if formats else None
+    typed = TypedColumnBuilder(table, FieldDecoder(tier.settings), formats) if formats else None
 
     def read_batches() -> Iterator[pa.RecordBatch]:
-        for selection in RangeReader(tier, task.extent, options).selected_records():
+        for selection in OffsetRangeReader(tier, task.extent, options).read_selected_records():
             on_records(selection)
             rows, picked = selection.rows, selection.picked
             found = picked[(rows.key_length[picked] >= 0) & (rows.value_length[picked] >= 0)]
             if len(found):
-                batch = arrow_batch(replace(selection, picked=found), *task.extent.partition, _COLUMNS)
+                batch = to_arrow_batch(replace(selection, picked=found), *task.extent.partition, _COLUMNS)
                 batch = batch.rename_columns(list(_NAMES))
-                batch = typed.add_to_batch(batch) if typed else batch
+                batch = typed.add_typed_columns_to_batch(batch) if typed else batch
                 if not (typed and typed.lacks_columns):
                     yield batch
         if typed and typed.lacks_columns:
@@ -142,55 +144,55 @@ def write_slice_file(
     return table.write_file(task.file, read_batches())
 
 
-def hash_key_column(keys: pa.Array, halves: tuple[np.uint64, np.uint64]) -> Hashes:
-    """Return the hashes of keys. ``keys``: of type large_binary; ``halves``: the two halves of the tier's hash key."""
+def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hashes:
+    """Return the hashes of keys. ``keys``: of type large_binary; ``hash_key_halves``: the two halves of the tier's hash key."""
     starts = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
     hashes = np.empty((len(keys), 2), np.uint64)
     data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
-    hash_keys(data, starts[:-1], np.diff(starts).astype(np.int32), *halves, hashes)
+    hash_keys(data, starts[:-1], np.diff(starts).astype(np.int32), *hash_key_halves, hashes)
     return hashes
 
 
-def duplicate_key_error(partition: TopicPartition, place: str, offset: int = -1) -> BadData:
-    """Return the error for a key that occurs twice in a partition. ``place``: segment or file of the second one."""
+def duplicate_key_error(partition: TopicPartition, object_name: str, offset: int = -1) -> BadData:
+    """Return the error for a key that occurs twice in a partition. ``object_name``: segment or file of the second one."""
     cause = f"{partition}: a key occurs twice below the cleaner offset, so that its last value is not known"
-    return BadData(cause, segment=place, offset=offset, hint="`verify` and `explain` with the key say more; the table stays as it is")
+    return BadData(cause, segment=object_name, offset=offset, hint="`verify` and `explain` with the key say more; the table stays as it is")
 
 
-class _UniqueKeys:
+class _KeyUniquenessCheck:
     """Check that no key of a partition occurs twice among its records below the cleaner offset.
 
     Hashes of the keys that are written are kept in memory, and the keys of all other files are compared with them. If the hashes need more
     than the memory budget, one range of hashes is checked, another one each time.
     """
 
-    def __init__(self, order: FilesToWrite, budget_bytes: int, records: int) -> None:
-        self._name = order.partition
-        self.ranges = max(1, -(-records * BYTES_PER_KEY // budget_bytes))
-        self._options = LastRecordsRequest(order.turn % self.ranges, self.ranges, budget_bytes)
-        self._halves = siphash_key_halves(order.tier.identity.hash_key_for_reading())
-        self._keys = KeyHashSet(max(budget_bytes, 1 << 16)) if records else None
+    def __init__(self, files: FilesToWrite, budget_bytes: int, record_count: int) -> None:
+        self._name = files.partition
+        self.ranges = max(1, -(-record_count * BYTES_PER_KEY // budget_bytes))
+        self._options = LastRecordsRequest(files.turn % self.ranges, self.ranges, budget_bytes)
+        self._halves = siphash_key_halves(files.tier.identity.hash_key_for_reading())
+        self._keys = KeyHashSet(max(budget_bytes, 1 << 16)) if record_count else None
         self._added = self._skipped = 0
 
     @property
-    def checked_share(self) -> float:
+    def checked_share_of_keys(self) -> CheckedKeyShare:
         """Return the share of the added keys that was checked."""
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
-    def add_records(self, within: Slice, selection: SelectedRecords) -> None:
+    def add_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:
         """Add the keys of records, tombstones included. Raises BadData if one was added before."""
-        hashes, rows = hash_keys_of_rows(selection, within.first, within.last, self._options, self._halves)
+        hashes, rows = hash_keys_of_rows(selection, view_slice.first, view_slice.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)
         if self._keys is not None:
             done = self._keys.insert_keys_until_full(hashes, new)
             self._added, self._skipped = self._added + len(hashes), self._skipped + len(hashes) - done
             if not new[:done].all():
                 offset = int(selection.rows.offset[rows[np.flatnonzero(~new[:done])[0]]])
-                raise duplicate_key_error(self._name, f"segment {within.segment_id}", offset)
+                raise duplicate_key_error(self._name, f"segment {view_slice.segment_id}", offset)
 
-    def compare_keys(self, keys: pa.Array, path: str) -> None:
+    def require_keys_not_written(self, keys: pa.Array, path: str) -> None:
         """Raise BadData if one of these keys, of another file of the partition, was added. ``keys``: of type large_binary."""
-        hashes, held = hash_key_column(keys, self._halves), np.empty(len(keys), np.bool_)
+        hashes, held = hashes_of_key_column(keys, self._halves), np.empty(len(keys), np.bool_)
         if self._keys is not None:
             self._keys.flag_contained_keys(hashes, held)
             if held.any():

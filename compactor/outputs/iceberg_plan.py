@@ -25,9 +25,13 @@ ENTRY_PREFIX = "tiered-compactor.partition."
 """Prefix of the keys in a snapshot's summary under which the entries of partitions are stored."""
 
 _FILE_NAME = re.compile(r"(?:[01]+-)?(\d+)\.(\d+)\.(\d+)\.(\d+)\.([A-Za-z0-9_-]{22})\.[0-9a-f]{32}\.parquet")
+SnapshotExpiryPlan = tuple[list[int], int | None]
+"""Ids of the snapshots that may expire now, and when the next one may, in milliseconds; None if none waits."""
+SnapshotOrder = tuple[int, int, int]
+"""Numbers that rise from one snapshot of a table to the next."""
 
 
-class Slice(NamedTuple):
+class ViewSlice(NamedTuple):
     """Part of the compacted view that lies in one segment. first, last: offsets, both inclusive."""
 
     segment_id: str
@@ -44,7 +48,7 @@ class DataFileName(NamedTuple):
 
     partition: int
     incarnation: int
-    slice: Slice
+    slice: ViewSlice
 
     @classmethod
     def parse(cls, path: str) -> Self | None:
@@ -52,14 +56,14 @@ class DataFileName(NamedTuple):
         found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
         if found is None:
             return None
-        return cls(int(found[1]), int(found[2]), Slice(found[5], int(found[3]), int(found[4])))
+        return cls(int(found[1]), int(found[2]), ViewSlice(found[5], int(found[3]), int(found[4])))
 
     def format(self, nonce: str) -> str:
         """Return the name of a file. ``nonce``: 32 hexadecimal digits that no other file has."""
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
 
 
-class PartitionEntry(StrictFrozenModel):
+class TablePartitionEntry(StrictFrozenModel):
     """Description of one partition's rows in a snapshot of the table.
 
     cleaner_offset: the rows are the last values below this offset.
@@ -81,11 +85,11 @@ class PartitionEntry(StrictFrozenModel):
     checked: float = 1.0
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> SnapshotOrder:
         """Incarnation and slot, which must rise from one snapshot to the next. Brokers may raise the log start before a record says so."""
         return self.incarnation, self.slot, self.log_start
 
-    def is_same_view(self, other: PartitionEntry) -> bool:
+    def describes_same_rows(self, other: TablePartitionEntry) -> bool:
         """Return whether both describe the same rows, whatever records the control log holds besides."""
         unimportant = {"slot", "run", "checked"}
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
@@ -96,10 +100,10 @@ def partition_entry_key(partition: int) -> str:
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_partition_entry(text: str | None, table: str) -> PartitionEntry | None:
+def parse_partition_entry(text: str | None, table: str) -> TablePartitionEntry | None:
     """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
     try:
-        return PartitionEntry.model_validate_json(text) if text else None
+        return TablePartitionEntry.model_validate_json(text) if text else None
     except ValidationError as error:
         raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table}") from None
 
@@ -121,18 +125,20 @@ def end_of_unfinished_round(state: PartitionState) -> int:
     return needed if needed > first_dirty_offset_of_vector(state.vector) else -1
 
 
-def view_slices(state: PartitionState, log_start_offset: int) -> tuple[Slice, ...]:
+def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice, ...]:
     """Return the slices of the compacted view, ascending. ``log_start_offset``: first offset that readers may see."""
     end = first_dirty_offset_of_vector(state.vector)
-    slices = (Slice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live)
+    slices = (
+        ViewSlice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live
+    )
     return tuple(each for each in slices if each.first <= each.last)
 
 
-def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> PartitionEntry:
+def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> TablePartitionEntry:
     """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
     end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
-    return PartitionEntry(
+    return TablePartitionEntry(
         topic_id=state.topic_id,
         incarnation=state.incarnation,
         log_start=log_start_offset,
@@ -154,24 +160,28 @@ class TablePlan:
 
     keep: tuple[str, ...]
     remove: tuple[str, ...]
-    write: tuple[Slice, ...]
-    empty: tuple[Slice, ...]
+    write: tuple[ViewSlice, ...]
+    empty: tuple[ViewSlice, ...]
 
 
 def plan_table_update(
-    partition: int, view: PartitionEntry, slices: Sequence[Slice], present: Iterable[str], known: PartitionEntry | None
+    partition: int,
+    view_entry: TablePartitionEntry,
+    slices: Sequence[ViewSlice],
+    present_paths: Iterable[str],
+    known_entry: TablePartitionEntry | None,
 ) -> TablePlan:
     """Return the changes to a partition's files.
 
-    :param view: entry of the view that the table shall show; ``slices``: its slices.
-    :param present: paths of the partition's data files in the table's current snapshot.
-    :param known: the partition's entry in that snapshot; None if it has none.
+    :param view_entry: entry of the view that the table shall show; ``slices``: its slices.
+    :param present_paths: paths of the partition's data files in the table's current snapshot.
+    :param known_entry: the partition's entry in that snapshot; None if it has none.
     :raises BadData: if the partition has a file that another program wrote, or two files with the same rows.
     """
-    wanted = {DataFileName(partition, view.incarnation, each) for each in slices}
+    wanted = {DataFileName(partition, view_entry.incarnation, each) for each in slices}
     keep: dict[DataFileName, str] = {}
     remove: list[str] = []
-    for path in present:
+    for path in present_paths:
         name = DataFileName.parse(path)
         if name is None or name in keep:
             hint = "Only this program may write into the table; drop the table to have it written anew"
@@ -180,8 +190,8 @@ def plan_table_update(
             keep[name] = path
         else:
             remove.append(path)
-    known_empty = set(known.empty) if known is not None and known.incarnation == view.incarnation else set()
-    absent = [each for each in slices if DataFileName(partition, view.incarnation, each) not in keep]
+    known_empty = set(known_entry.empty) if known_entry is not None and known_entry.incarnation == view_entry.incarnation else set()
+    absent = [each for each in slices if DataFileName(partition, view_entry.incarnation, each) not in keep]
     return TablePlan(
         tuple(keep.values()),
         tuple(remove),
@@ -199,7 +209,7 @@ class SnapshotAge:
     is_held: bool
 
 
-def plan_expiry(snapshots: Iterable[SnapshotAge], keep_ms: int, now_ms: int) -> tuple[list[int], int | None]:
+def plan_snapshot_expiry(snapshots: Iterable[SnapshotAge], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
     """Return the snapshots that may expire: they were superseded ``keep_ms`` ago and no branch or tag names them. Also return when the next
     one may expire, in milliseconds; None if none waits.
     """

@@ -39,11 +39,11 @@ from compactor.errors import BadData, Refused, Unavailable, UsageError
 from compactor.outputs.iceberg_plan import (
     ENTRY_PREFIX,
     DataFileName,
-    PartitionEntry,
     SnapshotAge,
+    TablePartitionEntry,
     parse_partition_entry,
     partition_entry_key,
-    plan_expiry,
+    plan_snapshot_expiry,
 )
 
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -93,6 +93,10 @@ _OWN_MANIFEST: Final = re.compile(
 
 MAX_COLUMNS: Final = 1000
 """Most columns of a table, nested ones included. JSON objects with ever new names must not make the table's metadata grow for ever."""
+DeletedFileCountAndNextExpiryMs = tuple[int, int | None]
+"""Number of deleted files, and when the next snapshot may expire, in milliseconds; None if none waits."""
+PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
+"""Path of a data file, a key that it has, and the ids of the snapshots that name the file."""
 
 
 class TableChanged(Unavailable):
@@ -100,18 +104,18 @@ class TableChanged(Unavailable):
 
 
 @contextmanager
-def _iceberg_errors(name: str) -> Iterator[None]:
+def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
     """Raise the errors of catalogs and files as errors of this program: TableChanged, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
-        raise TableChanged(f"table {name} was changed meanwhile: {error}") from error
+        raise TableChanged(f"table {table_name} was changed meanwhile: {error}") from error
     except iceberg_errors.NotInstalledError as error:
-        raise UsageError(f"the catalog of table {name} needs a package: {error}") from error
+        raise UsageError(f"the catalog of table {table_name} needs a package: {error}") from error
     except (iceberg_errors.UnauthorizedError, iceberg_errors.ForbiddenError, PermissionError) as error:
-        raise Refused(f"table {name}: {error}") from error
+        raise Refused(f"table {table_name}: {error}") from error
     except (OSError, SQLAlchemyError, iceberg_errors.RESTError, iceberg_errors.NoSuchTableError) as error:
-        raise Unavailable(f"table {name}: {type(error).__name__}: {error}") from error
+        raise Unavailable(f"table {table_name}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class TopicTable:
         field = next((field for field in self.table.schema().fields if field.name == name), None)
         return None if field is None else schema_to_pyarrow(Schema(field)).field(0).type
 
-    def check_columns(self, columns: pa.Schema) -> None:
+    def require_addable_columns(self, columns: pa.Schema) -> None:
         """Raise ValueError if the table cannot get these columns, or cannot widen its own to them. Changes nothing."""
         try:
             schema = self.table.update_schema().union_by_name(columns)._apply()
@@ -143,7 +147,7 @@ class TopicTable:
         """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
         before = self.snapshot
         try:
-            with _iceberg_errors(self.name), self.table.update_schema() as update:
+            with _convert_iceberg_errors(self.name), self.table.update_schema() as update:
                 update.union_by_name(columns)
         except ValueError as error:
             raise TableChanged(f"table {self.name} has other columns meanwhile: {error}") from error
@@ -155,7 +159,7 @@ class TopicTable:
         """The current snapshot; None if nothing was committed yet."""
         return self.table.current_snapshot()
 
-    def count_undecoded(self, files: Iterable[DataFile]) -> int:
+    def count_undecoded_rows(self, files: Iterable[DataFile]) -> int:
         """Return the number of rows in files of this table of which the key or the value has no typed columns, although it should."""
         column = next((field.field_id for field in self.table.schema().fields if field.name == ERROR_COLUMN), -1)
         return sum((file.value_counts or {}).get(column, 0) - (file.null_value_counts or {}).get(column, 0) for file in files)
@@ -167,15 +171,15 @@ class TopicTable:
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
         )
 
-    def partition_entry(self, partition: int) -> PartitionEntry | None:
+    def partition_entry(self, partition: int) -> TablePartitionEntry | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
-        return parse_partition_entry(self._entry_properties().get(partition_entry_key(partition)), self.name)
+        return parse_partition_entry(self._partition_entry_properties().get(partition_entry_key(partition)), self.name)
 
     def data_files(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
         by key: this program writes no such deletes.
         """
-        with _iceberg_errors(self.name):
+        with _convert_iceberg_errors(self.name):
             tasks = list(self.table.scan(row_filter=f"partition == {partition}").plan_files())
         if any(task.delete_files for task in tasks):
             raise BadData(
@@ -191,10 +195,10 @@ class TopicTable:
         first = next(batches, None)
         if first is None:
             return None
-        with _iceberg_errors(self.name):
+        with _convert_iceberg_errors(self.name):
             path = self.table.location_provider().new_data_location(name.format(uuid.uuid4().hex))  # noqa: TID251 - a name of its own
             schema = schema_to_pyarrow(Schema(*(self.table.schema().find_field(column) for column in first.schema.names)))
-            groups = _row_groups(itertools.chain([first], batches))
+            groups = _group_batches_into_row_groups(itertools.chain([first], batches))
             first_group = next(groups)
             key_filter = {"ndv": sum(map(len, first_group)), "fpp": KEY_FILTER_ERRORS}  # later groups have about as many rows
             try:
@@ -209,9 +213,9 @@ class TopicTable:
             except BaseException:
                 self.table.io.delete(path)
                 raise
-            return self._describe_file(path)
+            return self._describe_data_file(path)
 
-    def _describe_file(self, path: str) -> DataFile:
+    def _describe_data_file(self, path: str) -> DataFile:
         """Return what a manifest is to say of a written file. It has no bounds of timestamps if one is after the year 9999, because
         pyiceberg cannot convert that.
         """
@@ -224,11 +228,11 @@ class TopicTable:
 
     def read_keys(self, path: str) -> Iterator[pa.Array]:
         """Yield the keys in a data file, as arrays of type large_binary."""
-        with _iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
+        with _convert_iceberg_errors(self.name), self.table.io.new_input(path).open() as stream, pq.ParquetFile(stream) as file:
             for batch in file.iter_batches(columns=["key"]):
                 yield batch.column(0).cast(pa.large_binary())
 
-    def commit_snapshot(self, entries: dict[int, PartitionEntry], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
+    def commit_snapshot(self, entries: dict[int, TablePartitionEntry], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
         """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
 
         :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
@@ -236,14 +240,14 @@ class TopicTable:
         """
         own = {partition_entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
         with (
-            _iceberg_errors(self.name),
+            _convert_iceberg_errors(self.name),
             self.table.transaction() as transaction,
-            _Overwrite(
+            _FileOverwrite(
                 operation=Operation.OVERWRITE if self.snapshot else Operation.APPEND,
                 transaction=transaction,
                 io=self.table.io,
                 commit_uuid=_make_commit_id(),
-                snapshot_properties=self._entry_properties() | own,
+                snapshot_properties=self._partition_entry_properties() | own,
             ) as producer,
         ):
             for file in added:
@@ -256,15 +260,15 @@ class TopicTable:
         held = {reference.snapshot_id for reference in self.table.metadata.refs.values()}
         return [SnapshotAge(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
 
-    def expire_snapshots(self, keep_ms: int, now_ms: int) -> tuple[int, int | None]:
+    def expire_snapshots(self, keep_ms: int, now_ms: int) -> DeletedFileCountAndNextExpiryMs:
         """Expire the snapshots that were superseded ``keep_ms`` ago, and delete the files that only they used and that this program wrote.
 
         Return the number of deleted files, and when the next snapshot may expire (None if none waits).
         """
-        expired, next_ms = plan_expiry(self.snapshot_ages(), keep_ms, now_ms)
+        expired, next_ms = plan_snapshot_expiry(self.snapshot_ages(), keep_ms, now_ms)
         if not expired:
             return 0, next_ms
-        with _iceberg_errors(self.name):
+        with _convert_iceberg_errors(self.name):
             gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
             unused = self._files_of_snapshots(one for one in gone if _is_commit_of_this_program(one)) - self._files_of_snapshots(left)
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
@@ -283,8 +287,8 @@ class TopicTable:
         io, provider = self.table.io, self.table.location_provider()
         if not isinstance(io, PyArrowFileIO):
             return 0
-        with _iceberg_errors(self.name):
-            listed = [*_list_folder(io, provider.data_path), *_list_folder(io, provider.metadata_path)]
+        with _convert_iceberg_errors(self.name):
+            listed = [*_list_files_below(io, provider.data_path), *_list_files_below(io, provider.metadata_path)]
             self.table.refresh()  # after the files were listed, so that each of them was committed before or is an orphan
             used = {path.rpartition("/")[2] for path in self._files_of_snapshots(self.table.snapshots())}
             current = [self.table.metadata_location, *(entry.metadata_file for entry in self.table.metadata.metadata_log)]
@@ -295,13 +299,13 @@ class TopicTable:
                 if one.base_name not in used
                 and one.mtime_ns is not None
                 and one.mtime_ns < older_than_ms * 1_000_000
-                and self._is_leftover_of_partition(one.base_name, partition)
+                and self._is_own_file_of_partition(one.base_name, partition)
             ]
             for store, path in orphans:
                 store.delete_file(path)
         return len(orphans)
 
-    def _is_leftover_of_partition(self, name: str, partition: int) -> bool:
+    def _is_own_file_of_partition(self, name: str, partition: int) -> bool:
         """Return whether a file that the table does not use is a data file of a partition, a manifest or the metadata of a commit, and was
         written by this program.
         """
@@ -317,9 +321,9 @@ class TopicTable:
             return False
         return metadata.table_uuid == self.table.metadata.table_uuid and self.table.snapshot_by_id(last.snapshot_id) is None
 
-    def files_with_keys(self, keys: Collection[bytes]) -> Iterator[tuple[str, bytes, tuple[int, ...]]]:
+    def files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
         """Yield each data file that has a row with one of the keys: its path, the key, and the snapshots that name the file."""
-        with _iceberg_errors(self.name):
+        with _convert_iceberg_errors(self.name):
             files = {one.snapshot_id: self._files_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
         for path in sorted(path for path in set().union(*files.values()) if path.endswith(".parquet")):
@@ -327,7 +331,7 @@ class TopicTable:
             for key in sorted({key for array in found for key in array.to_pylist()}):
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
-    def _entry_properties(self) -> dict[str, str]:
+    def _partition_entry_properties(self) -> dict[str, str]:
         """Return the entries of all partitions, by their keys in a summary, from the newest ancestor that has any: another program's
         commit, such as one that rewrites manifests, does not carry them over.
         """
@@ -351,7 +355,7 @@ class TopicTable:
         return paths
 
 
-class _Overwrite(_OverwriteFiles):
+class _FileOverwrite(_OverwriteFiles):
     """Snapshot that adds and removes files. Manifests of which nothing is left are dropped, as Iceberg's own library does; pyiceberg would
     carry them over from snapshot to snapshot for ever.
     """
@@ -362,16 +366,18 @@ class _Overwrite(_OverwriteFiles):
 
 
 @contextmanager
-def open_table(settings: IcebergTableSettings, tier_id: str, topic: str, *, create: bool) -> Iterator[Callable[[], TopicTable | None]]:
+def open_table(
+    settings: IcebergTableSettings, tier_id: str, topic: str, *, create_if_missing: bool
+) -> Iterator[Callable[[], TopicTable | None]]:
     """Open the catalog of a topic's table. Yield a function that reads the table anew; it returns None if there is none.
 
-    :param create: whether to create a missing table.
+    :param create_if_missing: whether to create a missing table.
     :raises UsageError: if the table is another topic's or another tier's, or if its columns are others.
     """
-    with _iceberg_errors(settings.table):
+    with _convert_iceberg_errors(settings.table):
         catalog = _load_catalog(settings)
     try:
-        yield lambda: _load_table(catalog, settings.table, tier_id, topic, create=create)
+        yield lambda: _load_table(catalog, settings.table, tier_id, topic, create_if_missing=create_if_missing)
     finally:
         close = getattr(catalog, "close", None)
         if close is not None:
@@ -393,27 +399,29 @@ def _catalog_properties(settings: IcebergTableSettings) -> dict[str, Any]:
     return {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO", **({"warehouse": settings.warehouse} if settings.warehouse else {}), **own}
 
 
-def _load_table(catalog: Catalog, name: str, tier_id: str, topic: str, *, create: bool) -> TopicTable | None:
-    with _iceberg_errors(name):
-        if not catalog.table_exists(name):
-            if not create:
+def _load_table(catalog: Catalog, table_name: str, tier_id: str, topic: str, *, create_if_missing: bool) -> TopicTable | None:
+    with _convert_iceberg_errors(table_name):
+        if not catalog.table_exists(table_name):
+            if not create_if_missing:
                 return None
             with suppress(IntegrityError):  # another process creates it in a SQL catalog at the same time
-                catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+                catalog.create_namespace_if_not_exists(table_name.rpartition(".")[0])
             spec = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "partition"))
             own = {TIER_PROPERTY: tier_id, TOPIC_PROPERTY: topic}
-            catalog.create_table_if_not_exists(name, SCHEMA, partition_spec=spec, properties=PROPERTIES | own)
-        table = catalog.load_table(name)
+            catalog.create_table_if_not_exists(table_name, SCHEMA, partition_spec=spec, properties=PROPERTIES | own)
+        table = catalog.load_table(table_name)
     properties = table.properties
     if (properties.get(TIER_PROPERTY), properties.get(TOPIC_PROPERTY)) != (tier_id, topic):
         owner = f"topic {properties.get(TOPIC_PROPERTY)} of another tier" if TIER_PROPERTY in properties else "another program"
-        raise UsageError(f"table {name} belongs to {owner}", hint="Name another table for this topic under [outputs.iceberg]")
+        raise UsageError(f"table {table_name} belongs to {owner}", hint="Name another table for this topic under [outputs.iceberg]")
     changed = [key for key in ("commit.retry.num-retries",) if properties.get(key) != PROPERTIES[key]]
     columns = {field.name: (field.field_type, field.required) for field in table.schema().fields}
     changed += [field.name for field in SCHEMA.fields if columns.get(field.name, ())[:1] != (field.field_type,)]
     if changed:
-        raise UsageError(f"table {name} was altered: {', '.join(changed)}", hint="Set it back, or drop the table to have it written anew")
-    return TopicTable(name, table)
+        raise UsageError(
+            f"table {table_name} was altered: {', '.join(changed)}", hint="Set it back, or drop the table to have it written anew"
+        )
+    return TopicTable(table_name, table)
 
 
 def _make_commit_id() -> uuid.UUID:
@@ -422,7 +430,7 @@ def _make_commit_id() -> uuid.UUID:
     return uuid.UUID(f"{_COMMIT_PREFIX}8{digits[13:]}")
 
 
-def _list_folder(io: PyArrowFileIO, location: str) -> list[tuple[pa.fs.FileSystem, pa.fs.FileInfo]]:
+def _list_files_below(io: PyArrowFileIO, location: str) -> list[tuple[pa.fs.FileSystem, pa.fs.FileInfo]]:
     """Return the files below a location, each with the file system that it is on. An absent folder has none."""
     scheme, netloc, path = PyArrowFileIO.parse_location(location, io.properties)
     store = io.fs_by_scheme(scheme, netloc)
@@ -440,7 +448,7 @@ def _is_commit_of_this_program(snapshot: Snapshot) -> bool:
     return any(key.startswith(ENTRY_PREFIX) for key in _snapshot_properties(snapshot))
 
 
-def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _group_batches_into_row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Yield lists of batches of about ROW_GROUP_BYTES each."""
     group: list[pa.RecordBatch] = []
     size = 0

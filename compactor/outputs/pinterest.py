@@ -290,7 +290,7 @@ class _GenerationWriter:
         """
         number = self.known.next_step_number
         try:
-            self.target.store.create(self.log.step_key(number), step.model_dump_json(exclude_none=True).encode())
+            self.target.store.create(self.log.step_object_key(number), step.model_dump_json(exclude_none=True).encode())
         except AlreadyExists:
             return None
         began = step.whole.began if step.whole else self.known.current.began if self.known.current else number
@@ -331,22 +331,24 @@ class _GenerationWriter:
                 self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
         return found
 
-    def _create_segment_objects(self, ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int) -> PublishedSegment | None:
+    def _create_segment_objects(
+        self, segment_ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int
+    ) -> PublishedSegment | None:
         """Create the objects of one segment. Return the part, or None if an object of that name has other content.
 
         Indexes are created before the log, so that a reader that sees a log also finds its indexes.
 
-        :param ordinal: position of the segment in the view.
+        :param segment_ordinal: position of the segment in the view.
         :param base_offset: offset by which the objects are named.
         :param latest_timestamp_ms: largest timestamp of this part and of those before it.
         """
-        segment, reading, log_start = self.state.live[ordinal], self.reading, self.state.log_start
+        segment, reading, log_start = self.state.live[segment_ordinal], self.reading, self.state.log_start
         name, limit = self.state.topic_partition, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
-        with reading.staging.open_file(reading.log_file_to_stage(ordinal)) as path:
-            source = open_source_segment(ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
-            source.name = reading.object_key_of_log(ordinal)
+        with reading.staging.open_file(reading.log_file_to_stage(segment_ordinal)) as path:
+            source = open_source_segment(segment_ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
+            source.name = reading.object_key_of_log(segment_ordinal)
             last = read_offset_of_last_record(source, limit)
             if last < log_start:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
@@ -365,14 +367,14 @@ class _GenerationWriter:
             for kind, data in contents.items():
                 if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
                     return None
-        reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])
+        reading.staging.delete_cached_copies([reading.log_file_to_stage(segment_ordinal)])
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
 
-    def _read_segment_index(self, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+    def _read_segment_index(self, segment: RemoteLogSegmentMetadata, index_kind: str) -> bytes:
         """Return a segment's index of this kind; empty if it has none."""
         return (
-            read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, segment, kind)
-            if kind in segment.files
+            read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, segment, index_kind)
+            if index_kind in segment.files
             else b""
         )
 
@@ -396,12 +398,12 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         if current.parts_with_objects:
             changed = _write_object_if_changed(target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.segment_times))
             changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.parts_with_objects[-1].base))
-            changed |= _write_object_if_changed(target.store, log.pointer_key, target.pointer_content(log.name, current))
+            changed |= _write_object_if_changed(target.store, log.pointer_object_key, target.pointer_content(log.name, current))
         else:
-            changed = _delete_if_exists(target.store, log.pointer_key)
+            changed = _delete_if_exists(target.store, log.pointer_object_key)
         if current.began not in known.recorded_ms:
             create_object(target.store, log.pointer_written_marker_key(current.began), b"")
-        target.store.delete([log.step_key(number) for number in known.deletable_step_numbers()])
+        target.store.delete([log.step_object_key(number) for number in known.deletable_step_numbers()])
         if not changed:
             return known
 

@@ -78,7 +78,7 @@ class SupersededGeneration(StrictFrozenModel):
     ended: int
 
 
-class StepHistory(StrictFrozenModel):
+class GenerationStepHistory(StrictFrozenModel):
     """Content of all earlier steps (records of appended parts) of a partition.
 
     began: number of the generation's first step.
@@ -102,7 +102,7 @@ class GenerationStep(StrictFrozenModel):
     generation: str
     slot: int
     parts: tuple[PublishedSegment, ...]
-    whole: StepHistory | None = None
+    whole: GenerationStepHistory | None = None
 
 
 class Generation(StrictFrozenModel):
@@ -191,13 +191,13 @@ class PartitionGenerations:
         earlier = self.earlier
         if self.current:
             earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_step_number))
-        whole = StepHistory(began=self.next_step_number, earlier=earlier)
+        whole = GenerationStepHistory(began=self.next_step_number, earlier=earlier)
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
     def next_generation_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
         """Return the step that appends parts to the current generation."""
         due = self.next_step_number - current.whole >= WHOLE_EVERY
-        whole = StepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
+        whole = GenerationStepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
     def deletable_step_numbers(self) -> list[int]:
@@ -221,19 +221,19 @@ class GenerationLog:
         self.folder = f"{GENERATIONS_FOLDER}/{keys.cluster}/{partition}/"
 
     @property
-    def pointer_key(self) -> str:
+    def pointer_object_key(self) -> str:
         """Return the key of the pointer object, which directs readers to the current generation."""
         return f"{self.folder}current.json"
 
-    def step_key(self, number: int) -> str:
+    def step_object_key(self, step_number: int) -> str:
         """Return the object key of a step, by its number."""
-        return f"{self.folder}{number:020d}.json"
+        return f"{self.folder}{step_number:020d}.json"
 
-    def pointer_written_marker_key(self, number: int) -> str:
+    def pointer_written_marker_key(self, first_step_number: int) -> str:
         """Return the key of the marker object which states that readers were directed to the generation whose first step has this
         number.
         """
-        return f"{self.folder}{number:020d}.told"
+        return f"{self.folder}{first_step_number:020d}.told"
 
     def announcement_key(self, generation: str) -> str:
         """Return the key of the object that announces a generation before it is written."""
@@ -284,34 +284,34 @@ class GenerationLog:
         earlier = tuple(one for one in whole.earlier if one.began in left)
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
-    def _read_recent_steps(self, numbers: Sequence[int]) -> tuple[list[GenerationStep], StepHistory]:
+    def _read_recent_steps(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
         """Return the steps since the last one that repeats all earlier ones, ascending, and the content of these earlier ones. Raises
         BadData if a step is missing.
         """
         steps: list[GenerationStep] = []
-        expected = numbers[-1]
-        for number in reversed(numbers):
+        expected = step_numbers[-1]
+        for number in reversed(step_numbers):
             if number != expected:
                 break
             steps.insert(0, self._read_step(number))
             if steps[0].whole:
                 return steps, steps[0].whole
             expected -= 1
-        missing = self.step_key(expected + 1)
+        missing = self.step_object_key(expected + 1)
         raise BadData("the steps before it are missing", segment=missing, hint="Restore them from the store's versions")
 
-    def _read_step(self, number: int) -> GenerationStep:
+    def _read_step(self, step_number: int) -> GenerationStep:
         """Return one step, from memory if it was read before. Raises BadData if it is invalid or of another version."""
-        key = self.step_key(number)
-        if number in self._steps:
-            return self._steps[number]
+        key = self.step_object_key(step_number)
+        if step_number in self._steps:
+            return self._steps[step_number]
         try:
             step = GenerationStep.model_validate_json(self._store.get(key))
         except ValidationError as error:
             raise BadData(f"it is not a valid step of a generation: {error.errors()[0]['msg']}", segment=key) from None
         if step.version != CATALOG_VERSION:
             raise BadData(f"it is of version {step.version}", segment=key, hint="A newer release wrote it")
-        self._steps[number] = step
+        self._steps[step_number] = step
         return step
 
 
@@ -320,12 +320,12 @@ def partitions_of_object_keys(keys: Sequence[str]) -> list[TopicPartition]:
     return sorted({TopicPartition.parse(key.split("/")[2]) for key in keys if key.count("/") >= 3})
 
 
-def generation_name(number: int, attempt: int = 0) -> str:
+def generation_name(first_step_number: int, attempt: int = 0) -> str:
     """Return the name of the generation whose first step has this number.
 
     :param attempt: 0, or a higher number if objects with other content exist under the name before.
     """
-    return f"g{number:020d}" + (f"-{attempt}" if attempt else "")
+    return f"g{first_step_number:020d}" + (f"-{attempt}" if attempt else "")
 
 
 def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, partition: TopicPartition, generation: Generation) -> bytes:
@@ -345,21 +345,21 @@ def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, partition
     return json.dumps(document, indent=1).encode()
 
 
-def rebase_offset_index(data: bytes, distance: int) -> bytes:
-    """Return the content of an offset index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are left
-    out; readers find them by scanning.
+def rebase_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
+    """Return the content of an offset index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry
+    are left out; readers find them by scanning.
     """
-    entries = np.frombuffer(data, OFFSET_ENTRY).copy()
-    offsets = entries["offset"].astype(np.int64) + distance
+    entries = np.frombuffer(index_bytes, OFFSET_ENTRY).copy()
+    offsets = entries["offset"].astype(np.int64) + offset_distance
     entries = entries[offsets <= MAX32]
     entries["offset"] = offsets[offsets <= MAX32]
     return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
 
 
-def rebase_time_index(data: bytes, distance: int) -> bytes:
-    """Return the content of a time index for a base offset that is lower by ``distance``. Offsets that no longer fit an entry are replaced
-    by the largest one. No entry is left out, because consumers read the last one.
+def rebase_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
+    """Return the content of a time index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry are
+    replaced by the largest one. No entry is left out, because consumers read the last one.
     """
-    entries = np.frombuffer(data, TIME_ENTRY).copy()
-    entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + distance, MAX32)
+    entries = np.frombuffer(index_bytes, TIME_ENTRY).copy()
+    entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + offset_distance, MAX32)
     return entries.tobytes()

@@ -78,7 +78,7 @@ def write_generations(
     """
     options = GenerationWriteOptions(disk=DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir)), on_bytes=on_bytes)
 
-    def write_one(partition: TopicPartition) -> GenerationReport | CompactorError:
+    def write_generation_or_return_error(partition: TopicPartition) -> GenerationReport | CompactorError:
         try:
             done: GenerationReport | CompactorError = write_generation(tier, target, partition, options)
         except CompactorError as error:
@@ -87,7 +87,7 @@ def write_generations(
         return done
 
     with ThreadPoolExecutor(tier.settings.daemon.threads, "generations") as pool:
-        return list(pool.map(write_one, partitions))
+        return list(pool.map(write_generation_or_return_error, partitions))
 
 
 def maintain_generation(
@@ -180,7 +180,7 @@ def _delete_expired_generations(
         if found[-1].deleted and not dry_run:
             numbers = [number for number in reversed(generations.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
-            store.delete([key for number in numbers for key in (log.step_key(number), log.pointer_written_marker_key(number))])
+            store.delete([key for number in numbers for key in (log.step_object_key(number), log.pointer_written_marker_key(number))])
     for begun in generations.begun:
         if begun.generation in generations.recorded_generation_names:
             gone = True

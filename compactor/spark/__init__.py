@@ -20,10 +20,10 @@ def register(spark: SparkSession) -> None:
 
     Raises UsageError if the installed PySpark version is not supported.
     """
-    from compactor.spark.cluster.versions import check_pyspark
+    from compactor.spark.cluster.versions import require_supported_pyspark
     from compactor.spark.datasource import KafkaTieredSource
 
-    check_pyspark()
+    require_supported_pyspark()
     _run_workers_with_this_python()
     spark.dataSource.register(KafkaTieredSource)
 

@@ -58,10 +58,10 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     )
     if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
         return RoundBenefit(False, NOTHING_DUE)
-    horizon_work = reason_for_delete_horizons(state, assessment, heads, now_ms)
+    horizon_work = reason_to_read_for_delete_horizons(state, assessment, heads, now_ms)
     if horizon_work:
         return RoundBenefit(True, horizon_work)
-    gain = estimate_gain_bytes(assessment, heads)
+    gain = estimate_removable_bytes(assessment, heads)
     if gain < min_benefit:
         return RoundBenefit(False, f"a round would gain about {format_size(gain)}, less than {format_size(min_benefit)}")
     return RoundBenefit(True, f"a round would gain about {format_size(gain)}")
@@ -72,7 +72,7 @@ def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetad
     return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 
 
-def reason_for_delete_horizons(
+def reason_to_read_for_delete_horizons(
     state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead], now_ms: int
 ) -> str:
     """Return why a segment of the round must be read for its delete horizons: one has passed, is not yet set, or is unknown because a
@@ -96,7 +96,7 @@ def reason_for_delete_horizons(
     return ""
 
 
-def estimate_gain_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
+def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
     """Return roughly how many bytes a round would remove: duplicate keys in the dirty range, plus one clean record for each dirty key."""
     dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
     records = sum(estimate_record_count(segment) for segment in assessment.dirty)

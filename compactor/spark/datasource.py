@@ -28,13 +28,13 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config import settings as config
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.consumer.history import LogMismatch, ReadHistory, find_log_mismatch, history_of_restored_position, log_identity
+from compactor.consumer.history import ConsumedLogHistory, LogMismatch, find_log_mismatch, history_of_restored_position, log_identity
 from compactor.consumer.reading import (
     MAX_RETRIES,
     MAX_SPILL_SPAN,
-    DiskSpill,
+    DiskKeySortRequest,
     LastRecordsRequest,
-    RangeReader,
+    OffsetRangeReader,
     ReadOptions,
     ReadRange,
     find_offset_for_time,
@@ -76,6 +76,10 @@ HISTORY_KEY: Final = "history"
 
 PARTITION_THREADS: Final = 16
 """Threads that read the state of partitions."""
+StreamOffset = dict[str, Any]
+"""Offset of a stream as Spark stores it: the end offset (exclusive) of each partition, and their histories."""
+OffsetsAndSegments = tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]
+"""First and last offset (inclusive) of a range, and the segments that hold it."""
 
 
 class KafkaTieredSource(DataSource):
@@ -108,16 +112,16 @@ class KafkaTieredSource(DataSource):
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
-        return KafkaTieredReader(self._options_of_read(schema), schema)
+        return KafkaTieredReader(self._read_request_of_schema(schema), schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for a streaming query."""
-        return KafkaTieredStream(self._options_of_read(schema), schema)
+        return KafkaTieredStream(self._read_request_of_schema(schema), schema)
 
-    def _options_of_read(self, schema: StructType) -> ReadRequest:
+    def _read_request_of_schema(self, schema: StructType) -> ReadRequest:
         """Return the options of this source or, for a table, those in the column metadata. Raises UsageError if there are none."""
-        check_schema(schema)
+        require_supported_schema(schema)
         if self._request is not None:
             return self._request
         kept = next((column.metadata[OPTIONS_KEY] for column in schema.fields if OPTIONS_KEY in (column.metadata or {})), None)
@@ -167,23 +171,23 @@ class KafkaTieredStream(DataSourceStreamReader):
         return {}
 
     @override
-    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+    def latestOffset(self) -> StreamOffset:  # type: ignore[override]
         """Return the current end offset of each partition, with its leader epoch and topic id. With read_committed the end is the last
         stable offset.
         """
 
-        def read_end(tier: Tier, partition: TopicPartition) -> ReadHistory:
+        def read_end_of_partition(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
-            return log_identity(tier, state).history_below(_end_offset_of_read(tier, self._request, state))
+            return log_identity(tier, state).history_below_offset(_end_offset_of_read(tier, self._request, state))
 
-        ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end)}
+        ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end_of_partition)}
         return {name: log.end for name, log in ends.items()} | {
             HISTORY_KEY: {name: [log.last_epoch, log.topic_id] for name, log in ends.items()}
         }
 
     @override
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
         self._require_unchanged_histories(start)
         self._require_unchanged_histories(end)
@@ -200,13 +204,13 @@ class KafkaTieredStream(DataSourceStreamReader):
         """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
 
-    def _require_unchanged_histories(self, offsets: dict[str, Any]) -> None:
+    def _require_unchanged_histories(self, offsets: StreamOffset) -> None:
         """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no
         history and are accepted.
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
-        def mismatch_of(tier: Tier, partition: TopicPartition) -> LogMismatch | None:
+        def find_mismatch_with_stream(tier: Tier, partition: TopicPartition) -> LogMismatch | None:
             """Return how the log of a partition differs from the stream's history, or None if it matches."""
             if str(partition) not in known:
                 return None
@@ -215,7 +219,7 @@ class KafkaTieredStream(DataSourceStreamReader):
                 log_identity(tier, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
             )
 
-        for name, found in map_requested_partitions(self._request, mismatch_of) if known else ():
+        for name, found in map_requested_partitions(self._request, find_mismatch_with_stream) if known else ():
             if found is not None:
                 agreed = f"truncated: it holds what was read up to offset {found.agreed_offset}"
                 what = "created again under another topic id" if found.reason == "topic" else agreed
@@ -240,7 +244,7 @@ class PartitionReadRange:
     bytes: int
 
 
-class Split(InputPartition):
+class ReadSplit(InputPartition):
     """All offset ranges that one task reads."""
 
     def __init__(self, parts: Sequence[PartitionReadRange]) -> None:
@@ -252,9 +256,9 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
     """Yield the records of a split as Arrow batches. Runs on an executor."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from compactor.consumer.columns import arrow_batch
+    from compactor.consumer.columns import to_arrow_batch
 
-    if not isinstance(split, Split):
+    if not isinstance(split, ReadSplit):
         return
     columns = to_arrow_schema(schema, timezone="UTC")
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
@@ -262,10 +266,10 @@ def read_split(request: ReadRequest, schema: StructType, split: InputPartition) 
     for part in split.parts:
         name = part.extent.partition
         decode = _text_decoder_of_partition(request, name)
-        for selection in RangeReader(
+        for selection in OffsetRangeReader(
             _open_tier(request.settings, part.topic_id, name.topic), part.extent, part.options, folder
-        ).selected_records():
-            yield arrow_batch(selection, name.topic, name.partition, columns, decode)
+        ).read_selected_records():
+            yield to_arrow_batch(selection, name.topic, name.partition, columns, decode)
 
 
 def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) -> TextFunction:
@@ -284,7 +288,7 @@ def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) 
     return decode
 
 
-def check_schema(schema: StructType) -> None:
+def require_supported_schema(schema: StructType) -> None:
     """Raise UsageError if a schema given with ``.schema()`` has an unknown column or another type. A schema may choose columns but not
     change their types.
     """
@@ -339,19 +343,19 @@ def map_requested_partitions(
         return list(zip(names, pool.map(partial(function, tier), names), strict=True))
 
 
-def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) -> Iterator[Split]:
+def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) -> Iterator[ReadSplit]:
     """Combine neighbouring parts into splits of at most ``split_bytes``, counting PARTITION_OVERHEAD_BYTES for each part."""
     together: list[PartitionReadRange] = []
     size = 0
     for part in parts:
         weight = part.bytes + PARTITION_OVERHEAD_BYTES
         if together and size + weight > split_bytes:
-            yield Split(together)
+            yield ReadSplit(together)
             together, size = [], 0
         together.append(part)
         size += weight
     if together:
-        yield Split(together)
+        yield ReadSplit(together)
 
 
 def _plan_partition_ranges(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
@@ -399,21 +403,19 @@ def _partition_ranges_within_bounds(
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
     return [
-        PartitionReadRange(ReadRange(state.topic_partition, a, b, of, log), options, topic_id, _estimate_bytes(a, b, of))
+        PartitionReadRange(ReadRange(state.topic_partition, a, b, of, log), options, topic_id, _estimate_bytes_between_offsets(a, b, of))
         for a, b, of in cuts
         if a <= b
     ]
 
 
-def _estimate_bytes(first_offset: int, last_offset: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
+def _estimate_bytes_between_offsets(first_offset: int, last_offset: int, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
     """Return roughly how many bytes of the segments lie between two offsets, both inclusive."""
     whole = segments[-1].end_offset - segments[0].start_offset + 1
     return sum(segment.size_bytes for segment in segments) * (last_offset - first_offset + 1) // whole
 
 
-def _cut_segments_into_ranges(
-    segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int
-) -> Iterator[tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]]:
+def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], split_bytes: int) -> Iterator[OffsetsAndSegments]:
     """Yield (first offset, last offset, segments), both offsets inclusive. Neighbouring segments are combined up to ``split_bytes``; a
     larger segment is cut into equal offset ranges.
     """
@@ -444,7 +446,7 @@ def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartiti
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
     if not request.key_ranges and ranges > 1 and read_range.last - read_range.first < MAX_SPILL_SPAN:
         disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
-        return [LastRecordsRequest(0, 1, budget, spill=DiskSpill(records, disk))]
+        return [LastRecordsRequest(0, 1, budget, spill=DiskKeySortRequest(records, disk))]
     return [LastRecordsRequest(number, ranges, budget) for number in range(ranges)]
 
 

@@ -144,8 +144,8 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
     """Parse the options of a read. Upper and lower case and underscores in option names are ignored. Raises UsageError if an option is
     unknown or invalid.
     """
-    given = {_normalize_name(name): (name, value) for name, value in remove_spark_options(options).items()}
-    known = {_normalize_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
+    given = {_normalize_option_name(name): (name, value) for name, value in remove_spark_options(options).items()}
+    known = {_normalize_option_name(name): name for name in (*SETTING_OPTIONS, *READ_OPTIONS)}
     if "path" in given:
         raise UsageError(
             "kafka-tiered takes no path", hint='Say .option("url", URL_OF_THE_TIER) or .option("config", "tier.toml"), and the topic'
@@ -169,7 +169,7 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
     return ReadRequest(
         settings=settings,
         **_parse_topic_options(text),
-        partitions=_parse_partitions(text.get("partitions", "")),
+        partitions=_parse_partition_numbers(text.get("partitions", "")),
         starting_offset=_parse_int_option(text, "startingOffset", 0),
         ending_offset=_parse_int_option(text, "endingOffset", MAX_OFFSET),
         starting=_parse_offsets_option(text, "startingOffsets", "earliest", EARLIEST_OFFSET, 0),
@@ -197,10 +197,14 @@ def remove_spark_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return only the options that the user gave, without those that Spark adds for tables."""
     if not is_table_creation(options):
         return dict(options)
-    return {name: value for name, value in options.items() if _normalize_name(name) not in TABLE_OPTIONS and not name.startswith("option.")}
+    return {
+        name: value
+        for name, value in options.items()
+        if _normalize_option_name(name) not in TABLE_OPTIONS and not name.startswith("option.")
+    }
 
 
-def _normalize_name(name: str) -> str:
+def _normalize_option_name(name: str) -> str:
     """Return an option name in lower case without underscores."""
     return name.replace("_", "").lower()
 
@@ -314,7 +318,7 @@ def _parse_choice_option(options: Mapping[str, str], name: str, choices: tuple[C
     raise UsageError(f"kafka-tiered: {name} = {chosen!r}: allowed is {' or '.join(choices)}")
 
 
-def _parse_partitions(text: str) -> tuple[int, ...] | None:
+def _parse_partition_numbers(text: str) -> tuple[int, ...] | None:
     """Parse comma-separated partition numbers; None if ``text`` is empty. Raises UsageError if one is not a number."""
     if not text:
         return None

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from compactor.round.compaction import RoundReport
     from compactor.round.engines import RemoteEngine
     from compactor.spark.cluster.executor import TaskCost
-    from compactor.spark.cluster.jobs import Cluster, JobListener
-    from compactor.spark.round.shared_jobs import SharedJobs
+    from compactor.spark.cluster.jobs import JobListener, SparkCluster
+    from compactor.spark.round.shared_jobs import SharedJobRunner
 
 LED_PARTITIONS_PER_SLOT: Final = 4
 LED_LIMITS: Final = (16, 256)
@@ -65,6 +65,8 @@ RESULT_COLUMNS: Final = {
     "table": "string",
 }  # fmt: skip
 """Columns of the data frame that ``compactor.spark.recompact`` returns, with their Spark types."""
+ResultRow = dict[str, Any]
+"""Row of the data frame that ``recompact`` returns, by column name."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ TableResult = OutputReport | CompactorError
 """Result of bringing a partition's rows in an Iceberg table up to date."""
 
 
-def result_row(result: RecompactionResult, table: TableResult | None) -> dict[str, Any]:
+def result_row(result: RecompactionResult, table: TableResult | None) -> ResultRow:
     """Return the result of a partition as a JSON object or data frame row: our own fields plus the count fields of Iceberg's
     ``rewrite_data_files``.
 
@@ -191,7 +193,7 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
 
 def recompact_partitions(
     tier: Tier,
-    cluster: Cluster,
+    cluster: SparkCluster,
     partitions: Sequence[TopicPartition],
     now_ms: int,
     cost: TaskCost,
@@ -205,21 +207,24 @@ def recompact_partitions(
     :param cost: the cost of all tasks is added to it.
     :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
     """
-    from compactor.spark.round.shared_jobs import SharedJobs
+    from compactor.spark.round.shared_jobs import SharedJobRunner
 
-    recompaction = _Recompaction(tier, cluster, now_ms, cost, listener)
+    recompaction = _RecompactionWork(tier, cluster, now_ms, cost, listener)
     unfinished = recompaction.record_skipped_partitions(survey_partitions(tier, partitions, now_ms, min_benefit))
     total = sum(candidate.bytes for candidate in unfinished)
     large = [candidate for candidate in unfinished if recompaction.is_large_partition(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
     with ExitStack() as stack:
-        flow = stack.enter_context(SharedJobs(cluster, tier, cost, listener.job_listener))
+        flow = stack.enter_context(SharedJobRunner(cluster, tier, cost, listener.job_listener))
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
         pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
         try:
-            futures = [spread.submit(recompaction.run_partition, candidate, recompaction.clean_on_cluster) for candidate in large]
+            futures = [
+                spread.submit(recompaction.run_rounds_and_record_result, candidate, recompaction.clean_on_cluster) for candidate in large
+            ]
             futures += [
-                pool.submit(recompaction.run_partition, candidate, partial(recompaction.clean_in_shared_job, flow)) for candidate in small
+                pool.submit(recompaction.run_rounds_and_record_result, candidate, partial(recompaction.clean_in_shared_job, flow))
+                for candidate in small
             ]
             for future in futures:
                 future.result()
@@ -233,7 +238,9 @@ def recompact_partitions(
     return [recompaction.finished[name] for name in partitions]
 
 
-def write_tables(tier: Tier, cluster: Cluster, partitions: Sequence[TopicPartition], cost: TaskCost) -> dict[TopicPartition, TableResult]:
+def write_tables(
+    tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
+) -> dict[TopicPartition, TableResult]:
     """Bring the Iceberg tables of partitions up to date, with data files that executors write. Partitions without a table are left out.
 
     :param cost: the cost of all tasks is added to it.
@@ -247,9 +254,9 @@ def write_tables(tier: Tier, cluster: Cluster, partitions: Sequence[TopicPartiti
         return {}
     require_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import IcebergOutput
-    from compactor.spark.table_files import ClusterFileWriter
+    from compactor.spark.table_files import ClusterDataFileWriter
 
-    output = IcebergOutput(ClusterFileWriter(cluster, cost, JobListener()))
+    output = IcebergOutput(ClusterDataFileWriter(cluster, cost, JobListener()))
 
     def write_table(partition: TopicPartition) -> TableResult:
         try:
@@ -284,10 +291,10 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
 
 
-class _Recompaction:
+class _RecompactionWork:
     """State that the worker threads of one ``recompact_partitions`` call share. Thread-safe."""
 
-    def __init__(self, tier: Tier, cluster: Cluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
+    def __init__(self, tier: Tier, cluster: SparkCluster, now_ms: int, cost: TaskCost, listener: RecompactionListener) -> None:
         self._tier = tier
         self._cluster = cluster
         self._now_ms = now_ms
@@ -325,7 +332,9 @@ class _Recompaction:
             return True
         return self._cluster.task_slots > 1 and candidate.bytes > max(SMALL_PARTITION_BYTES, total_bytes // self._cluster.task_slots)
 
-    def run_partition(self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]) -> None:
+    def run_rounds_and_record_result(
+        self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]
+    ) -> None:
         """Run the rounds of one partition with ``run_rounds`` and record the result; an exception becomes its error."""
         begin = time.monotonic()
         report, problem = None, None
@@ -351,13 +360,13 @@ class _Recompaction:
 
         return self._run_round_over_whole_log(candidate, RemoteEngine("spark", create_remote_worker))
 
-    def clean_in_shared_job(self, flow: SharedJobs, candidate: RecompactionCandidate) -> RoundReport:
+    def clean_in_shared_job(self, shared_jobs: SharedJobRunner, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a small partition on one executor, in a Spark job that it shares with other partitions."""
         from compactor.round.engines import RemoteEngine
 
         cleaner = self._tier.cleaner_settings_for_topic(candidate.partition.topic)
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
-        return self._run_round_over_whole_log(candidate, RemoteEngine(engine, lambda stats: flow.create_worker(cleaner, stats)))
+        return self._run_round_over_whole_log(candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_worker(cleaner, stats)))
 
     def publish_catalog_changes(self, min_changes: int = 1) -> None:
         """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""

@@ -23,12 +23,20 @@ from compactor.consumer.reading import LastRecordsRequest, hash_keys_of_rows
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_columns import ColumnsMissing
-from compactor.outputs.iceberg_files import BYTES_PER_KEY, FilesToWrite, SliceTask, duplicate_key_error, hash_key_column, write_slice_file
-from compactor.outputs.iceberg_plan import Slice
+from compactor.outputs.iceberg_columns import TableColumnsMissing
+from compactor.outputs.iceberg_files import (
+    BYTES_PER_KEY,
+    CheckedKeyShare,
+    FilesToWrite,
+    SliceWriteTask,
+    duplicate_key_error,
+    hashes_of_key_column,
+    write_slice_file,
+)
+from compactor.outputs.iceberg_plan import ViewSlice
 from compactor.outputs.iceberg_table import TopicTable
 from compactor.spark.cluster.executor import TaskCost, open_tier_on_executor
-from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, run_task
+from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome, run_task
 
 MIN_RANGE_BYTES: Final = 1 << 16
 """Smallest memory for the keys of one range."""
@@ -42,32 +50,32 @@ class _KeyHashes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusterFileWriter:
-    """Writer of data files by Spark tasks (compactor.outputs.iceberg_files.FileWriter). cost: the cost of all tasks is added to it."""
+class ClusterDataFileWriter:
+    """Writer of data files by Spark tasks (compactor.outputs.iceberg_files.DataFileWriter). cost: the cost of all tasks is added to it."""
 
-    cluster: Cluster
+    cluster: SparkCluster
     cost: TaskCost
     job_listener: JobListener
 
-    def write_files(self, order: FilesToWrite, written: dict[Slice, DataFile | None]) -> float:
-        """Write data files as ``FileWriter.write_files``. Raises Unavailable if Spark aborts the job."""
-        if not order.tasks:
+    def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
+        """Write data files as ``DataFileWriter.write_files``. Raises Unavailable if Spark aborts the job."""
+        if not files.tasks:
             return 1.0
-        tier, name = order.tier, order.partition
+        tier, name = files.tier, files.partition
         budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
-        keys = sum(task.max_records for task in order.tasks) + sum(file.record_count for file in order.others)
+        keys = sum(task.max_records for task in files.tasks) + sum(file.record_count for file in files.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
-        items = [*order.tasks, *(file.file_path for file in order.others)]
-        task = _WriteFiles(
+        items = [*files.tasks, *(file.file_path for file in files.others)]
+        task = _WriteFilesTask(
             tier.settings,
             name,
             tier.metadata.topic_id(name),
             tier.identity.hash_key_for_reading(),
-            order.table.without_catalog(),
+            files.table.without_catalog(),
             ranges,
         )
         answers = self.cluster.shuffle_answers_to_targets(f"{name}: {len(items)} data files", items, task, [None] * (ranges + 1))
-        step, work = f"{name}: keys of data files compared in {ranges} ranges", _CompareKeys(name, budget)
+        step, work = f"{name}: keys of data files compared in {ranges} ranges", _CompareKeysTask(name, budget)
         outcomes: list[TaskOutcome] = []
         for outcome in self.cluster.run_job(step, answers, work, ranges + 1, job_listener=self.job_listener):
             outcomes += [outcome, *(outcome.value or ())]
@@ -76,19 +84,19 @@ class ClusterFileWriter:
             if isinstance(outcome.value, tuple):
                 written[outcome.value[0]] = outcome.value[1]
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        missing = [error.columns for error in errors if isinstance(error, ColumnsMissing)]
+        missing = [error.columns for error in errors if isinstance(error, TableColumnsMissing)]
         for error in errors:
-            if not isinstance(error, ColumnsMissing):
+            if not isinstance(error, TableColumnsMissing):
                 raise error
         for columns in missing:
-            order.table.add_columns(columns)
+            files.table.add_columns(columns)
         # The keys were compared before.
-        rest = [task for task in order.tasks if task.file.slice not in written]
-        return self.write_files(replace(order, tasks=rest, others=()), written) if missing else 1.0
+        rest = [task for task in files.tasks if task.file.slice not in written]
+        return self.write_files(replace(files, tasks=rest, others=()), written) if missing else 1.0
 
 
 @dataclass(frozen=True)
-class _WriteFiles:
+class _WriteFilesTask:
     """Picklable function of a task that writes one slice's file, or reads the keys of a file, and returns the hashes of the keys."""
 
     settings: Settings
@@ -98,22 +106,22 @@ class _WriteFiles:
     table: TopicTable
     ranges: int
 
-    def __call__(self, item: SliceTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
+    def __call__(self, item: SliceWriteTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
         """Yield hashes with the number of their range, then the outcome with the number after the last range."""
         hashes: list[Hashes] = []
         outcome = run_task(-1, lambda _: self._write_file(item, hashes))
         place = item if isinstance(item, str) else f"segment {item.file.slice.segment_id}"
-        for found in hashes if outcome.error is None or isinstance(outcome.error, ColumnsMissing) else ():
+        for found in hashes if outcome.error is None or isinstance(outcome.error, TableColumnsMissing) else ():
             range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
             for number in np.unique(range_of_hash).tolist():
                 yield number, _KeyHashes(place, found[range_of_hash == number].tobytes())
         yield self.ranges, outcome
 
-    def _write_file(self, item: SliceTask | str, hashes: list[Hashes]) -> tuple[Slice, DataFile | None] | None:
+    def _write_file(self, item: SliceWriteTask | str, hashes: list[Hashes]) -> tuple[ViewSlice, DataFile | None] | None:
         """Write a slice's file and return its description; or read the keys of a file. Append the hashes of keys to ``hashes``."""
         halves = siphash_key_halves(self.hash_key)
         if isinstance(item, str):
-            hashes += [hash_key_column(keys, halves) for keys in self.table.read_keys(item)]
+            hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys(item)]
             return None
         tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
         each, every_key = item.file.slice, LastRecordsRequest(0, 1, 0)
@@ -125,7 +133,7 @@ class _WriteFiles:
 
 
 @dataclass(frozen=True)
-class _CompareKeys:
+class _CompareKeysTask:
     """Picklable function of a task that compares the keys of one range, or returns the outcomes of the tasks that wrote files."""
 
     partition: TopicPartition

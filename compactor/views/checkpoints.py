@@ -41,7 +41,7 @@ def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
     begun and not finished, or None.
     """
     state = log.state
-    return _control_log_document(ports, log) | {
+    return _partition_state_document(ports, log) | {
         "start_offset": state.start_offset,
         "end_offset": state.end_offset,
         "first_dirty_offset": state.first_dirty_offset,
@@ -59,13 +59,13 @@ def lineage_document(ports: Ports, log: PartitionLog) -> Document:
     """
     state = log.state
     known = {entry.epoch for entry in state.epochs}
-    return _control_log_document(ports, log) | {
-        "epochs": [_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
-        "unowned": [_void_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
+    return _partition_state_document(ports, log) | {
+        "epochs": [_compactor_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
+        "unowned": [_void_record_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
     }
 
 
-def _control_log_document(ports: Ports, log: PartitionLog) -> Document:
+def _partition_state_document(ports: Ports, log: PartitionLog) -> Document:
     """Return the fields that every view of a partition has: its name, and its state after one position (slot) of its control log."""
     state = log.state
     return {
@@ -75,18 +75,18 @@ def _control_log_document(ports: Ports, log: PartitionLog) -> Document:
         "slot": state.slot,
         "cleaner_offsets": state.vector,
         "lease": current_lease(ports, log),
-        "fenced": [_void_document(entry) for entry in state.fenced],
+        "fenced": [_void_record_document(entry) for entry in state.fenced],
     }
 
 
-def _void_document(entry: FencedAppend) -> Document:
+def _void_record_document(entry: FencedAppend) -> Document:
     """Return a control record without effect as the fields of a JSON document. ``offset``: the cleaner offset that it stated, or None.
     ``by``: its writer.
     """
     return entry.model_dump() | {"offset": _none_if_negative(entry.offset)}
 
 
-def _epoch_document(state: PartitionState, entry: EpochHistory, after: EpochHistory | None) -> Document:
+def _compactor_epoch_document(state: PartitionState, epoch: EpochHistory, next_epoch: EpochHistory | None) -> Document:
     """Return a compactor epoch (one process's period of leadership) with the rounds that it published and its records without effect.
 
     ``ended``: released, replaced or leading. ``granted``: its cleaner offset in the present list of cleaner offsets, or None. ``cut_off``:
@@ -94,24 +94,24 @@ def _epoch_document(state: PartitionState, entry: EpochHistory, after: EpochHist
     runs that it undid, while their outputs are kept. A round belongs to the epoch that published it; ``announced_by`` names the compactor
     that had begun it.
 
-    :param after: the next epoch, or None if this is the latest.
+    :param next_epoch: the next epoch, or None if this is the latest.
     """
     cut_off = None
-    if entry.ended == "replaced" and after is not None:
-        cut_off = {"leader_epoch": after.epoch, "holder": after.holder, "slot": after.slot, "at_ms": after.at_ms}
+    if epoch.ended == "replaced" and next_epoch is not None:
+        cut_off = {"leader_epoch": next_epoch.epoch, "holder": next_epoch.holder, "slot": next_epoch.slot, "at_ms": next_epoch.at_ms}
     return {
-        "leader_epoch": entry.epoch,
-        "holder": entry.holder,
-        "incarnation": entry.incarnation,
-        "slot": entry.slot,
-        "at_ms": entry.at_ms,
-        "ended": entry.ended or "leading",
-        "ended_ms": entry.ended_ms if entry.ended else None,
-        "granted": next((granted.offset for granted in state.vector if granted.leader_epoch == entry.epoch), None),
+        "leader_epoch": epoch.epoch,
+        "holder": epoch.holder,
+        "incarnation": epoch.incarnation,
+        "slot": epoch.slot,
+        "at_ms": epoch.at_ms,
+        "ended": epoch.ended or "leading",
+        "ended_ms": epoch.ended_ms if epoch.ended else None,
+        "granted": next((granted.offset for granted in state.vector if granted.leader_epoch == epoch.epoch), None),
         "cut_off": cut_off,
-        "runs": [_run_document(run) for run in state.runs if run.leader_epoch == entry.epoch],
-        "undid": [group.run_id for group in state.waiting if group.undone and group.leader_epoch == entry.epoch],
-        "fenced": [_void_document(void) for void in state.fenced if void.leader_epoch == entry.epoch],
+        "runs": [_run_document(run) for run in state.runs if run.leader_epoch == epoch.epoch],
+        "undid": [group.run_id for group in state.waiting if group.undone and group.leader_epoch == epoch.epoch],
+        "fenced": [_void_record_document(void) for void in state.fenced if void.leader_epoch == epoch.epoch],
     }
 
 
@@ -153,7 +153,7 @@ class KafkaCleanerOffset:
 
 
 @dataclass(frozen=True)
-class KafkaFile:
+class KafkaCheckpointFile:
     """Parsed checkpoint file of Kafka. kind: the name that Kafka gives such files. One of the two lists of entries is empty, because a file
     has entries of its kind only.
     """
@@ -165,7 +165,7 @@ class KafkaFile:
 
 
 @dataclass(frozen=True)
-class FileChange:
+class CheckpointEntryChange:
     """HistoryDifference between two checkpoint files in one entry. what: the partition or the leader epoch. before or after is None if
     that file
     has no such entry.
@@ -176,7 +176,7 @@ class FileChange:
     after: int | None
 
 
-def read_kafka_file(path: Path) -> KafkaFile:
+def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
     """Parse a checkpoint file of Kafka.
 
     :raises UsageError: if there is no such file, or it is of neither kind. :raises BadData: if Kafka would not read it.
@@ -193,21 +193,23 @@ def read_kafka_file(path: Path) -> KafkaFile:
     if size > MOST_BYTES or not kind:
         raise UsageError(f"{path} is neither a {CLEANER_OFFSETS} nor a {LEADER_EPOCHS}", hint="They are in a broker's log directory")
     if kind == LEADER_EPOCHS:
-        return KafkaFile(str(path), kind, leader_epochs=parse_leader_epoch_checkpoint(text, str(path)))
+        return KafkaCheckpointFile(str(path), kind, leader_epochs=parse_leader_epoch_checkpoint(text, str(path)))
     found = parse_cleaner_offset_checkpoint(text, str(path))
-    return KafkaFile(str(path), kind, tuple(KafkaCleanerOffset(topic, number, offset) for (topic, number), offset in sorted(found.items())))
+    return KafkaCheckpointFile(
+        str(path), kind, tuple(KafkaCleanerOffset(topic, number, offset) for (topic, number), offset in sorted(found.items()))
+    )
 
 
-def compare_kafka_files(before: KafkaFile, after: KafkaFile) -> tuple[FileChange, ...]:
+def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
     """Return the entries in which two checkpoint files differ. Raises UsageError if the files are of different kinds."""
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
-    old, new = _entries_by_name(before), _entries_by_name(after)
+    old, new = _offsets_by_entry_name(before), _offsets_by_entry_name(after)
     names = [*old, *(name for name in new if name not in old)]
-    return tuple(FileChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+    return tuple(CheckpointEntryChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
-def _entries_by_name(file: KafkaFile) -> dict[str, int]:
+def _offsets_by_entry_name(file: KafkaCheckpointFile) -> dict[str, int]:
     """Return the entries of a file by name."""
     if file.kind == LEADER_EPOCHS:
         return {f"leader epoch {entry.epoch}": entry.start_offset for entry in file.leader_epochs}

@@ -24,7 +24,7 @@ MILLISECONDS_FROM = 10**11
 
 
 @dataclass(frozen=True)
-class HistoryPoint:
+class PartitionHistoryPoint:
     """Moment in a partition's history: the state after one record of its control log. slot: position of that record. at_ms: time by the
     writer's clock; None if the record was deleted. state: None if only the cleaner offsets are still known.
     """
@@ -36,7 +36,7 @@ class HistoryPoint:
 
 
 @dataclass(frozen=True)
-class OffsetChange:
+class CleanerOffsetChange:
     """Change of one compactor epoch's cleaner offset between two moments.
 
     before, after: None if the epoch has no entry then.
@@ -48,7 +48,7 @@ class OffsetChange:
 
 
 @dataclass(frozen=True)
-class SegmentChange:
+class LiveSegmentChange:
     """A live segment that was added or removed."""
 
     change: str
@@ -65,8 +65,8 @@ class HistoryDifference:
     segments, leader, fenced: None if the records of the earlier moment were deleted.
     """
 
-    cleaner_offsets: tuple[OffsetChange, ...]
-    segments: tuple[SegmentChange, ...] | None
+    cleaner_offsets: tuple[CleanerOffsetChange, ...]
+    segments: tuple[LiveSegmentChange, ...] | None
     leader: tuple[str, str] | None
     fenced: int | None
 
@@ -78,25 +78,25 @@ class RecordedHistory:
         self._base, self._steps = log.records_with_states()
 
     @property
-    def latest_point(self) -> HistoryPoint:
+    def latest_history_point(self) -> PartitionHistoryPoint:
         """Return the latest moment of the recorded history, with its state."""
-        return self._point_at_step(len(self._steps) - 1)
+        return self._history_point_after_record(len(self._steps) - 1)
 
     @property
     def records(self) -> Sequence[Record[Any]]:
         """Return the log's records, oldest first."""
         return [record for record, _ in self._steps]
 
-    def parse_point(self, text: str) -> HistoryPoint:
+    def parse_history_point(self, text: str) -> PartitionHistoryPoint:
         """Return the moment of the history that a text names: a log position (slot), a time (milliseconds since 1970 or ISO 8601) or a run
         id. Raises UsageError.
         """
         if text.isascii() and text.isdigit():
             number = int(text)
-            return self._point_at_time(number) if number >= MILLISECONDS_FROM else self._point_at_slot(number)
-        run = self.latest_point.state.find_run(text) if self.latest_point.state else None
+            return self._history_point_at_time(number) if number >= MILLISECONDS_FROM else self._history_point_at_slot(number)
+        run = self.latest_history_point.state.find_run(text) if self.latest_history_point.state else None
         if run is not None:
-            return self._point_after_run(run)
+            return self._history_point_after_run(run)
         moment = _parse_iso_time_ms(text)
         if moment is None:
             raise UsageError(
@@ -104,35 +104,35 @@ class RecordedHistory:
                 hint=f"Write a slot, milliseconds, a time like 2026-01-31T12:00:00Z, or a run that `runs list"
                 f" {self._base.topic_partition}` shows",
             )
-        return self._point_at_time(moment)
+        return self._history_point_at_time(moment)
 
-    def points_around_run(self, run_id: str) -> tuple[HistoryPoint, HistoryPoint] | None:
+    def history_points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
         """Return the moments of the history before and after a run, or None if there is no run with this id."""
-        run = self.latest_point.state.find_run(run_id) if self.latest_point.state else None
+        run = self.latest_history_point.state.find_run(run_id) if self.latest_history_point.state else None
         if run is None:
             return None
         slot = (run.published_slot or run.slot) - 1
         known = self._base.slot <= slot
-        before = self._point_at_slot(slot) if known else HistoryPoint(slot, None, run.vector_before, None)
-        return before, self._point_after_run(run)
+        before = self._history_point_at_slot(slot) if known else PartitionHistoryPoint(slot, None, run.vector_before, None)
+        return before, self._history_point_after_run(run)
 
-    def _point_after_run(self, run: Run) -> HistoryPoint:
+    def _history_point_after_run(self, run: Run) -> PartitionHistoryPoint:
         """Return the moment after a run; only with its cleaner offsets if the run's record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
-            return self._point_at_slot(slot)
-        return HistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
+            return self._history_point_at_slot(slot)
+        return PartitionHistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
 
-    def _point_at_slot(self, slot: int) -> HistoryPoint:
+    def _history_point_at_slot(self, slot: int) -> PartitionHistoryPoint:
         """Return the moment after the record at a log position. Raises UsageError if the control log no longer has that record."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
                 f"slot {slot} of {self._base.topic_partition} is not in its control log",
                 hint=f"It holds slots {self._base.slot} to {self._base.slot + len(self._steps)}; older ones are folded into a snapshot",
             )
-        return self._point_at_step(slot - self._base.slot - 1)
+        return self._history_point_after_record(slot - self._base.slot - 1)
 
-    def _point_at_time(self, at_ms: int) -> HistoryPoint:
+    def _history_point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
         """Return the moment of the history at a time in milliseconds. Raises UsageError if the control log does not reach back so far."""
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
@@ -141,41 +141,45 @@ class RecordedHistory:
             raise UsageError(
                 f"the control log of {self._base.topic_partition} does not reach back to {format_iso_time(at_ms)}", hint=f"In it {since}"
             )
-        return self._point_at_step(found[-1] if found else -1)
+        return self._history_point_after_record(found[-1] if found else -1)
 
-    def _point_at_step(self, step: int) -> HistoryPoint:
+    def _history_point_after_record(self, step: int) -> PartitionHistoryPoint:
         """Return the moment after a record, by its number in this history; -1 is the beginning of what the log still contains."""
         if step < 0:
-            return HistoryPoint(self._base.slot, None, self._base.vector, self._base)
+            return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[step]
-        return HistoryPoint(state.slot, record.at_ms, state.vector, state)
+        return PartitionHistoryPoint(state.slot, record.at_ms, state.vector, state)
 
 
-def compare_points(before: HistoryPoint, after: HistoryPoint) -> HistoryDifference:
+def compare_history_points(before: PartitionHistoryPoint, after: PartitionHistoryPoint) -> HistoryDifference:
     """Return the differences between an earlier and a later moment of a partition's history."""
     old, new = before.state, after.state
-    offsets = _offset_changes(before.cleaner_offsets, after.cleaner_offsets)
+    offsets = _cleaner_offset_changes(before.cleaner_offsets, after.cleaner_offsets)
     if old is None or new is None:
         return HistoryDifference(offsets, None, None, None)
     seen = {entry.slot for entry in old.fenced}
     return HistoryDifference(
         cleaner_offsets=offsets,
-        segments=_segment_changes(old.live, new.live),
+        segments=_live_segment_changes(old.live, new.live),
         leader=(_describe_leader(old), _describe_leader(new)),
         fenced=sum(entry.slot not in seen for entry in new.fenced),
     )
 
 
-def _offset_changes(before: Sequence[CleanerOffset], after: Sequence[CleanerOffset]) -> tuple[OffsetChange, ...]:
+def _cleaner_offset_changes(before: Sequence[CleanerOffset], after: Sequence[CleanerOffset]) -> tuple[CleanerOffsetChange, ...]:
     old = {entry.leader_epoch: entry.offset for entry in before}
     new = {entry.leader_epoch: entry.offset for entry in after}
-    return tuple(OffsetChange(epoch, old.get(epoch), new.get(epoch)) for epoch in sorted(old | new) if old.get(epoch) != new.get(epoch))
+    return tuple(
+        CleanerOffsetChange(epoch, old.get(epoch), new.get(epoch)) for epoch in sorted(old | new) if old.get(epoch) != new.get(epoch)
+    )
 
 
-def _segment_changes(before: Sequence[RemoteLogSegmentMetadata], after: Sequence[RemoteLogSegmentMetadata]) -> tuple[SegmentChange, ...]:
+def _live_segment_changes(
+    before: Sequence[RemoteLogSegmentMetadata], after: Sequence[RemoteLogSegmentMetadata]
+) -> tuple[LiveSegmentChange, ...]:
     old, new = {segment.id for segment in before}, {segment.id for segment in after}
-    changes = [SegmentChange("removed", s.id, s.start_offset, s.end_offset, s.size_bytes) for s in before if s.id not in new]
-    changes += [SegmentChange("added", s.id, s.start_offset, s.end_offset, s.size_bytes) for s in after if s.id not in old]
+    changes = [LiveSegmentChange("removed", s.id, s.start_offset, s.end_offset, s.size_bytes) for s in before if s.id not in new]
+    changes += [LiveSegmentChange("added", s.id, s.start_offset, s.end_offset, s.size_bytes) for s in after if s.id not in old]
     return tuple(sorted(changes, key=lambda change: (change.start_offset, change.change == "added")))
 
 

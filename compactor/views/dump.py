@@ -24,13 +24,17 @@ from compactor.records.rows import LEGACY, BatchChunk, RecordRowBuffers, RecordR
 
 SHOWN_BYTES = 60
 """Bytes of a key or value after which it is cut."""
+Document = dict[str, Any]
+"""Fields of a JSON object."""
 
 
-def list_segments(state: PartitionState, sidecars: Mapping[str, int], other_rows: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def list_segments(
+    state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], other_rows: Sequence[Document] = ()
+) -> list[Document]:
     """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or of an open round or
     import.
 
-    :param sidecars: size of each sidecar in bytes, by segment id.
+    :param sidecar_bytes_by_segment_id: size of each sidecar in bytes, by segment id.
     :param other_rows: further rows, of segments that only the brokers' metadata name.
     """
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
@@ -41,11 +45,11 @@ def list_segments(state: PartitionState, sidecars: Mapping[str, int], other_rows
         found.append(_segment_row(receipt.segment, SegmentState.COPY_SEGMENT_STARTED))
     found += other_rows
     for row in found:
-        row["sidecar"] = {"bytes": sidecars[row["id"]]} if row["id"] in sidecars else None
+        row["sidecar"] = {"bytes": sidecar_bytes_by_segment_id[row["id"]]} if row["id"] in sidecar_bytes_by_segment_id else None
     return found
 
 
-def unread_broker_segments(tier: Tier, state: PartitionState) -> list[dict[str, Any]]:
+def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[Document]:
     """Return rows of the segments that the brokers' metadata name and readers do not use: unfinished, half-deleted or superseded ones."""
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
@@ -57,7 +61,7 @@ def unread_broker_segments(tier: Tier, state: PartitionState) -> list[dict[str, 
     ]
 
 
-def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> dict[str, Any]:
+def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> Document:
     """Return a segment's row in the list of segments. ``replaced_by``: id of the segment that replaced it, or None."""
     return {
         "id": segment.id,
@@ -74,13 +78,13 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
 
 
 def dump_segment(
-    tier: Tier, partition: TopicPartition, segment_id: str, inflate_limit: int, *, show_everything: bool = False
-) -> dict[str, Any]:
+    tier: Tier, partition: TopicPartition, segment_id: str, max_inflated_bytes: int, *, show_everything: bool = False
+) -> Document:
     """Return the batches and records of one segment as a document. Keys and values are text if they are UTF-8, else ``base64:...``. Long
     ones are cut after SHOWN_BYTES.
 
     :param segment_id: the id, or its first characters.
-    :param inflate_limit: largest size of a decompressed batch, in bytes.
+    :param max_inflated_bytes: largest size of a decompressed batch, in bytes.
     :param show_everything: cut nothing, and include headers.
     :raises UsageError: if no segment, or more than one, has an id that begins so.
     :raises BadData: if the segment is damaged.
@@ -98,14 +102,14 @@ def dump_segment(
         batches = [
             batch
             for first, last in source.batch_ranges_of_one_kind()
-            for batch in _batch_documents(source, first, last, inflate_limit, show_everything=show_everything)
+            for batch in _batch_documents(source, first, last, max_inflated_bytes, show_everything=show_everything)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}
 
 
 def _batch_documents(
     source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, show_everything: bool
-) -> list[dict[str, Any]]:
+) -> list[Document]:
     """Return the batches from ``first_batch`` up to ``end_batch``, exclusive, with their records."""
     found = []
     buffers = RecordRowBuffers()
@@ -121,7 +125,7 @@ def _batch_documents(
 
 def _batch_document(
     source: SourceSegment, chunk: BatchChunk, batch: int, rows: RecordRows, record_rows: range, *, show_everything: bool
-) -> dict[str, Any]:
+) -> Document:
     """Return one batch with its records.
 
     :param record_rows: rows of the batch's records.
@@ -149,8 +153,8 @@ def _batch_document(
             {
                 "offset": int(rows.offset[row]),
                 "timestamp": int(rows.timestamp[row]),
-                "key": _bytes_as_text(chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything),
-                "value": _bytes_as_text(chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything),
+                "key": _text_or_base64(chunk, int(rows.key_start[row]), int(rows.key_length[row]), show_everything=show_everything),
+                "value": _text_or_base64(chunk, int(rows.value_start[row]), int(rows.value_length[row]), show_everything=show_everything),
                 "value_bytes": int(rows.value_length[row]),
                 **({"headers": list(_header_documents(chunk, rows, row))} if show_everything else {}),
             }
@@ -159,7 +163,7 @@ def _batch_document(
     }
 
 
-def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[dict[str, str | None]]:
+def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[Document]:
     """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return
@@ -169,12 +173,12 @@ def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator
         parts = []
         for _ in ("name", "value"):
             length, at = read_varint(chunk.buf, at, end)
-            parts.append(_bytes_as_text(chunk, at, length, show_everything=True))
+            parts.append(_text_or_base64(chunk, at, length, show_everything=True))
             at += max(length, 0)
         yield {"key": parts[0], "value": parts[1]}
 
 
-def _bytes_as_text(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
+def _text_or_base64(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
     """Return bytes of a chunk as text or ``base64:...``; None if the length is negative, as for a null key."""
     if length < 0:
         return None

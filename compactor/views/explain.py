@@ -32,10 +32,14 @@ from compactor.views.search import FoundRecord, RecordSearch
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
 OnRead = Callable[[int], None]
+Document = dict[str, Any]
+"""Fields of a JSON object."""
+RemovedRecord = tuple[WaitingGroup, FoundRecord]
+"""A removed record, after the group of replaced segments that still holds it."""
 
 
 @dataclass(frozen=True)
-class Fact:
+class ExplanationFact:
     """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: the numbers in that line."""
 
     kind: str
@@ -48,7 +52,7 @@ class Explanation:
     """Answer to a question about a partition, with the facts that support it."""
 
     answer: str
-    facts: tuple[Fact, ...]
+    facts: tuple[ExplanationFact, ...]
 
 
 # --- the partition ---
@@ -67,10 +71,10 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     outlook = retention_outlook(state, found, cleaner, now_ms)
     facts = (
         *_status_facts(state, lease, now_ms),
-        *_facts_about_due_round(state, found, cleaner, now_ms),
+        *_dirty_segment_facts(state, found, cleaner, now_ms),
         *_retention_facts(state, outlook, tier.first_readable_offset(state)),
-        *_facts_about_leftovers(state, tier, now_ms),
-        *_last_round_facts(past, state),
+        *_deletion_and_import_facts(state, tier, now_ms),
+        *_latest_round_facts(past, state),
     )
     why = pause_reason(tier.catalog.state, partition)
     answer = (
@@ -90,7 +94,7 @@ def _explain_listed_partition(tier: Tier, partition: TopicPartition) -> Explanat
     held = f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}, {format_size(state.bytes)}"
     values = {"start_offset": state.start_offset, "end_offset": state.end_offset, "bytes": state.bytes}
     how = "`import --from-tier` copies it into a compactor-managed tier, where rounds clean it; `generations` writes this layout again"
-    return Explanation(answer, (Fact("offsets", held, values), Fact("only_read", how)))
+    return Explanation(answer, (ExplanationFact("offsets", held, values), ExplanationFact("only_read", how)))
 
 
 def _answer_why_not_cleaned(
@@ -128,11 +132,11 @@ def _quarantine_advice(state: PartitionState) -> str:
     return f"`verify {state.topic_partition}` names all damage; {restore}. The next `run` tries again."
 
 
-def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[Fact]:
+def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -> Iterator[ExplanationFact]:
     """Yield facts about offsets, leadership, an open round and quarantine."""
     clean = " ".join(f"{entry.leader_epoch}:{entry.offset}" for entry in state.vector) or "none"
     dirty = f"dirty from {state.first_dirty_offset}" if state.first_dirty_offset <= state.end_offset else "nothing is dirty"
-    yield Fact(
+    yield ExplanationFact(
         "offsets",
         f"{count_noun(len(state.live), 'segment')} with offsets {state.start_offset} to {state.end_offset}; "
         f"{dirty} (cleaner offsets {clean})",
@@ -141,7 +145,7 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
     if lease is not None:
         over = "" if lease.expires_ms >= now_ms else "; it is over, any compactor may take over"
         values = {"holder": lease.holder, "epoch": lease.epoch, "expires_ms": lease.expires_ms}
-        yield Fact(
+        yield ExplanationFact(
             "lease", f"{lease.holder} leads as epoch {lease.epoch}, its lease runs until {format_iso_time(lease.expires_ms)}{over}", values
         )
     if state.intent is not None:
@@ -150,21 +154,23 @@ def _status_facts(state: PartitionState, lease: LeaseInfo | None, now_ms: int) -
         text = (
             f"run {plan.run_id} is open since {format_iso_time(state.intent.at_ms)}: {done} of {count_noun(len(plan.tasks), 'group')} done"
         )
-        yield Fact("open_round", text, {"run_id": plan.run_id, "groups": len(plan.tasks), "groups_done": done})
+        yield ExplanationFact("open_round", text, {"run_id": plan.run_id, "groups": len(plan.tasks), "groups_done": done})
     if state.quarantine is not None:
         why = state.quarantine
         where = f" ({why.segment})" if why.segment not in why.reason else ""
         text = f"failed {count_noun(why.failures, 'time')} in a row, last at {format_iso_time(why.at_ms)}: {why.reason}{where}"
-        yield Fact("quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment})
+        yield ExplanationFact(
+            "quarantine", text, {"failures": why.failures, "at_ms": why.at_ms, "reason": why.reason, "segment": why.segment}
+        )
 
 
-def _facts_about_due_round(
+def _dirty_segment_facts(
     state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], cleaner: CleanerSettings, now_ms: int
-) -> Iterator[Fact]:
+) -> Iterator[ExplanationFact]:
     """Yield facts about dirty segments and about what delays their cleaning."""
     if not state.has_segments:
         return
-    yield Fact(
+    yield ExplanationFact(
         "dirty",
         f"{len(assessment.dirty)} dirty segments up to offset {assessment.end - 1}, dirty ratio {assessment.dirty_ratio:.2f}; "
         f"above {assessment.threshold} a round is due",
@@ -178,46 +184,46 @@ def _facts_about_due_round(
         saved = assessment.threshold.saved_usd_month
         text = f"min_cleanable_dirty_ratio is chosen automatically: {assessment.threshold.ratio:g}, {assessment.threshold.why}"
         text += f"; it saves {saved:.2f} USD a month in comparison with {KAFKA_RATIO:g}" if saved is not None else ""
-        yield Fact("automatic_ratio", text, {"saves_usd_month": saved})
+        yield ExplanationFact("automatic_ratio", text, {"saves_usd_month": saved})
     undecided = state.live[-1].open_txn_offset
     if undecided >= 0:
         text = f"a transaction is open since offset {undecided}: its segment and all later ones must wait for its end"
-        yield Fact("open_transaction", text, {"offset": undecided})
+        yield ExplanationFact("open_transaction", text, {"offset": undecided})
     if cleaner.min_compaction_lag_ms > 0:
         text = f"min_compaction_lag_ms keeps records younger than {format_duration(cleaner.min_compaction_lag_ms)} from being cleaned"
-        yield Fact("min_compaction_lag", text, {"min_compaction_lag_ms": cleaner.min_compaction_lag_ms})
+        yield ExplanationFact("min_compaction_lag", text, {"min_compaction_lag_ms": cleaner.min_compaction_lag_ms})
     horizons = sorted(segment.due_ms for segment in state.live if segment.due_ms >= 0)
     passed = sum(horizon <= now_ms for horizon in horizons)
     if horizons:
         text = f"{count_noun(passed, 'segment holds', 'segments hold')} tombstones or markers whose delete horizon has passed"
         ahead = next((horizon for horizon in horizons if horizon > now_ms), None)
         text += f"; the next horizon is {format_iso_time(ahead)}" if ahead is not None else ""
-        yield Fact("horizons", text, {"passed": passed, "next_ms": ahead})
+        yield ExplanationFact("horizons", text, {"passed": passed, "next_ms": ahead})
 
 
-def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start: int) -> Iterator[Fact]:
+def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start: int) -> Iterator[ExplanationFact]:
     """Yield facts about the log start, about what expires, and about a round that holds up expiry by brokers.
 
     :param log_start: first offset that readers may read.
     """
     if log_start > state.start_offset:
         text = f"readers begin at offset {log_start}; the segment in which it lies stays until all of its records have expired"
-        yield Fact("log_start", text, {"log_start_offset": log_start})
+        yield ExplanationFact("log_start", text, {"log_start_offset": log_start})
     if state.broker_log_start:
         text = f"brokers have reported the log start {state.broker_log_start}; what they have deleted below it counts as expired, "
         text += "also if a new leader starts lower"
-        yield Fact("broker_log_start", text, {"log_start_offset": state.broker_log_start})
+        yield ExplanationFact("broker_log_start", text, {"log_start_offset": state.broker_log_start})
     if outlook.text:
         values = {"segments": outlook.segments, "bytes": outlook.bytes, "next_ms": outlook.next_ms, "one_to_one": outlook.one_to_one}
-        yield Fact("retention", outlook.text, values)
+        yield ExplanationFact("retention", outlook.text, values)
     if outlook.text and state.mirrored and state.intent is not None and state.intent.receipts:
         until_ms = state.intent.at_ms + OPEN_ROUND_MAX_MS
         text = f"brokers expire nothing behind the {len(state.intent.receipts)} new segments of the open round; if its publication has not "
         text += f"begun by {format_iso_time(until_ms)}, it is given up"
-        yield Fact("expiry_held_up", text, {"until_ms": until_ms})
+        yield ExplanationFact("expiry_held_up", text, {"until_ms": until_ms})
 
 
-def _facts_about_leftovers(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[Fact]:
+def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -> Iterator[ExplanationFact]:
     """Yield facts about replaced segments that wait for deletion and about imports that were not finished."""
     for group in state.waiting:
         size = sum(segment.size_bytes for segment in group.segments)
@@ -226,23 +232,23 @@ def _facts_about_leftovers(state: PartitionState, tier: Tier, now_ms: int) -> It
         named = f"what left because {group.why}" if group.why else f"{what} {group.run_id}"
         held = f"{count_noun(len(group.segments), 'segment')}, {format_size(size)}"
         text = f"{named}: {held}, kept for {format_duration(keep)} and then deleted by `retire`"
-        yield Fact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
+        yield ExplanationFact("waiting", text, {"run_id": group.run_id, "segments": len(group.segments), "bytes": size})
     for entry in state.registrations.values():
         text = (
             f"import {entry.import_id} by {entry.holder} is unfinished: {count_noun(len(entry.ids), 'segment is', 'segments are')} missing"
         )
-        yield Fact("import", text, {"import_id": entry.import_id, "holder": entry.holder, "segments": len(entry.ids)})
+        yield ExplanationFact("import", text, {"import_id": entry.import_id, "holder": entry.holder, "segments": len(entry.ids)})
 
 
-def _last_round_facts(past: RecordedHistory, state: PartitionState) -> Iterator[Fact]:
+def _latest_round_facts(history: RecordedHistory, state: PartitionState) -> Iterator[ExplanationFact]:
     """Yield the reason why the latest round rewrote or skipped each segment, if its plan is still in the control log."""
-    plans = [record.body.plan for record in past.records if isinstance(record.body, PlanAnnounced)]
+    plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
         (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunStatus.UNDONE), None
     )
     if plan is None:
         if state.runs:
-            yield Fact(
+            yield ExplanationFact(
                 "last_round", f"the plan of run {state.runs[-1].run_id} is no longer in the control log; `runs show` has its figures"
             )
         return
@@ -251,20 +257,22 @@ def _last_round_facts(past: RecordedHistory, state: PartitionState) -> Iterator[
     dirty = plan.first_dirty_offset < plan.end_offset
     what = f"over offsets {plan.first_dirty_offset} to {plan.end_offset - 1}" if dirty else f"over what was clean, below {plan.end_offset}"
     text = f"run {plan.run_id} ({status}) {what}"
-    yield Fact("last_round", text, {"run_id": plan.run_id, "status": status})
-    yield from _segment_facts(plan)
+    yield ExplanationFact("last_round", text, {"run_id": plan.run_id, "status": status})
+    yield from _planned_segment_facts(plan)
 
 
-def _segment_facts(plan: CompactionPlan) -> Iterator[Fact]:
+def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
     """Yield a fact for each group that a plan rewrites and each segment that it skips."""
     read = {segment.id: segment.reason for segment in plan.read}
     for task in plan.tasks:
         why = "; ".join(dict.fromkeys(read.get(name, "dirty") for name in task.sources))
         what = f"{count_noun(len(task.sources), 'segment')} -> {task.new_segment_id}"
         text = f"offsets {task.start_offset} to {task.end_offset} were rewritten ({why}): {what}"
-        yield Fact("rewritten", text, {"sources": list(task.sources), "id": task.new_segment_id, "reason": why})
+        yield ExplanationFact("rewritten", text, {"sources": list(task.sources), "id": task.new_segment_id, "reason": why})
     for skipped in plan.skipped:
-        yield Fact("skipped", f"segment {skipped.id} was not read: {skipped.reason}", {"id": skipped.id, "reason": skipped.reason})
+        yield ExplanationFact(
+            "skipped", f"segment {skipped.id} was not read: {skipped.reason}", {"id": skipped.id, "reason": skipped.reason}
+        )
 
 
 # --- a key or an offset ---
@@ -287,9 +295,9 @@ def explain_key(
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
         facts = _RecordExplainer(state, now_ms, tier.kind.compacts).record_facts(found)
-        facts += _removed_facts(_removed_records(tier, state, found, on_bytes, key=key), found)
+        facts += _removed_record_facts(_find_removed_records(tier, state, found, on_bytes, key=key), found)
         hidden = f"; no reader sees it, as the log starts at {log_start}"
-        facts += [Fact("below_log_start", _describe_record(record) + hidden, _record_values(record)) for record in below]
+        facts += [ExplanationFact("below_log_start", _describe_record(record) + hidden, _record_document(record)) for record in below]
         return Explanation(_answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
 
     return _explain_present_state(tier, partition, explain_key_in_state)
@@ -346,13 +354,13 @@ def _explain_removed_offset(
         came = "imported" if tier.kind.compacts else "uploaded"
         answer = f"Offset {offset} held nothing when segment {segment.id} was {came}: the broker's log had no record there any more."
         return Explanation(answer, ())
-    found = _removed_records(tier, state, [], on_bytes, offset=offset)
+    found = _find_removed_records(tier, state, [], on_bytes, offset=offset)
     answer = f"Offset {offset} holds no record any more: it was cleaned away when epoch {epoch} wrote segment {segment.id}."
     if not found:
         return Explanation(f"{answer} What it held is deleted.", ())
     group, old = found[0]
     if old.key is None:
-        return Explanation(answer, (Fact("removed", _describe_record(old), _record_values(old)),))
+        return Explanation(answer, (ExplanationFact("removed", _describe_record(old), _record_document(old)),))
     later = [
         s
         for s in RecordSearch(tier, state.topic_partition, on_bytes).find_records(later_segments, key=old.key)
@@ -368,19 +376,19 @@ def _explain_removed_offset(
     else:
         answer += "a later record superseded it, which was removed, too."
     facts = [
-        Fact("removed", _describe_record(old), _record_values(old)),
-        *(Fact("superseded_by", _describe_record(s), _record_values(s)) for s in later),
+        ExplanationFact("removed", _describe_record(old), _record_document(old)),
+        *(ExplanationFact("superseded_by", _describe_record(s), _record_document(s)) for s in later),
     ]
     return Explanation(answer, tuple(facts))
 
 
-def _removed_records(
-    tier: Tier, state: PartitionState, live: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
-) -> list[tuple[WaitingGroup, FoundRecord]]:
+def _find_removed_records(
+    tier: Tier, state: PartitionState, live_records: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
+) -> list[RemovedRecord]:
     """Return the records of a key or offset that replaced segments still hold and live segments do not, each with the replaced group that
     holds it.
     """
-    still = {record.offset for record in live}
+    still = {record.offset for record in live_records}
     found = []
     for group in state.waiting:
         if group.undone:
@@ -395,12 +403,12 @@ def _removed_records(
     return found
 
 
-def _removed_facts(removed: Iterable[tuple[WaitingGroup, FoundRecord]], live: Sequence[FoundRecord]) -> list[Fact]:
+def _removed_record_facts(removed_records: Iterable[RemovedRecord], live_records: Sequence[FoundRecord]) -> list[ExplanationFact]:
     """Return a fact for each removed record, latest first."""
     facts = {}
-    for group, record in removed:
+    for group, record in removed_records:
         text = f"{_describe_record(record)}: removed by run {group.run_id}"
-        facts[record.offset] = Fact("removed", text, _record_values(record) | {"run_id": group.run_id})
+        facts[record.offset] = ExplanationFact("removed", text, _record_document(record) | {"run_id": group.run_id})
     return [facts[offset] for offset in sorted(facts, reverse=True)]
 
 
@@ -412,29 +420,33 @@ class _RecordExplainer:
     now_ms: int
     rounds: bool
 
-    def record_facts(self, records: Sequence[FoundRecord]) -> list[Fact]:
+    def record_facts(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
         """Return a fact for each record, newest first: whether it sets the key's value, or why it is still there."""
         facts = []
         latest: FoundRecord | None = None
         for record in records:
             if not record.sets_value_of_key:
                 facts.append(
-                    Fact(
+                    ExplanationFact(
                         _reason_code_of_ignored_record(record),
-                        f"{_describe_record(record)}: {self.reason_ignored(record)}",
-                        _record_values(record),
+                        f"{_describe_record(record)}: {self.reason_value_is_ignored(record)}",
+                        _record_document(record),
                     )
                 )
             elif latest is None:
                 latest = record
                 why = f", {self.tombstone_removal_text(record)}" if record.is_tombstone else ""
-                facts.append(Fact("latest", f"{_describe_record(record)}: the latest record of the key{why}", _record_values(record)))
+                facts.append(
+                    ExplanationFact("latest", f"{_describe_record(record)}: the latest record of the key{why}", _record_document(record))
+                )
             else:
-                text = f"{_describe_record(record)}: superseded by offset {latest.offset}, {self.reason_not_removed(record, latest)}"
-                facts.append(Fact("superseded", text, _record_values(record) | {"superseded_by": latest.offset}))
+                text = (
+                    f"{_describe_record(record)}: superseded by offset {latest.offset}, {self.reason_record_is_not_removed(record, latest)}"
+                )
+                facts.append(ExplanationFact("superseded", text, _record_document(record) | {"superseded_by": latest.offset}))
         return facts
 
-    def reason_ignored(self, record: FoundRecord) -> str:
+    def reason_value_is_ignored(self, record: FoundRecord) -> str:
         """Return the reason why a record does not set its key's value, and when it will be removed."""
         if record.control:
             what, then = "a marker", "; a round removes it after its delete horizon, once no record of its transaction is left"
@@ -463,7 +475,7 @@ class _RecordExplainer:
         why = "an old record format, or no round has rewritten it"
         return f"a tombstone without a delete horizon: {why}; the next round that reads it sets one"
 
-    def reason_not_removed(self, record: FoundRecord, latest: FoundRecord) -> str:
+    def reason_record_is_not_removed(self, record: FoundRecord, latest: FoundRecord) -> str:
         """Return the reason why a superseded record is still there. ``latest``: the record that supersedes it."""
         if not self.rounds:
             return "and no round removes it here"
@@ -475,10 +487,10 @@ class _RecordExplainer:
         """Return a sentence that states which record is at an offset, and whether a later record has its key."""
         what = "O" + _describe_record(record).removeprefix("o")
         if not record.sets_value_of_key:
-            return f"{what}: {self.reason_ignored(record)}."
+            return f"{what}: {self.reason_value_is_ignored(record)}."
         latest = next((later for later in later_records if later.sets_value_of_key), record)
         if latest.offset > record.offset:
-            return f"{what}: superseded by offset {latest.offset}, {self.reason_not_removed(record, latest)}."
+            return f"{what}: superseded by offset {latest.offset}, {self.reason_record_is_not_removed(record, latest)}."
         why = self.tombstone_removal_text(record) if record.is_tombstone else "the latest value of its key: it stays"
         return f"{what}: {why}."
 
@@ -490,7 +502,7 @@ def _reason_code_of_ignored_record(record: FoundRecord) -> str:
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")
 
 
-def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[Fact]) -> str:
+def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[ExplanationFact]) -> str:
     """Return the answer to a question about a key in one sentence."""
     latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:
@@ -514,7 +526,7 @@ def _describe_record(record: FoundRecord) -> str:
     return f"offset {record.offset}, {key}, {value}, of {format_iso_time(record.timestamp) if record.timestamp >= 0 else 'no time'}"
 
 
-def _record_values(record: FoundRecord) -> dict[str, Any]:
+def _record_document(record: FoundRecord) -> Document:
     """Return the numbers of a record for scripts."""
     return {
         "offset": record.offset,

@@ -31,6 +31,9 @@ from compactor.views.retention import RetentionOutlook, retention_outlook
 
 TOMBSTONE_BYTES = 128
 """Upper bound on the size of a tombstone, unless its key is long."""
+ActionAndReason = tuple[str, str]
+SavedBytesAndReason = tuple[int | None, str]
+"""Expected bytes that the store shrinks by, or None if unknown; and what this is based on, or why it is unknown."""
 
 
 class SegmentForecast(NamedTuple):
@@ -45,7 +48,7 @@ class SegmentForecast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Forecast:
+class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
     due: whether `run` has something to do; also if only retention has.
@@ -143,7 +146,7 @@ def read_sidecar_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *,
     )
 
 
-def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> Forecast:
+def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False) -> RoundForecast:
     """Return what the next round over a partition would do. Reads its control log and sidecars, and asks the store whether deleting frees
     space there.
 
@@ -163,7 +166,7 @@ def forecast_from_summary(
     force: bool = False,
     sidecar_evidence: SidecarEvidence | None = None,
     prices: PriceTable | None = None,
-) -> Forecast:
+) -> RoundForecast:
     """Return the forecast for a partition. Makes no request.
 
     :param frees_space: whether deleting frees space in the store; None if unknown.
@@ -208,7 +211,7 @@ def forecast_from_summary(
     usd = prices.requests_usd(objects_read, objects_written + CONTROL_WRITES + len(touched))
     late = [s for s in segments if s.action == "rewrite"] if not dirty else []
     saving, why = _expected_saving_and_reason(summary, writing, dirty, frees_space, _count_tombstones(late, heads))
-    return Forecast(
+    return RoundForecast(
         topic=summary.topic,
         partition=summary.partition,
         incarnation=summary.incarnation,
@@ -253,23 +256,23 @@ def _segment_forecasts(
     assessment: RoundAssessment[SegmentSummary],
     sidecar_evidence: SidecarEvidence | None,
     outlook: RetentionOutlook,
-    keys: int,
+    key_count: int,
     now_ms: int,
 ) -> list[SegmentForecast]:
     """Return the expected action on each live segment, and its reason.
 
-    :param keys: expected number of keys in the dirty segments.
+    :param key_count: expected number of keys in the dirty segments.
     """
     dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
     gone = {segment.id for segment in summary.live[: outlook.segments]}
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
-    def expected_action(segment: SegmentSummary) -> tuple[str, str]:
+    def expected_action(segment: SegmentSummary) -> ActionAndReason:
         """Return the expected action on a segment and its reason, retention included."""
         action, why = action_of_round(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
-    def action_of_round(segment: SegmentSummary) -> tuple[str, str]:
+    def action_of_round(segment: SegmentSummary) -> ActionAndReason:
         """Return the expected action of a round on a segment and its reason."""
         if segment.id in gone:
             return "expire", outlook.reason
@@ -289,7 +292,7 @@ def _segment_forecasts(
         decision = decide_read_by_sidecar(
             sidecar_evidence.heads.get(segment.id, _NO_HEAD),
             late,
-            dirty_key_count=keys,
+            dirty_key_count=key_count,
             filter_usage=sidecar_evidence.record,
             now_ms=now_ms,
         )
@@ -312,8 +315,8 @@ def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, S
 
 
 def _expected_saving_and_reason(
-    summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, frees_space: bool | None, tombstones: int | None
-) -> tuple[int | None, str]:
+    summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, frees_space: bool | None, tombstone_count: int | None
+) -> SavedBytesAndReason:
     """Return by how many bytes the store will shrink and what the number is based on, or None and the reason why it is unknown."""
     if not bytes_to_write:
         return 0, "nothing is rewritten"
@@ -326,7 +329,7 @@ def _expected_saving_and_reason(
         if rate is None:
             return None, "no earlier round of this partition is known to estimate from"
         return min(round(dirty_bytes * rate), bytes_to_write), f"its last round saved {rate:.2f} bytes per dirty byte"
-    if tombstones is None:
+    if tombstone_count is None:
         return None, "only delete horizons are due, and not all sidecars have a count of tombstones"
-    why = f"only delete horizons are due: {count_noun(tombstones, 'tombstone')}, {TOMBSTONE_BYTES} bytes each at most"
-    return min(tombstones * TOMBSTONE_BYTES, bytes_to_write), why
+    why = f"only delete horizons are due: {count_noun(tombstone_count, 'tombstone')}, {TOMBSTONE_BYTES} bytes each at most"
+    return min(tombstone_count * TOMBSTONE_BYTES, bytes_to_write), why

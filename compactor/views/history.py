@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compactor.access.tier import Tier
-from compactor.control.state import PartitionState, Run
+from compactor.control.state import PartitionState, RuleViolation, Run
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import RunStatus
+
+StateAndRunId = tuple[PartitionState, str]
+"""State of the partition that a run cleaned, and the complete id of the run."""
 
 
 def run_document(state: PartitionState, run: Run) -> dict[str, object]:
@@ -57,9 +60,9 @@ def run_document(state: PartitionState, run: Run) -> dict[str, object]:
     }
 
 
-def find_run(
+def find_state_and_run_id(
     tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
-) -> tuple[PartitionState, str] | None:
+) -> StateAndRunId | None:
     """Search the partitions for a run. Return the state of the partition whose run history has it, and the run's complete id; None if
     there is none.
 
@@ -83,7 +86,7 @@ def find_run(
     return None
 
 
-def undo_problem(state: PartitionState, run_id: str) -> str:
+def undo_problem(state: PartitionState, run_id: str) -> RuleViolation:
     """Return the reason why `undo` would refuse this run now, or an empty string. For information only: the rules in ``control.ordering``
     decide when it is undone.
     """

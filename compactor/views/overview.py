@@ -29,7 +29,7 @@ CachedSummary = tuple[ControlLogReadProgress, PartitionSummary]
 
 
 @dataclass(frozen=True)
-class PartitionResult:
+class PartitionSummaryOrError:
     """Summary of a partition, or the error that prevented reading it. Exactly one of the two fields is set."""
 
     partition: TopicPartition
@@ -44,7 +44,7 @@ def read_summaries(
     max_age_ms: int = MAX_AGE_MS,
     check_marks: bool = False,
     on_partition: OnPartition = lambda: None,
-) -> list[PartitionResult]:
+) -> list[PartitionSummaryOrError]:
     """Return a summary or an error for each partition, in the given order. Raises StoreError only if the catalog cannot be read.
 
     :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
@@ -53,7 +53,7 @@ def read_summaries(
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
     kept = tier.local.cached_summaries_by_partition_name() if tier.local else {}
-    found: dict[TopicPartition, PartitionResult] = {}
+    found: dict[TopicPartition, PartitionSummaryOrError] = {}
     unread: list[TopicPartition] = []
     trusted: set[TopicPartition] = set()
     for name in partitions:
@@ -66,16 +66,16 @@ def read_summaries(
         if fresh and check_marks:
             trusted.add(name)
         if known and fresh and not check_marks:
-            found[name] = PartitionResult(name, known[1])
+            found[name] = PartitionSummaryOrError(name, known[1])
             on_partition()
         else:
             unread.append(name)
     confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
 
-    def read_partition(partition: TopicPartition) -> PartitionResult:
+    def read_partition(partition: TopicPartition) -> PartitionSummaryOrError:
         known = kept.get(str(partition))
         if known and partition in trusted and _log_still_has_last_record(tier, partition, known[0]):
-            result = PartitionResult(partition, known[1])
+            result = PartitionSummaryOrError(partition, known[1])
         else:
             result = _read_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
         on_partition()
@@ -89,16 +89,18 @@ def read_summaries(
     return [found[name] for name in partitions]
 
 
-def is_summary_fresh(progress: ControlLogReadProgress, summary: PartitionSummary, hint: int, now_ms: int, max_age_ms: int) -> bool:
+def is_summary_fresh(
+    progress: ControlLogReadProgress, summary: PartitionSummary, latest_hint_number: int, now_ms: int, max_age_ms: int
+) -> bool:
     """Return whether a summary from local state is still valid. It is not while an import or a round is open, because the next control
     record may then come without a change hint (a note in the catalog that the partition's log has grown).
 
     :param progress: how far the control log was read, and when.
-    :param hint: number of the latest catalog record about the partition.
+    :param latest_hint_number: number of the latest catalog record about the partition.
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
-    return progress.hint == hint and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
+    return progress.hint == latest_hint_number and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
 def _log_still_has_last_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
@@ -114,25 +116,25 @@ def _log_still_has_last_record(tier: Tier, partition: TopicPartition, progress: 
 def _read_summary(
     tier: Tier,
     partition: TopicPartition,
-    hint: int,
+    latest_hint_number: int,
     cached: CachedSummary | None,
-    confirmed: dict[TopicPartition, ControlLogReadProgress],
+    confirmed_progress: dict[TopicPartition, ControlLogReadProgress],
     now_ms: int,
-) -> PartitionResult:
+) -> PartitionSummaryOrError:
     """Return a partition's summary from the tier, or the error that prevented it.
 
     :param cached: the summary in local state. If the control log has no newer record it is returned, and its progress is added to
-        ``confirmed``.
+        ``confirmed_progress``.
     """
     try:
         if cached:
             seen, summary = cached
             if not open_partition_log(tier.ports, partition, tier.min_log_slot(partition)).has_changed_since(seen.slot, seen.mark):
-                confirmed[partition] = seen.model_copy(update={"hint": hint, "checked_ms": now_ms})
-                return PartitionResult(partition, summary)
+                confirmed_progress[partition] = seen.model_copy(update={"hint": latest_hint_number, "checked_ms": now_ms})
+                return PartitionSummaryOrError(partition, summary)
         log = tier.open_partition_log(partition)
         state = log.refresh()
-        tier.change_notifier.cache_log_state(log, hint)
-        return PartitionResult(partition, summarize_state(state))
+        tier.change_notifier.cache_log_state(log, latest_hint_number)
+        return PartitionSummaryOrError(partition, summarize_state(state))
     except CompactorError as error:
-        return PartitionResult(partition, error=error)
+        return PartitionSummaryOrError(partition, error=error)

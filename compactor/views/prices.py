@@ -30,17 +30,17 @@ NO_PRICES = PriceTable(**asdict(DIRECTORY.prices))
 """Prices of a store that costs nothing."""
 
 
-def price_table_of_tier(url: str, file: Path | None = None) -> PriceTable:
-    """Return the price table of a tier: from ``file`` (TOML with the fields of PriceTable), or that of its kind of store.
+def price_table_of_tier(tier_url: str, price_file: Path | None = None) -> PriceTable:
+    """Return the price table of a tier: from ``price_file`` (TOML with the fields of PriceTable), or that of its kind of store.
 
     :raises UsageError: if the file cannot be read or a field is missing, unknown or invalid.
     """
-    if file is None:
-        return PriceTable(**asdict(store_kind(url).prices))
+    if price_file is None:
+        return PriceTable(**asdict(store_kind(tier_url).prices))
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        given = tomllib.loads(price_file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+        raise UsageError(f"{price_file} cannot be read: {error}") from error
     numbers = [field.name for field in fields(PriceTable) if field.name not in ("as_of", "of")]
     wrong = [name for name in numbers if not isinstance(given.get(name), (int, float)) or given[name] < 0]
     strange = given.keys() - {"as_of", "of", *numbers}
@@ -48,5 +48,5 @@ def price_table_of_tier(url: str, file: Path | None = None) -> PriceTable:
         message = (
             f"{', '.join(wrong)} must be numbers" if wrong else f"unknown: {', '.join(sorted(strange))}" if strange else "as_of is missing"
         )
-        raise UsageError(f"{file} is not a valid price table: {message}", hint=f"It has as_of, of, {', '.join(numbers)}")
-    return PriceTable(str(given["as_of"]), str(given.get("of", file.name)), **{name: float(given[name]) for name in numbers})
+        raise UsageError(f"{price_file} is not a valid price table: {message}", hint=f"It has as_of, of, {', '.join(numbers)}")
+    return PriceTable(str(given["as_of"]), str(given.get("of", price_file.name)), **{name: float(given[name]) for name in numbers})

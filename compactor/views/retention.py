@@ -45,7 +45,7 @@ def retention_outlook(
     if not state.has_segments:
         return RetentionOutlook(0, 0, state.log_start)
     if state.mirrored:
-        return _outlook_under_brokers(state, assessment, cleaner, now_ms)
+        return _retention_outlook_under_brokers(state, assessment, cleaner, now_ms)
     expired, next_ms = find_expired_segments(state, cleaner, now_ms), next_expiry_ms(state, cleaner)
     if expired is not None:
         kept = "" if expired.log_start_offset <= state.end_offset else "; the newest segment stays, unread, until another one has arrived"
@@ -63,7 +63,7 @@ def retention_outlook(
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms if next_ms < NEVER_MS else None, text="; ".join(sentences))
 
 
-def _outlook_under_brokers(
+def _retention_outlook_under_brokers(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
     """Return what brokers expire of a partition, and which segments are therefore rewritten one to one."""

@@ -11,6 +11,7 @@ from compactor.access.rounds import open_segment_reader
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
 from compactor.cleaner.passes.source import SourceSegment
+from compactor.kernels.common import Flags
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL
@@ -79,11 +80,11 @@ class RecordSearch:
         with open_segment_reader(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, reads_txn_index=False) as source:
-                    found = list(self._search_segment(source, segment, self._batch_outcomes(source), wanted, offset))
+                    found = list(self._search_segment(source, segment, self._outcome_by_batch_number(source), wanted, offset))
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
 
-    def _batch_outcomes(self, source: SourceSegment) -> dict[int, str]:
+    def _outcome_by_batch_number(self, source: SourceSegment) -> dict[int, str]:
         """Return the transaction outcome of each transactional batch, by batch number."""
         table = source.table
         kinds = txn_outcomes_by_batch(table, self._known)
@@ -91,11 +92,16 @@ class RecordSearch:
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
     def _search_segment(
-        self, source: SourceSegment, segment: RemoteLogSegmentMetadata, outcomes: dict[int, str], keys: frozenset[bytes], offset: int
+        self,
+        source: SourceSegment,
+        segment: RemoteLogSegmentMetadata,
+        outcome_by_batch: dict[int, str],
+        keys: frozenset[bytes],
+        offset: int,
     ) -> Iterator[FoundRecord]:
         """Yield a segment's records with one of the keys and the record at ``offset``, in log order.
 
-        :param outcomes: transaction outcome by batch number.
+        :param outcome_by_batch: transaction outcome by batch number.
         """
         table = source.table
         wanted = table.control == NOT_CONTROL if keys else np.zeros(len(table), np.bool_)
@@ -111,10 +117,10 @@ class RecordSearch:
                 batch_of = np.repeat(np.arange(chunk.first, chunk.last), np.diff(first_row))
                 for row in np.flatnonzero(_rows_with_keys(chunk, rows, keys) | (rows.offset == offset)).tolist():
                     batch = int(batch_of[row])
-                    yield _found_record_of_row(source, segment, chunk, rows, row, batch, outcomes.get(batch, ""))
+                    yield _found_record_of_row(source, segment, chunk, rows, row, batch, outcome_by_batch.get(batch, ""))
 
 
-def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> Flags:
     """Return which rows of a chunk have one of these keys."""
     matches = np.zeros(len(rows), np.bool_)
     for length in {len(key) for key in keys}:

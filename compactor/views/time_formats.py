@@ -17,7 +17,7 @@ def format_until(at_ms: int, now_ms: int) -> str:
     return "now" if at_ms - now_ms < 1000 else f"in {format_duration(at_ms - now_ms)}"
 
 
-def format_moment(at_ms: int) -> str:
+def format_utc_time(at_ms: int) -> str:
     """Return a time such as ``2026-11-22 13:20:05 UTC``, or a number of milliseconds if it is beyond the calendar."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -27,8 +27,8 @@ def format_moment(at_ms: int) -> str:
 
 def format_clock_time(at_ms: int, now_ms: int) -> str:
     """Return a time of the same day in UTC such as ``18:51 UTC``, any other with its date. Both times are in milliseconds."""
-    day, _, clock = format_moment(at_ms).partition(" ")
-    today = day == format_moment(now_ms).partition(" ")[0]
+    day, _, clock = format_utc_time(at_ms).partition(" ")
+    today = day == format_utc_time(now_ms).partition(" ")[0]
     return f"{clock[:5]} UTC" if today else f"{day} {clock[:5]} UTC"
 
 

@@ -55,7 +55,7 @@ def _template_environment() -> Environment:
     found.filters |= {
         "size": time_formats.format_size,
         "duration": time_formats.format_duration,
-        "moment": time_formats.format_moment,
+        "moment": time_formats.format_utc_time,
         "ago": time_formats.format_ago,
         "until": time_formats.format_until,
         "plural": time_formats.count_noun,

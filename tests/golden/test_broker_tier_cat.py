@@ -61,7 +61,7 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
     tier = read_only_tier(open_tier(load_settings(str(cli.config), {})))
     end = tier.open_partition_log(ORDERS).refresh().end_offset + 1
     for isolation in ("read_committed", "read_uncommitted"):
-        stable = last_values_of_partition(tier, ORDERS, committed=isolation == "read_committed").next_offset
+        stable = last_values_of_partition(tier, ORDERS, read_committed=isolation == "read_committed").next_offset
         assert end - 200 < stable <= end
         wanted = expected(written, isolation, stable)
         with TieredConsumer(tier, options=ConsumerOptions(isolation=isolation)) as consumer:
@@ -76,7 +76,7 @@ def test_as_the_brokers_consumers(layout: str, case: str, tmp_path: Path) -> Non
         state = {row[2]: row[3] for row in wanted if row[2] is not None}
         restored = [
             message
-            for block in last_values_of_partition(tier, ORDERS, committed=isolation == "read_committed")
+            for block in last_values_of_partition(tier, ORDERS, read_committed=isolation == "read_committed")
             for message in block.messages()
         ]
         assert len(restored) == len({message.key() for message in restored})

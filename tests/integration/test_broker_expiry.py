@@ -24,7 +24,7 @@ from compactor.transfer.export import export_partition
 from compactor.upkeep.operator_changes import undo_round_by_copies
 from compactor.upkeep.retire import retire_partition
 from compactor.views.difference import RecordedHistory
-from compactor.views.explain import Fact, explain_partition
+from compactor.views.explain import ExplanationFact, explain_partition
 from compactor.views.forecast import forecast_partition
 from tests.builders import read
 from tests.simulation.kafka_schedule import RARE_EXPIRY_MUTATIONS
@@ -246,7 +246,7 @@ def test_explain_says_that_an_open_round_holds_up_expiry(expiring: Expiring) -> 
         tier = expiring.opened()
         facts.update({fact.kind: fact for fact in explain_partition(tier, NAME, tier.ports.clock_ms()).facts})
 
-    facts: dict[str, Fact] = {}
+    facts: dict[str, ExplanationFact] = {}
     expiring.round(Stage.UPLOADED, explain)
     count = len(expiring.plans[0].tasks)
     assert facts["expiry_held_up"].text.startswith(f"brokers expire nothing behind the {count} new segments of the open round")

@@ -29,7 +29,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_plan import DataFileName, PartitionEntry, partition_entry_key
+from compactor.outputs.iceberg_plan import DataFileName, TablePartitionEntry, partition_entry_key
 from compactor.outputs.iceberg_table import TopicTable, open_table
 from compactor.outputs.port import OutputReport
 from tests.builders import LogBuilder
@@ -71,7 +71,7 @@ class House(GrowingTier):
         opened = self.opened()
         settings = opened.settings.outputs.iceberg.table_settings("orders")
         assert settings is not None
-        with open_table(settings, opened.identity.read_catalog().tier_id, "orders", create=False) as read:
+        with open_table(settings, opened.identity.read_catalog().tier_id, "orders", create_if_missing=False) as read:
             yield read
 
     def table(self, name: str = "kafka.orders") -> Table:
@@ -84,11 +84,11 @@ class House(GrowingTier):
     def scan(self, snapshot_id: int | None = None) -> pa.Table:
         return self.table().scan(snapshot_id=snapshot_id).to_arrow()
 
-    def entry(self, partition: int = 0) -> PartitionEntry:
+    def entry(self, partition: int = 0) -> TablePartitionEntry:
         snapshot = self.table().current_snapshot()
         assert snapshot is not None
         assert snapshot.summary is not None
-        return PartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(partition)])
+        return TablePartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(partition)])
 
     def files(self) -> set[str]:
         return {task.file.file_path for task in self.table().scan().plan_files()}
@@ -463,7 +463,7 @@ def test_a_table_shows_the_last_values_throughout_a_random_life(tmp_path: Path, 
     views = live_through(house, random.Random(seed), monkeypatch)
     assert {snapshot: house.rows(snapshot) for snapshot in views} == views
     entries = [
-        PartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(0)])
+        TablePartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(0)])
         for snapshot in house.table().snapshots()
         if snapshot.summary
     ]

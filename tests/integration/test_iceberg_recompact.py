@@ -14,15 +14,15 @@ from compactor.errors import BadData
 from compactor.local.budget import DiskBudget
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_files import SliceTask, write_slice_file
-from compactor.outputs.iceberg_plan import Slice
+from compactor.outputs.iceberg_files import SliceWriteTask, write_slice_file
+from compactor.outputs.iceberg_plan import ViewSlice
 from compactor.outputs.iceberg_table import TopicTable
 from compactor.outputs.port import OutputReport
 from compactor.spark import table_files
 from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener
+from compactor.spark.cluster.jobs import JobListener, SparkCluster
 from compactor.spark.cluster.session import start_cluster
-from compactor.spark.table_files import ClusterFileWriter
+from compactor.spark.table_files import ClusterDataFileWriter
 from tests.builders import LogBuilder
 from tests.integration.test_iceberg import ORDERS, House, show_view_below
 from tests.support.spark_tier import HereCluster
@@ -31,7 +31,7 @@ from tests.support.spark_tier import HereCluster
 def update_on_cluster(house: House, cluster: Any) -> OutputReport:
     opened = house.opened()
     opened.identity.read_catalog()
-    writer = ClusterFileWriter(cast(Cluster, cluster), TaskCost(), JobListener())
+    writer = ClusterDataFileWriter(cast(SparkCluster, cluster), TaskCost(), JobListener())
     return IcebergOutput(writer).update_output(opened, opened.latest_incarnation(ORDERS), DiskBudget(1 << 30))
 
 
@@ -80,9 +80,9 @@ def test_executors_refuse_a_key_that_occurs_twice(house: House, is_first: bool, 
 
 def test_an_error_of_one_executor_keeps_the_files_of_the_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log changes once while the last file is written. All other files are used by the next attempt."""
-    written: list[Slice] = []
+    written: list[ViewSlice] = []
 
-    def write_or_fail(opened: Tier, table: TopicTable, task: SliceTask, on_records: Any) -> Any:
+    def write_or_fail(opened: Tier, table: TopicTable, task: SliceWriteTask, on_records: Any) -> Any:
         written.append(task.file.slice)
         if task.extent.last == house.log.next_offset - 1 and written.count(task.file.slice) == 1:
             raise LogChanged(task.extent, 3)

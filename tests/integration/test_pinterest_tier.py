@@ -10,9 +10,9 @@ import pytest
 
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.reading import RangeReader
+from compactor.consumer.reading import OffsetRangeReader
 from compactor.model.ids import TopicPartition
-from compactor.spark.datasource import Split, plan_splits
+from compactor.spark.datasource import ReadSplit, plan_splits
 from compactor.spark.options import ReadRequest
 from tests.builders import LogBuilder
 from tests.support.plain_pinterest import upload, write_metadata
@@ -91,9 +91,9 @@ def test_the_data_source_reads_it(upstream: Upstream) -> None:
         read = [
             int(selection.rows.offset[row])
             for split in splits
-            if isinstance(split, Split)
+            if isinstance(split, ReadSplit)
             for part in split.parts
-            for selection in RangeReader(tier, part.extent, part.options).selected_records()
+            for selection in OffsetRangeReader(tier, part.extent, part.options).read_selected_records()
             for row in selection.picked
         ]
         assert read == [1, 2, 3, 4, 5, 6]

@@ -14,7 +14,7 @@ from compactor.control.state import PartitionState
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.spark.cluster import executor
 from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener
+from compactor.spark.cluster.jobs import JobListener, SparkCluster
 from compactor.spark.recompaction import RecompactionListener, RecompactionResult, recompact_partitions
 from compactor.transfer.export import export_partition
 from tests.support.deployment import GrowingLog
@@ -60,7 +60,7 @@ def test_whole_logs_are_compacted_again_as_jobs(tmp_path: Path, engine: str, mon
 def jobs(opened: Any) -> list[RecompactionResult]:
     done: list[RecompactionResult] = []
     return recompact_partitions(
-        opened, cast(Cluster, HereCluster()), NAMES, 10_000_000_000_000, TaskCost(), RecompactionListener(JobListener(), done.append)
+        opened, cast(SparkCluster, HereCluster()), NAMES, 10_000_000_000_000, TaskCost(), RecompactionListener(JobListener(), done.append)
     )
 
 

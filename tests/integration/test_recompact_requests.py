@@ -12,7 +12,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
 from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener
+from compactor.spark.cluster.jobs import JobListener, SparkCluster
 from compactor.spark.recompaction import RecompactionListener, recompact_partitions
 from compactor.storage.counting import RequestCounters
 from compactor.transfer.import_ import import_directory
@@ -47,7 +47,7 @@ def test_a_small_partition_of_two_segments_takes_few_requests(tmp_path: Path, mo
     monkeypatch.setattr(RequestCounters, "record_request", lambda self, kind: asked.update([kind]))
     done = recompact_partitions(
         tier,
-        cast(Cluster, HereCluster()),
+        cast(SparkCluster, HereCluster()),
         names,
         NOW_MS,
         TaskCost(),

@@ -33,7 +33,7 @@ from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer, tiered
-from compactor.consumer.feed import PartitionFailed, TierFeed
+from compactor.consumer.feed import PartitionReadFailed, TierPrefetcher
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
@@ -107,7 +107,7 @@ class SameThread:
 def in_one_thread(world: World) -> Iterator[None]:
     """No thread but the simulation's, and a consumer that reads when it is asked, by the world's clock."""
 
-    def take(feed: TierFeed, timeout_s: float) -> Any:
+    def take(feed: TierPrefetcher, timeout_s: float) -> Any:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
@@ -116,19 +116,19 @@ def in_one_thread(world: World) -> Iterator[None]:
                 feed._requeue_partition(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
-                item = PartitionFailed(turn.partition, error)
+                item = PartitionReadFailed(turn.partition, error)
             if item is not None:
-                feed._enqueue_item(turn, item, is_last=True)
+                feed._enqueue_item_unless_stopped(turn, item, is_last=True)
         return real(feed, 0)
 
     class Clock:
         monotonic = staticmethod(lambda: world.now_ms / 1000)
 
-    real = TierFeed.next_feed_item
+    real = TierPrefetcher.next_prefetched_item
     with ExitStack() as stack:
         for module in (staging, pass_two, import_root):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", SameThread))
-        stack.enter_context(patch.object(TierFeed, "next_feed_item", take))
+        stack.enter_context(patch.object(TierPrefetcher, "next_prefetched_item", take))
         stack.enter_context(patch.object(tiered, "time", Clock))
         yield
 

@@ -23,7 +23,7 @@ from compactor.round.engines import RemoteEngine
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.ports import RoundCosts
 from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, TaskWork, run_task
+from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome, TaskWork, run_task
 from compactor.spark.round.worker import SparkWorker
 from compactor.transfer.import_ import import_directory
 from tests.support.tier_cli import MADE, typed
@@ -135,7 +135,7 @@ def state_of(tier: Tier) -> PartitionState:
 
 
 def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkWorker:
-    return SparkWorker(lambda: cast(Cluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
+    return SparkWorker(lambda: cast(SparkCluster, cluster), tier, tier.settings.cleaner_settings_for_topic(NAME.topic), stats, cost)
 
 
 def from_offset(

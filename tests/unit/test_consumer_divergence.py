@@ -15,16 +15,16 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.history import (
-    EpochEnd,
+    ConsumedLogHistory,
+    LeaderEpochEnd,
     LogIdentity,
     LogMismatch,
-    ReadHistory,
     find_log_mismatch,
     history_of_restored_position,
     log_identity,
 )
 from compactor.consumer.messages import MessageLike
-from compactor.consumer.reading import LogChanged, RangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import LogChanged, OffsetRangeReader, ReadOptions, ReadRange
 from compactor.control.deletion import delete_partition
 from compactor.control.ports import Retention
 from compactor.errors import BadData
@@ -201,17 +201,17 @@ def test_the_hand_over_compares_leader_epochs_and_does_not_return_to_the_discard
 def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier, tmp_path: Path) -> None:
     import_log(tier, write_log(tmp_path / "old", (0, 0, 100)))
     state = state_of(tier)
-    reader = RangeReader(
+    reader = OffsetRangeReader(
         tier, ReadRange(NAME, 0, 99, state.live, log_identity(tier, state)), ReadOptions(read_committed=False, inflate_limit=1 << 20)
     )
-    selected_records = reader.selected_records()
-    assert len(next(selected_records)) == 20
+    read_selected_records = reader.read_selected_records()
+    assert len(next(read_selected_records)) == 20
     cut_and_refilled(tier, tmp_path / "new")
     retire_partition(
         tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
     )
     with pytest.raises(LogChanged, match="offsets from 40 on were replaced while 0 to 99 were read"):
-        list(selected_records)
+        list(read_selected_records)
 
 
 def test_a_stream_refuses_a_checkpoint_of_a_truncated_log(tier: Tier, tmp_path: Path) -> None:
@@ -254,12 +254,12 @@ def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
         (history_of_restored_position(50, 0, ""), log(200, (4, 60)), None),
         (history_of_restored_position(100, 0, ""), LogIdentity(EMPTY_TOPIC_ID, (), 200), None),
         (history_of_restored_position(150, 1, ""), log(300, (0, 0), (2, 200)), 0),  # the former leader came back, and 1 left no trace
-        (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (2, 200)), 100),
-        (log(300, (0, 0), (1, 100)).history_below(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
-        (log(300, (0, 0), (1, 100)).history_below(100), log(300, (0, 0), (2, 200)), None),
+        (log(300, (0, 0), (1, 100)).history_below_offset(150), log(300, (0, 0), (2, 200)), 100),
+        (log(300, (0, 0), (1, 100)).history_below_offset(150), log(300, (0, 0), (1, 100), (2, 120)), 120),
+        (log(300, (0, 0), (1, 100)).history_below_offset(100), log(300, (0, 0), (2, 200)), None),
     ],
 )
-def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ReadHistory, given: LogIdentity, agreed: int | None) -> None:
+def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ConsumedLogHistory, given: LogIdentity, agreed: int | None) -> None:
     assert find_log_mismatch(position, given) == (None if agreed is None else LogMismatch("truncated", agreed))
 
 
@@ -273,8 +273,8 @@ def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_pre
 
 
 def test_what_was_read_below_an_offset_ends_with_the_epoch_that_reaches_it() -> None:
-    history = ReadHistory(EMPTY_TOPIC_ID, (EpochEnd(LeaderEpoch(0), 50), EpochEnd(LeaderEpoch(1), 100)), 100)
-    assert [history.history_below(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
+    history = ConsumedLogHistory(EMPTY_TOPIC_ID, (LeaderEpochEnd(LeaderEpoch(0), 50), LeaderEpochEnd(LeaderEpoch(1), 100)), 100)
+    assert [history.history_below_offset(offset).epochs for offset in (40, 50, 70)] == [((0, 40),), ((0, 50),), ((0, 50), (1, 70))]
 
 
 def test_a_place_stays_a_tuple_of_three() -> None:

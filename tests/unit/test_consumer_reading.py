@@ -19,7 +19,7 @@ from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.broker import LogBounds
 from compactor.consumer.pieces import SegmentReader
 from compactor.consumer.ranges import read_record_blocks
-from compactor.consumer.reading import RangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import OffsetRangeReader, ReadOptions, ReadRange
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentLayout
@@ -36,8 +36,8 @@ def import_log(tier: Tier, folder: Path) -> None:
 
 
 def offsets_of(tier: Tier, extent: ReadRange, *, ahead: int = 0, committed: bool = True) -> list[int]:
-    reader = RangeReader(tier, extent, ReadOptions(committed, LIMIT, requests_in_advance=ahead))
-    return [offset for selection in reader.selected_records() for offset in selection.rows.offset[selection.picked].tolist()]
+    reader = OffsetRangeReader(tier, extent, ReadOptions(committed, LIMIT, requests_in_advance=ahead))
+    return [offset for selection in reader.read_selected_records() for offset in selection.rows.offset[selection.picked].tolist()]
 
 
 # ---- segments that rounds replace -------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def with_counting_layout(tier: Tier) -> tuple[Tier, CountingLayout]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (SegmentReader.read_piece, SegmentReader.piece_end_from_index):
+    for method in (SegmentReader.read_piece, SegmentReader.piece_end_position_from_index):
         monkeypatch.setattr(method, "__defaults__", (600,))
 
 

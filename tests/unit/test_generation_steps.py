@@ -39,7 +39,7 @@ def written(store: MemoryStore) -> GenerationLog:
         step: GenerationStep = known.first_generation_step(
             generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]
         )
-        store.create(log.step_key(known.next_step_number), step.model_dump_json(exclude_none=True).encode())
+        store.create(log.step_object_key(known.next_step_number), step.model_dump_json(exclude_none=True).encode())
         known = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read_generations()
     return log
 
@@ -51,7 +51,7 @@ def test_a_step_that_has_gone_since_it_was_listed_is_none(late: int, seen: bool)
     store.remembered = tuple(MemoryStore.list(store, log.folder))
     last = GenerationLog(store, PartitionKeys("cluster", 0), NAME).read_generations()
     assert last.current is not None
-    store.delete([log.step_key(last.current.number)])
+    store.delete([log.step_object_key(last.current.number)])
     store.late = late
     if not seen:
         with pytest.raises(NotFound):

@@ -12,13 +12,13 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
 from compactor.outputs.iceberg_plan import (
     DataFileName,
-    PartitionEntry,
-    Slice,
     SnapshotAge,
+    TablePartitionEntry,
+    ViewSlice,
     end_of_unfinished_round,
     parse_partition_entry,
     partition_entry_of_view,
-    plan_expiry,
+    plan_snapshot_expiry,
     plan_table_update,
     view_slices,
 )
@@ -46,50 +46,50 @@ def run(slot: int, status: RunStatus, next_dirty: int, cut_off: int = -1) -> Run
     )  # fmt: skip
 
 
-def entry(**changes: object) -> PartitionEntry:
+def entry(**changes: object) -> TablePartitionEntry:
     values = {"topic_id": "", "incarnation": 1, "log_start": 0, "cleaner_offset": 10, "leader_epochs": (), "slot": 9, "run": ""}
-    return PartitionEntry.model_validate(values | changes)
+    return TablePartitionEntry.model_validate(values | changes)
 
 
 def path(name: str, first: int, last: int, incarnation: int = 1) -> str:
-    return "s3://bucket/t/data/" + DataFileName(3, incarnation, Slice(name, first, last)).format(NONCE)
+    return "s3://bucket/t/data/" + DataFileName(3, incarnation, ViewSlice(name, first, last)).format(NONCE)
 
 
 def test_a_file_name_states_partition_incarnation_and_slice() -> None:
-    assert DataFileName.parse(path(C, 5, 17, 2)) == DataFileName(3, 2, Slice(C, 5, 17))
+    assert DataFileName.parse(path(C, 5, 17, 2)) == DataFileName(3, 2, ViewSlice(C, 5, 17))
     for foreign in ("s3://bucket/t/data/00000-0-x.parquet", path(A, 1, 2) + ".crc", path(A, 1, 2).replace(NONCE, "1")):
         assert DataFileName.parse(foreign) is None
 
 
 def test_a_view_is_cut_by_log_start_and_cleaner_offset() -> None:
     live = (segment(A, 0, 9), segment(B, 10, 19), segment(C, 20, 29))
-    assert view_slices(state(20, *live), 0) == (Slice(A, 0, 9), Slice(B, 10, 19))
-    assert view_slices(state(25, *live), 5) == (Slice(A, 5, 9), Slice(B, 10, 19), Slice(C, 20, 24))
-    assert view_slices(state(25, *live), 10) == (Slice(B, 10, 19), Slice(C, 20, 24))
+    assert view_slices(state(20, *live), 0) == (ViewSlice(A, 0, 9), ViewSlice(B, 10, 19))
+    assert view_slices(state(25, *live), 5) == (ViewSlice(A, 5, 9), ViewSlice(B, 10, 19), ViewSlice(C, 20, 24))
+    assert view_slices(state(25, *live), 10) == (ViewSlice(B, 10, 19), ViewSlice(C, 20, 24))
     assert view_slices(state(0, *live), 0) == ()
     assert view_slices(state(5, *live), 7) == ()
 
 
 def test_only_files_of_replaced_segments_change() -> None:
     present = [path(A, 0, 9), path(B, 10, 19)]
-    plan = plan_table_update(3, entry(), (Slice(A, 0, 9), Slice(C, 10, 29)), present, entry())
-    assert (plan.keep, plan.remove, plan.write) == ((path(A, 0, 9),), (path(B, 10, 19),), (Slice(C, 10, 29),))
+    plan = plan_table_update(3, entry(), (ViewSlice(A, 0, 9), ViewSlice(C, 10, 29)), present, entry())
+    assert (plan.keep, plan.remove, plan.write) == ((path(A, 0, 9),), (path(B, 10, 19),), (ViewSlice(C, 10, 29),))
 
 
 def test_a_slice_that_is_cut_elsewhere_is_written_anew() -> None:
-    plan = plan_table_update(3, entry(), (Slice(A, 4, 9),), [path(A, 0, 9)], entry())
-    assert (plan.keep, plan.remove, plan.write) == ((), (path(A, 0, 9),), (Slice(A, 4, 9),))
+    plan = plan_table_update(3, entry(), (ViewSlice(A, 4, 9),), [path(A, 0, 9)], entry())
+    assert (plan.keep, plan.remove, plan.write) == ((), (path(A, 0, 9),), (ViewSlice(A, 4, 9),))
 
 
 def test_another_incarnation_replaces_all_files() -> None:
-    wanted = (Slice(A, 0, 9),)
-    known = entry(empty=(str(Slice(A, 0, 9)),))
+    wanted = (ViewSlice(A, 0, 9),)
+    known = entry(empty=(str(ViewSlice(A, 0, 9)),))
     plan = plan_table_update(3, entry(incarnation=2), wanted, [path(A, 0, 9)], known)
     assert (plan.keep, plan.remove, plan.write, plan.empty) == ((), (path(A, 0, 9),), wanted, ())
 
 
 def test_slices_without_rows_are_not_read_again() -> None:
-    wanted = (Slice(A, 0, 9), Slice(B, 10, 19))
+    wanted = (ViewSlice(A, 0, 9), ViewSlice(B, 10, 19))
     plan = plan_table_update(3, entry(), wanted, [], entry(empty=(str(wanted[0]),)))
     assert (plan.write, plan.empty) == (wanted[1:], wanted[:1])
 
@@ -97,7 +97,7 @@ def test_slices_without_rows_are_not_read_again() -> None:
 @pytest.mark.parametrize("extra", ["s3://bucket/t/data/of-somebody.parquet", path(A, 0, 9) + "", path(A, 0, 9).replace(NONCE, "1" * 32)])
 def test_files_of_others_and_rows_twice_are_refused(extra: str) -> None:
     with pytest.raises(BadData, match="not written by this program, or its rows are there twice"):
-        plan_table_update(3, entry(), (Slice(A, 0, 9),), [path(A, 0, 9), extra], entry())
+        plan_table_update(3, entry(), (ViewSlice(A, 0, 9),), [path(A, 0, 9), extra], entry())
 
 
 def test_a_view_is_incomplete_until_a_round_cleans_as_far_as_the_one_that_was_cut_off() -> None:
@@ -130,14 +130,14 @@ def test_an_entry_of_a_newer_version_is_refused() -> None:
 
 
 def test_records_that_change_no_row_leave_the_view_as_it_is() -> None:
-    assert entry().is_same_view(entry(slot=12, run="r", checked=0.5))
-    assert not entry().is_same_view(entry(cleaner_offset=11))
-    assert not entry().is_same_view(entry(empty=("x",)))
+    assert entry().describes_same_rows(entry(slot=12, run="r", checked=0.5))
+    assert not entry().describes_same_rows(entry(cleaner_offset=11))
+    assert not entry().describes_same_rows(entry(empty=("x",)))
 
 
 def test_snapshots_expire_when_they_were_superseded_long_enough_ago() -> None:
     snapshots = [SnapshotAge(1, 100, False), SnapshotAge(2, 200, True), SnapshotAge(3, 300, False), SnapshotAge(4, 400, True)]
-    assert plan_expiry(snapshots, 50, 249) == ([], 250)
-    assert plan_expiry(snapshots, 50, 250) == ([1], 450)
-    assert plan_expiry(snapshots, 50, 450) == ([1, 3], None)
-    assert plan_expiry(snapshots[-1:], 50, 10_000) == ([], None)
+    assert plan_snapshot_expiry(snapshots, 50, 249) == ([], 250)
+    assert plan_snapshot_expiry(snapshots, 50, 250) == ([1], 450)
+    assert plan_snapshot_expiry(snapshots, 50, 450) == ([1, 3], None)
+    assert plan_snapshot_expiry(snapshots[-1:], 50, 10_000) == ([], None)

@@ -41,15 +41,15 @@ def segment(number: int, size: int, records: int) -> RemoteLogSegmentMetadata:
 def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [100] * 20 + [2000] + [100] * 20
     segments = [segment(number, size, 10) for number, size in enumerate(sizes)]
-    runs = plan_segment_bundles(segments, slots=2, disk_bytes=1 << 30)
+    runs = plan_segment_bundles(segments, task_slots=2, disk_bytes=1 << 30)
     assert [number for begin, end in runs for number in range(begin, end)] == list(range(41))
     assert 3 <= len(runs) <= 5
     monkeypatch.setattr(bundles, "MAX_BUNDLE_BYTES", 300)
-    assert max(sum(sizes[begin:end]) for begin, end in plan_segment_bundles(segments, slots=2, disk_bytes=1 << 30)) == 2000, (
+    assert max(sum(sizes[begin:end]) for begin, end in plan_segment_bundles(segments, task_slots=2, disk_bytes=1 << 30)) == 2000, (
         "one segment is never cut"
     )
-    assert len(plan_segment_bundles(segments, slots=2, disk_bytes=4000 + 2 * 16 * 10)) == 41, "there is room for the rows of one"
-    assert plan_segment_bundles([], slots=2, disk_bytes=1) == []
+    assert len(plan_segment_bundles(segments, task_slots=2, disk_bytes=4000 + 2 * 16 * 10)) == 41, "there is room for the rows of one"
+    assert plan_segment_bundles([], task_slots=2, disk_bytes=1) == []
 
 
 def indexed(name: str, first: int, ordinals: int) -> IndexedSegment:

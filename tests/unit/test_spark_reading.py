@@ -18,14 +18,14 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.cleaner.keys import disk_map
 from compactor.consumer import outcomes, pieces
-from compactor.consumer.columns import LATEST_MS, MESSAGE_COLUMNS, arrow_batch
-from compactor.consumer.reading import RangeReader
+from compactor.consumer.columns import LATEST_MS, MESSAGE_COLUMNS, to_arrow_batch
+from compactor.consumer.reading import OffsetRangeReader
 from compactor.control.ports import Retention
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
 from compactor.spark import datasource
-from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, Split, check_schema, plan_splits
+from compactor.spark.datasource import SPARK_TYPES, KafkaTieredSource, ReadSplit, plan_splits, require_supported_schema
 from compactor.spark.options import COLUMN_TYPES, ReadRequest, parse_options
 from compactor.transfer.import_ import import_directory
 from compactor.upkeep.operator_changes import delete_records
@@ -54,11 +54,11 @@ def read(tier: Tier, *, topic: str = NAME.topic, columns: str = "", **options: o
 
 
 def read_split(tier: Tier, split: Any, schema: Any) -> Rows:
-    assert isinstance(split, Split)
+    assert isinstance(split, ReadSplit)
     found: Rows = []
-    selections = [(part.extent.partition, RangeReader(tier, part.extent, part.options)) for part in split.parts]
-    for name, selection in ((name, selection) for name, reader in selections for selection in reader.selected_records()):
-        batch = arrow_batch(selection, name.topic, name.partition, schema)
+    selections = [(part.extent.partition, OffsetRangeReader(tier, part.extent, part.options)) for part in split.parts]
+    for name, selection in ((name, selection) for name, reader in selections for selection in reader.read_selected_records()):
+        batch = to_arrow_batch(selection, name.topic, name.partition, schema)
         batch.validate(full=True)
         assert batch.num_rows > 0
         columns = [
@@ -283,7 +283,7 @@ def test_splits_cover_each_offset_once(numbered: Tier) -> None:
     live = state_of(numbered).live
     size = max(segment.size_bytes for segment in live)
     request = request_of(numbered, topic="orders", splitBytes=size // 3)
-    splits = [part.extent for split in plan_splits(numbered, request) if isinstance(split, Split) for part in split.parts]
+    splits = [part.extent for split in plan_splits(numbered, request) if isinstance(split, ReadSplit) for part in split.parts]
     assert len(splits) >= 10
     assert [number for extent in splits for number in range(extent.first, extent.last + 1)] == list(range(50))
     together = plan_splits(numbered, request_of(numbered, topic="orders", splitBytes=2 * size))
@@ -499,7 +499,7 @@ def test_a_table_keeps_its_options_in_its_columns(numbered: Tier) -> None:
     schema: Any = KafkaTieredSource({**said, **spark}).schema()
     assert [field.name for field in schema.fields] == ["offset"]
     reader = KafkaTieredSource({}).reader(StructType.fromJson(schema.jsonValue()))
-    assert len([split for split in reader.partitions() if isinstance(split, Split)]) == 1
+    assert len([split for split in reader.partitions() if isinstance(split, ReadSplit)]) == 1
     with pytest.raises(UsageError, match="Spark does not tell the options of this table"):
         KafkaTieredSource({}).reader(struct(offset="bigint"))
 
@@ -544,11 +544,11 @@ def test_what_the_tier_does_not_hold(numbered: Tier) -> None:
 
 
 def test_a_schema_chooses_columns_and_changes_no_types() -> None:
-    check_schema(struct(offset="bigint", headers=COLUMN_TYPES["headers"]))
+    require_supported_schema(struct(offset="bigint", headers=COLUMN_TYPES["headers"]))
     with pytest.raises(UsageError, match="column value is binary"):
-        check_schema(struct(value="string"))
+        require_supported_schema(struct(value="string"))
     with pytest.raises(UsageError, match="no column 'size'"):
-        check_schema(struct(size="int"))
+        require_supported_schema(struct(size="int"))
 
 
 def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +557,7 @@ def test_columns_that_were_not_asked_for_are_not_gathered(numbered: Tier, monkey
     def refused(*_: object) -> Any:
         raise AssertionError("a value was copied")
 
-    monkeypatch.setattr(columns, "binary_column", refused)
+    monkeypatch.setattr(columns, "to_arrow_binary_column", refused)
     assert read(numbered, columns="offset,timestampType") == [(offset, 0) for offset in range(50)]
 
 

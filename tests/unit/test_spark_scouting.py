@@ -289,13 +289,13 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
     gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.open_sidecar_store(NAME).sidecar_key(before.id)
-    read = segment_index.SegmentIndex.read_segments
+    read = segment_index.SegmentIndex.index_segments
 
     def read_and_lose(*args: Any) -> None:
         read(*args)
         gone.unlink(missing_ok=True)
 
-    monkeypatch.setattr(segment_index.SegmentIndex, "read_segments", read_and_lose)
+    monkeypatch.setattr(segment_index.SegmentIndex, "index_segments", read_and_lose)
     report = spread(it.twins.remote, HereCluster())
     assert next(segment.why for segment in report.segments if segment.action == "rewritten") == "its filter cannot be read"
     assert report.filters.useless == 1

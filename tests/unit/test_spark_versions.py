@@ -10,7 +10,7 @@ import pytest
 
 from compactor.errors import UsageError
 from compactor.spark.cluster.session import executors_not_ready_error
-from compactor.spark.cluster.versions import check_java, check_pyspark
+from compactor.spark.cluster.versions import require_supported_java, require_supported_pyspark
 from tests.builders import LogBuilder
 from tests.support.tier_cli import TierCli
 
@@ -35,7 +35,7 @@ def java_that_says(folder: Path, words: str) -> Path:
 )
 def test_java_that_will_do(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, words)))
-    check_java()
+    require_supported_java()
 
 
 @pytest.mark.parametrize(
@@ -49,27 +49,27 @@ def test_java_that_will_do(words: str, tmp_path: Path, monkeypatch: pytest.Monke
 def test_java_that_will_not_do(words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path, words)))
     with pytest.raises(UsageError, match=message):
-        check_java()
+        require_supported_java()
 
 
 def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=f"Spark needs Java 17 or newer, and JAVA_HOME={tmp_path} has no bin/java"):
-        check_java()
+        require_supported_java()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="there is no java on the PATH"):
-        check_java()
+        require_supported_java()
 
 
 @pytest.mark.parametrize(("version", "fine"), [("4.1.0", True), ("4.3.0", True), ("4.0.1", False), ("3.5.6", False), ("5.0.0.dev1", False)])
 def test_pyspark(version: str, fine: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspark, "__version__", version)
     if fine:
-        check_pyspark()
+        require_supported_pyspark()
         return
     with pytest.raises(UsageError, match=f"PySpark {version} is not supported. Supported are PySpark 4.1 to 4.x"):
-        check_pyspark()
+        require_supported_pyspark()
 
 
 @pytest.mark.parametrize("command", ["run", "recompact"])

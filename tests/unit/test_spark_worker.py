@@ -19,7 +19,7 @@ from compactor.round.engines import RemoteEngine
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import exchange, gate_ranges
-from compactor.spark.round.exchange import create_scratch_once, decode_ordinal_gaps, encode_survivors
+from compactor.spark.round.exchange import create_scratch_once, decode_ordinal_gaps, encode_surviving_row_numbers
 from compactor.spark.round.gate_rows import ExpectedRecordSums, StoredGateRows
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
@@ -162,7 +162,7 @@ class _Losing:
             lost = chosen[self.left]
             kept[lost >> 3] ^= 128 >> (lost & 7)
         self.left -= len(chosen)
-        return encode_survivors(rows, kept)
+        return encode_surviving_row_numbers(rows, kept)
 
 
 @pytest.mark.parametrize("number", [0, 31, 77, 101])
@@ -172,7 +172,7 @@ def test_whatever_key_it_is_its_lost_record_is_missed(number: int, tmp_path: Pat
     twins.bring(folder)
     before = state_of(twins.remote)
     losing = _Losing(number)
-    monkeypatch.setattr("compactor.spark.round.pass_one_tasks.encode_survivors", losing)
+    monkeypatch.setattr("compactor.spark.round.pass_one_tasks.encode_surviving_row_numbers", losing)
     report = _spark_round(twins, TaskCost())
     assert losing.left < 0, "there are as many keys"
     assert report.status == "quarantined"
@@ -205,7 +205,7 @@ def _nothing_survives(rows: Any, kept: Any) -> bytes:
 
 
 def _all_survive(rows: Any, kept: Any) -> bytes:
-    return encode_survivors(rows, np.full_like(kept, 255))
+    return encode_surviving_row_numbers(rows, np.full_like(kept, 255))
 
 
 def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
@@ -216,8 +216,8 @@ def _no_aborted_transactions(arrays: Any, batches: int) -> Any:
 @pytest.mark.parametrize(
     ("what", "wrong", "cause"),
     [
-        ("pass_one_tasks.encode_survivors", _nothing_survives, "the last record of a key is missing"),
-        ("pass_one_tasks.encode_survivors", _all_survive, "records are left that must not be"),
+        ("pass_one_tasks.encode_surviving_row_numbers", _nothing_survives, "the last record of a key is missing"),
+        ("pass_one_tasks.encode_surviving_row_numbers", _all_survive, "records are left that must not be"),
         ("rewrite_tasks.decode_verdicts", _no_aborted_transactions, "the transaction index does not name the aborted transactions"),
     ],
 )
@@ -425,7 +425,7 @@ def test_ordinals_as_gaps(share: float) -> None:
     ordinals = np.flatnonzero(dice.random(300_000) < 0.3).astype(np.uint32)
     rows = np.column_stack([ordinals, ordinals, ordinals, ordinals])
     kept = dice.random(len(rows)) < share
-    encoded = encode_survivors(rows, np.packbits(kept))
+    encoded = encode_surviving_row_numbers(rows, np.packbits(kept))
     assert len(encoded) <= kept.sum() * 2 + 8
     bitmap = np.zeros(300_000 // 8 + 1, np.uint8)
     assert decode_ordinal_gaps(np.frombuffer(encoded, np.uint8), bitmap)
@@ -433,6 +433,6 @@ def test_ordinals_as_gaps(share: float) -> None:
 
 
 def test_gaps_that_do_not_fit_are_noticed() -> None:
-    encoded = encode_survivors(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
+    encoded = encode_surviving_row_numbers(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
     assert not decode_ordinal_gaps(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
     assert not decode_ordinal_gaps(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))

@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from compactor.cli import tiers
 from compactor.cli.output import Output
-from compactor.consumer.damage import DamagedRange
+from compactor.consumer.damage import DamagedOffsetRange
 from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_with_topic_schema
@@ -28,9 +28,9 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
         hint = "An older value of a key would take the place of one that cannot be read"
         raise UsageError("--skip-damaged and --view latest exclude each other", hint=hint)
     tier, name = tiers.open_tier_and_partition(args)
-    skipped: list[DamagedRange] = []
+    skipped: list[DamagedOffsetRange] = []
 
-    def note_damage(damage: DamagedRange) -> None:
+    def note_damage(damage: DamagedOffsetRange) -> None:
         skipped.append(damage)
         out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 

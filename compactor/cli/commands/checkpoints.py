@@ -11,13 +11,13 @@ from compactor.cli.output import Output, Table, Tree, format_size
 from compactor.errors import UsageError
 from compactor.views.checkpoints import (
     Document,
-    KafkaFile,
+    KafkaCheckpointFile,
     checkpoint_document,
-    compare_kafka_files,
+    compare_kafka_checkpoint_files,
     lineage_document,
-    read_kafka_file,
+    read_kafka_checkpoint_file,
 )
-from compactor.views.difference import HistoryDifference, HistoryPoint, RecordedHistory, compare_points
+from compactor.views.difference import HistoryDifference, PartitionHistoryPoint, RecordedHistory, compare_history_points
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time
 
 
@@ -94,12 +94,12 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
     past = RecordedHistory(tier.open_partition_log(name))
-    around = past.points_around_run(args.before) if args.after is None else None
+    around = past.history_points_around_run(args.before) if args.after is None else None
     before, after = around or (
-        past.parse_point(_resolve_relative_time(args.before)),
-        past.parse_point(_resolve_relative_time(args.after)) if args.after is not None else past.latest_point,
+        past.parse_history_point(_resolve_relative_time(args.before)),
+        past.parse_history_point(_resolve_relative_time(args.after)) if args.after is not None else past.latest_history_point,
     )
-    found = compare_points(before, after)
+    found = compare_history_points(before, after)
     document = {
         **tiers.partition_document(name),
         "from": _history_point_document(before),
@@ -143,13 +143,13 @@ def _is_checkpoint_file(text: str) -> bool:
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output) -> int:
     """Parse and print checkpoint files of a Kafka broker, and return the exit code."""
-    files = [read_kafka_file(Path(path)) for path in paths]
+    files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
     documents = [_checkpoint_file_document(file) for file in files]
     out.print_result(documents[0] if len(files) == 1 else {"files": documents}, *(_checkpoint_file_table(file) for file in files))
     return 0
 
 
-def _checkpoint_file_document(file: KafkaFile) -> dict[str, object]:
+def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
     """Return a checkpoint file for JSON output, with the same fields as a partition of a tier.
 
     A file has neither leases nor compactor epochs.
@@ -170,7 +170,7 @@ def _checkpoint_file_document(file: KafkaFile) -> dict[str, object]:
     return document | {"partitions": partitions}
 
 
-def _checkpoint_file_table(file: KafkaFile) -> Table:
+def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
     """Return the entries of a Kafka checkpoint file as a table, a row per partition or epoch."""
     title = f"{file.path} ({file.kind})"
     if file.kind == "leader-epoch-checkpoint":
@@ -182,8 +182,8 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
     """Print the differences between two of Kafka's checkpoint files."""
     if args.after is not None or not _is_checkpoint_file(args.before):
         raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")
-    before, after = read_kafka_file(Path(args.target)), read_kafka_file(Path(args.before))
-    changes = compare_kafka_files(before, after)
+    before, after = read_kafka_checkpoint_file(Path(args.target)), read_kafka_checkpoint_file(Path(args.before))
+    changes = compare_kafka_checkpoint_files(before, after)
     document = {
         "kind": before.kind,
         "from": before.path,
@@ -277,14 +277,14 @@ def _describe_void_record(entry: Document) -> str:
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 
 
-def _history_point_document(point: HistoryPoint) -> dict[str, object]:
+def _history_point_document(point: PartitionHistoryPoint) -> dict[str, object]:
     return {"slot": point.slot, "at_ms": point.at_ms, "cleaner_offsets": [tiers.report_document(entry) for entry in point.cleaner_offsets]}
 
 
-def _diff_tables(before: HistoryPoint, after: HistoryPoint, difference: HistoryDifference) -> list[Table]:
+def _diff_tables(before: PartitionHistoryPoint, after: PartitionHistoryPoint, difference: HistoryDifference) -> list[Table]:
     """Return tables of what changed in a partition between two points of its history."""
 
-    def history_point_title(point: HistoryPoint) -> str:
+    def history_point_title(point: PartitionHistoryPoint) -> str:
         return f"slot {point.slot}" + (f" ({format_iso_time(point.at_ms)})" if point.at_ms else "")
 
     rows: list[tuple[object, ...]] = [(f"cleaner offset of epoch {c.leader_epoch}", c.before, c.after) for c in difference.cleaner_offsets]

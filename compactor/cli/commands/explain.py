@@ -51,7 +51,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
         return explaining.explain_partition(tier, partition, now)
 
 
-def _facts_table(title: str, facts: Sequence[explaining.Fact]) -> Table:
+def _facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
     """Return the first facts as a table below the answer."""
     rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
     if len(facts) > MAX_EVENT_ROWS:

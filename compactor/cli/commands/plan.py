@@ -15,7 +15,7 @@ from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError
 from compactor.storage.probe import deletes_free_space
-from compactor.views.forecast import Forecast, forecast_from_summary, read_sidecar_evidence
+from compactor.views.forecast import RoundForecast, forecast_from_summary, read_sidecar_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.time_formats import count_noun
 
@@ -73,7 +73,7 @@ def run_plan(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def _saving_lines(forecasts: Sequence[Forecast]) -> list[str]:
+def _saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     """Return a line with the bytes that all due rounds together will save; an empty list if nothing is due or the saving is unknown."""
     due = [f for f in forecasts if f.due and f.expected_saving_bytes is not None]
     if not due:
@@ -86,7 +86,7 @@ def _saving_lines(forecasts: Sequence[Forecast]) -> list[str]:
     return [f"{rounds} due: {amount} of {format_size(sum(f.bytes_to_read for f in due))} read will be saved{source}"]
 
 
-def _automatic_ratio_lines(forecasts: Sequence[Forecast]) -> list[str]:
+def _automatic_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     """Return a line about the dirty ratios that were computed from storage costs; an empty list if there are none."""
     chosen = [f for f in forecasts if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
     if not chosen:
@@ -98,7 +98,7 @@ def _automatic_ratio_lines(forecasts: Sequence[Forecast]) -> list[str]:
     return [f'min_cleanable_dirty_ratio = "auto" chose {between} for {partitions}: {saved:.2f} USD a month less than with 0.5']
 
 
-def _storage_cost_lines(forecasts: Sequence[Forecast], prices: PriceTable) -> list[str]:
+def _storage_cost_lines(forecasts: Sequence[RoundForecast], prices: PriceTable) -> list[str]:
     """Return a line with the present cost of storage; an empty list if the store costs nothing."""
     if not prices.stored_gib_month_usd or not forecasts:
         return []
@@ -106,7 +106,7 @@ def _storage_cost_lines(forecasts: Sequence[Forecast], prices: PriceTable) -> li
     return [f"stored: {stored:.2f} USD a month, of which these rounds save {saved:.2f} ({prices})"]
 
 
-def _format_saving(forecast: Forecast) -> str:
+def _format_saving(forecast: RoundForecast) -> str:
     """Return the expected saving as text; ``?`` if it is unknown."""
     if forecast.expected_saving_bytes is None:
         return "?"
@@ -116,7 +116,9 @@ def _format_saving(forecast: Forecast) -> str:
     return f"at least {format_size(forecast.expected_saving_bytes)}{error}"
 
 
-def _sample_savings(tier: Tier, forecasts: Sequence[Forecast], sample_bytes: int | None, out: Output, prices: PriceTable) -> list[Forecast]:
+def _sample_savings(
+    tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
+) -> list[RoundForecast]:
     """Return the forecasts, with savings that are estimated from samples.
 
     :param sample_bytes: bytes of each partition to read; None for a small sample of the largest partitions about which nothing is known.
@@ -140,7 +142,7 @@ def _sample_savings(tier: Tier, forecasts: Sequence[Forecast], sample_bytes: int
     return results
 
 
-def _with_sampled_saving(tier: Tier, forecast: Forecast, sample_bytes: int, out: Output, prices: PriceTable) -> Forecast:
+def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
     """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,

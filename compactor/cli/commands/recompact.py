@@ -12,7 +12,7 @@ from compactor.errors import CompactorError
 from compactor.model.status import RoundStatus
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.session import StartedCluster, start_cluster
-from compactor.spark.cluster.versions import check_pyspark
+from compactor.spark.cluster.versions import require_supported_pyspark
 from compactor.spark.recompaction import (
     RecompactionCandidate,
     RecompactionListener,
@@ -32,7 +32,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
         return _print_dry_run(survey_partitions(tier, names, command_parser.cleaner_clock_ms(args), min_benefit), out, outcomes)
-    check_pyspark()
+    require_supported_pyspark()
     from compactor.spark.cluster.jobs import JobListener
 
     cost = TaskCost()

@@ -8,7 +8,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import Run
 from compactor.errors import UsageError
-from compactor.views.history import find_run, run_document, undo_problem
+from compactor.views.history import find_state_and_run_id, run_document, undo_problem
 from compactor.views.time_formats import format_duration, format_iso_time
 
 SHORT = 8
@@ -48,7 +48,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_read_only(args)
     names = tier.list_partitions()
     with out.show_progress("looking for it", len(names), "partitions") as progress:
-        found = find_run(tier, args.run_id, names, progress.advance)
+        found = find_state_and_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
         raise UsageError(f"no partition remembers a run {args.run_id}", hint="`runs list` shows those that are remembered")
     state, run_id = found

@@ -7,7 +7,7 @@ from typing import Any
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.views.dump import dump_segment, list_segments, unread_broker_segments
+from compactor.views.dump import dump_segment, list_segments, rows_of_unread_broker_segments
 
 
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
@@ -15,7 +15,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     names, found, live = tiers.select_partitions(tier, [args.partition]), [], set()
     for name in names:
         state = tier.open_partition_log(name).refresh()
-        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), unread_broker_segments(tier, state))
+        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), rows_of_unread_broker_segments(tier, state))
         found += [{**tiers.partition_document(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [

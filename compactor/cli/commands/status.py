@@ -10,7 +10,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import WATCH_SECONDS
 from compactor.daemon.status import read_tier_status
 from compactor.errors import BadData, StoreError
-from compactor.views.time_formats import count_noun, format_duration, format_moment, format_until
+from compactor.views.time_formats import count_noun, format_duration, format_until, format_utc_time
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
 from compactor.web.listing import MOST_PER_PAGE, ListQuery
@@ -37,7 +37,7 @@ def show_status(args: argparse.Namespace, out: Output) -> int:
         document = pages.status_page_document(ListQuery(per_page=max(MOST_PER_PAGE, len(found.schedules))))
         if args.watch and out.terminal_width() is not None and out.mode == "table":
             out.write_chunks([CLEAR_SCREEN.encode()])
-        watched = f"\n{format_moment(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
+        watched = f"\n{format_utc_time(document.now_ms)}, again every {WATCH_SECONDS} s; Ctrl-C ends" if args.watch else ""
         out.print_result(
             document.model_dump(mode="json", exclude={"schema_version"}),
             _partitions_table(document),

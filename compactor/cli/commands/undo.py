@@ -11,7 +11,7 @@ from compactor.control.undo import undo_round, was_round_undone
 from compactor.errors import UsageError
 from compactor.model.status import RunStatus
 from compactor.upkeep.operator_changes import undo_round_by_copies
-from compactor.views.history import find_run, undo_problem
+from compactor.views.history import find_state_and_run_id, undo_problem
 from compactor.views.time_formats import format_iso_time
 
 
@@ -41,7 +41,7 @@ def run_undo(args: argparse.Namespace, out: Output) -> None:
     names = tier.list_partitions([args.partition] if args.partition else None)
     is_name = args.run_id in {*map(str, names), *(name.topic for name in names)}
     with out.show_progress("looking for the run", len(names), "partitions") as progress:
-        found = None if is_name else find_run(tier, args.run_id, names, progress.advance)
+        found = None if is_name else find_state_and_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
         raise _latest_round_error(tier, args.run_id)
     before, run_id = found

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 
-def pack_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
+def pack_item_indexes_into_bins(weights: Sequence[int], bin_count: int) -> list[list[int]]:
     """Distribute items over at most ``bin_count`` bins of about equal total weight. Return the item indexes of each bin, heaviest bin
     first; no bin is empty.
 

@@ -32,7 +32,7 @@ from compactor.tier.sidecars import SidecarStore
 
 
 @dataclass(frozen=True)
-class FilterSettings:
+class BloomFilterSettings:
     """Settings that decide whether and how new segments get Bloom filters.
 
     log_prefix: key prefix of the partition's control log.
@@ -64,7 +64,7 @@ class RoundTaskSettings:
     map_budget_bytes: int
     disk_budget_bytes: int
     gate: bool
-    filters: FilterSettings | None
+    filters: BloomFilterSettings | None
     topic_id: TopicId = EMPTY_TOPIC_ID
 
     @property
@@ -173,13 +173,13 @@ def create_local_worker(
         engine="auto" if cleaner.map_engine == "spark" else cleaner.map_engine,
         verify_before_publish=shared.gate,
         sidecars=open_sidecars(shared),
-        filter_for=partial(design_bloom_filter, cleaner, filters.record, filters.probes) if filters else _design_no_filter,
+        filter_for=partial(design_bloom_filter, cleaner, filters.record, filters.probes) if filters else _design_no_bloom_filter,
         splices=cleaner.splice,
         stats=stats or RoundCosts(),
         known=sent_files or {},
     )
 
 
-def _design_no_filter(records: int, segment_bytes: int) -> None:
+def _design_no_bloom_filter(record_count: int, segment_bytes: int) -> None:
     """Return None: new segments get no filter."""
     return

@@ -83,12 +83,12 @@ class VersionMismatch(CompactorError):
 def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
     """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message."""
     cost, begin = TaskCost(), time.process_time()
-    outcome = _run_work(index, work, plan, cost)
+    outcome = _run_work_and_catch_errors(index, work, plan, cost)
     cost.cpu_seconds += time.process_time() - begin
     return outcome
 
 
-def _run_work(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
+def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None, cost: TaskCost) -> TaskOutcome:
     """Call ``work`` and convert its result or exception to a TaskOutcome."""
     try:
         _require_version_of_plan(plan)
@@ -115,7 +115,7 @@ def _require_version_of_plan(plan: CompactionPlan | None) -> None:
         raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {executor_fingerprint()}")
 
 
-class _OutcomeRouter(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
+class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
     """Spark accumulator that collects outcomes on executors and delivers them to the queue of their job on the driver."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class _OutcomeRouter(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
 
 @dataclass(frozen=True)
-class JobTask:
+class RddPartitionTask:
     """Function that runs on executors for each partition of an RDD and processes its items one after the other."""
 
     job: int
@@ -162,11 +162,11 @@ class JobTask:
 
 
 @dataclass
-class Cluster:
+class SparkCluster:
     """A running Spark application that accepts jobs from several threads."""
 
     spark: SparkSession
-    router: _OutcomeRouter = field(default_factory=_OutcomeRouter)
+    router: _TaskOutcomeAccumulator = field(default_factory=_TaskOutcomeAccumulator)
 
     def __post_init__(self) -> None:
         self._context = self.spark.sparkContext
@@ -218,26 +218,26 @@ class Cluster:
         description: str,
         rdd: RDD[tuple[int, Any]],
         work: TaskWork,
-        count: int,
+        item_count: int,
         *,
         plan: CompactionPlan | None = None,
-        check: Callable[[], object] = _do_nothing,
+        check_leadership: Callable[[], object] = _do_nothing,
         job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
-        """Run ``work`` over an RDD of (index, item) with ``count`` different indexes, and yield one outcome per index as its task ends.
+        """Run ``work`` over an RDD of (index, item) with ``item_count`` different indexes, and yield an outcome per index as its task ends.
 
         :param description: description in the Spark UI: the partition and the step.
         :param plan: executors whose version would write other bytes for this plan return VersionMismatch.
-        :param check: called every few seconds while waiting; raises Fenced.
+        :param check_leadership: called every few seconds while waiting; raises Fenced.
         :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
         """
         self.check_not_cancelled()
         job_listener = job_listener or JobListener()
-        job_listener.on_step(description, count)
+        job_listener.on_step(description, item_count)
         with _RunningJob(self, description, rdd, work, plan) as running:
             seen: set[int] = set()
-            while len(seen) < count:
-                outcome = running.next_outcome(check)
+            while len(seen) < item_count:
+                outcome = running.next_outcome(check_leadership)
                 if outcome.index not in seen:
                     seen.add(outcome.index)
                     job_listener.on_task()
@@ -269,14 +269,16 @@ _naming_lock = threading.Lock()
 class _RunningJob:
     """A Spark job that runs in its own thread and is cancelled if its consumer stops early."""
 
-    def __init__(self, cluster: Cluster, description: str, rdd: RDD[tuple[int, Any]], work: TaskWork, plan: CompactionPlan | None) -> None:
+    def __init__(
+        self, cluster: SparkCluster, description: str, rdd: RDD[tuple[int, Any]], work: TaskWork, plan: CompactionPlan | None
+    ) -> None:
         self._cluster = cluster
         self._context = rdd.context
         self._number = next(cluster._numbers)
         self._group = f"tiered-compactor-{self._number}"
         self._inbox: queue.SimpleQueue[TaskOutcome] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        task = JobTask(self._number, work, plan, cluster._accumulator)
+        task = RddPartitionTask(self._number, work, plan, cluster._accumulator)
 
         def run() -> None:
             """Run the job and keep its exception for ``next_outcome``."""

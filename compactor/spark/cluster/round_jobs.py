@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compactor.errors import CompactorError
 from compactor.round.ports import LeadershipCheck
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener, TaskWork
+from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskWork
 from compactor.storage.port import ObjectStore
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RoundJobs:
+class RoundJobRunner:
     """Runs the Spark jobs of one round.
 
     control: the driver's control store.
@@ -28,7 +28,7 @@ class RoundJobs:
     check: called while a step runs; raises Fenced if another compactor leads the partition.
     """
 
-    cluster: Cluster
+    cluster: SparkCluster
     control: ObjectStore
     shared: RoundTaskSettings
     cost: TaskCost
@@ -43,20 +43,22 @@ class RoundJobs:
         if items:
             yield from self.run_tasks_over_rdd(step, self.cluster.distribute_items(items), TaskWithSettings(work, self.shared), len(items))
 
-    def delete_scratch(self, keys: Sequence[str]) -> None:
+    def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt. An error is only logged, because `retire` deletes what remains."""
         try:
-            self.control.delete(keys)
+            self.control.delete(object_keys)
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 
-    def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, count: int) -> Iterator[tuple[int, Any]]:
-        """Run ``work`` over an RDD of (index, item) with ``count`` items and yield (index, result) as the tasks finish. Raises the first
-        error of a task.
+    def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, item_count: int) -> Iterator[tuple[int, Any]]:
+        """Run ``work`` over an RDD of (index, item) with ``item_count`` items and yield (index, result) as the tasks finish. Raises the
+        first error of a task.
         """
         what = f"{self.shared.partition}: {step}"
         waits = partial(self.check, is_waiting=True)
-        for outcome in self.cluster.run_job(what, rdd, work, count, plan=self.shared.plan, check=waits, job_listener=self.job_listener):
+        for outcome in self.cluster.run_job(
+            what, rdd, work, item_count, plan=self.shared.plan, check_leadership=waits, job_listener=self.job_listener
+        ):
             self.check()
             self.cost.add_cost(outcome.cost)
             if outcome.error is not None:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from compactor.errors import UsageError
-from compactor.spark.cluster.versions import check_java, check_pyspark
+from compactor.spark.cluster.versions import require_supported_java, require_supported_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from compactor.config.settings import Settings, SparkSettings
-    from compactor.spark.cluster.jobs import Cluster
+    from compactor.spark.cluster.jobs import SparkCluster
 
 _LOCAL = re.compile(r"local\[(\d+|\*)\]")
 _MISSING = re.compile(r"No module named '([\w.]+)'")
@@ -48,7 +48,7 @@ class StartedCluster:
     ui: URL of Spark's web pages; empty if there are none.
     """
 
-    cluster: Cluster
+    cluster: SparkCluster
     master: str
     seconds: float
     ui: str
@@ -62,7 +62,7 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
     :raises UsageError: if Java is missing or too old, PySpark is not supported, the master cannot be reached, or executors run another
         version.
     """
-    check_pyspark()
+    require_supported_pyspark()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -73,7 +73,7 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
     if given or SUBMIT_VARIABLE in os.environ:
         session: SparkSession = SparkSession.builder.appName(app_name).getOrCreate()
     else:
-        check_java()
+        require_supported_java()
         session = _start_session(settings.spark, app_name, folder)
     try:
         yield _run_first_job(session, begin)
@@ -87,7 +87,7 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
     """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
     UsageError otherwise.
     """
-    from compactor.spark.cluster.jobs import Cluster, name_started_stages
+    from compactor.spark.cluster.jobs import SparkCluster, name_started_stages
 
     context = session.sparkContext
     context.setJobDescription("first job: are the executors ready?")
@@ -101,21 +101,21 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
                 .groupByKey(wanted)
                 .map(_first_reported_version)
             )
-            differing = set(answers.collect()) - {_version_of_this_process()}
+            differing = set(answers.collect()) - {_code_version_of_this_process()}
     except _spark_error_types() as error:
         raise executors_not_ready_error(error) from None
     finally:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
-        raise UsageError(f"the executors run {min(differing)}, the driver {_version_of_this_process()}", hint=INSTALL_HINT)
-    return StartedCluster(Cluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
+        raise UsageError(f"the executors run {min(differing)}, the driver {_code_version_of_this_process()}", hint=INSTALL_HINT)
+    return StartedCluster(SparkCluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
 
 
 def executors_not_ready_error(error: Exception) -> UsageError:
     """Return the UsageError for a first job that failed, naming the Python package that executors lack if that is the cause."""
     missing = _MISSING.search(str(error))
     if missing is None:
-        return UsageError(f"Spark's executors do not run our tasks: {first_error_line(error)}", hint=INSTALL_HINT)
+        return UsageError(f"Spark's executors do not run our tasks: {first_line_of_spark_error(error)}", hint=INSTALL_HINT)
     package = missing[1].partition(".")[0]
     if package in OWN_PACKAGES:
         return UsageError(f"the executors' Python has no tiered-compactor: it finds no {package}", hint=INSTALL_HINT)
@@ -134,7 +134,7 @@ def _load_kernels_and_report_version(task_number: int) -> tuple[int, str]:
     # Spark collects garbage after each task: a twentieth of a second, if it has to look at everything that was imported.
     gc.collect()
     gc.freeze()
-    return task_number, _version_of_this_process()
+    return task_number, _code_version_of_this_process()
 
 
 def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
@@ -142,7 +142,7 @@ def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
     return next(iter(gathered[1]))
 
 
-def _version_of_this_process() -> str:
+def _code_version_of_this_process() -> str:
     """Return the version of our code and the codec libraries in this process."""
     from compactor.round.pass_two import executor_fingerprint
 
@@ -188,7 +188,7 @@ def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> Spar
         return SparkSession.builder.getOrCreate()
     except _spark_error_types() as error:
         raise UsageError(
-            f"Spark did not start on {master}: {first_error_line(error)}", hint=f"Check [spark] master; {log} says more"
+            f"Spark did not start on {master}: {first_line_of_spark_error(error)}", hint=f"Check [spark] master; {log} says more"
         ) from None
 
 
@@ -200,7 +200,7 @@ def _spark_error_types() -> tuple[type[Exception], ...]:
     return PySparkException, Py4JError, OSError, RuntimeError, ValueError
 
 
-def first_error_line(error: BaseException) -> str:
+def first_line_of_spark_error(error: BaseException) -> str:
     """Return the first meaningful line of a Spark error, without stack traces."""
     lines = [line.strip() for line in str(getattr(error, "desc", None) or error).splitlines() if line.strip()]
     reported = [line for line in lines if not line.startswith(("at ", "File ", "Traceback", ":", "An error occurred while calling"))]

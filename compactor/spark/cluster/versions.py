@@ -16,7 +16,7 @@ NEXT_PYSPARK = (5, 0)
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
-def check_java() -> None:
+def require_supported_java() -> None:
     """Raise UsageError if no Java is found or if it is older than OLDEST_JAVA."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -36,7 +36,7 @@ def check_java() -> None:
         raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, and {java} is Java {found[1]}", hint=hint)
 
 
-def check_pyspark() -> None:
+def require_supported_pyspark() -> None:
     """Raise UsageError if PySpark is not installed or its version is not supported."""
     supported = f"{OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]} to {NEXT_PYSPARK[0] - 1}.x"
     require_extra("spark", "Spark")

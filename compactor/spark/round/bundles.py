@@ -30,6 +30,8 @@ MAX_BUNDLE_RECORDS: Final = 1 << 31
 
 MIN_RECORD_BYTES: Final = 7
 """Smallest size of a record in a v2 batch."""
+IndexRange = tuple[int, int]
+"""Range of indexes [begin, end)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class IndexedSegment:
     rows: int = 0
 
     @property
-    def has_rows(self) -> bool:
+    def has_key_rows(self) -> bool:
         """Return whether keys of the segment were indexed."""
         return self.first >= 0
 
@@ -102,13 +104,13 @@ def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
 
 
 def plan_segment_bundles(
-    segments: Sequence[RemoteLogSegmentMetadata], slots: int, disk_bytes: int, row_bytes: int = KEY_ROW_BYTES
-) -> list[tuple[int, int]]:
+    segments: Sequence[RemoteLogSegmentMetadata], task_slots: int, disk_bytes: int, row_bytes: int = KEY_ROW_BYTES
+) -> list[IndexRange]:
     """Divide segments into bundles (neighbours that one task reads) of about equal bytes. Return each bundle as indexes [begin, end).
 
     There are BUNDLES_PER_SLOT bundles for each slot of the cluster.
 
-    :param slots: number of tasks that run at the same time.
+    :param task_slots: number of tasks that run at the same time.
     :param disk_bytes: disk budget of one task; it must hold one segment and the bundle's rows twice, because they are sorted.
     :param row_bytes: bytes of rows per record, including the rows for the gate (the independent check of the output).
     """
@@ -116,7 +118,7 @@ def plan_segment_bundles(
     records = np.array([max_record_count(segment) for segment in segments], np.int64)
     if not len(sizes):
         return []
-    ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (slots * BUNDLES_PER_SLOT)))
+    ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (task_slots * BUNDLES_PER_SLOT)))
     space = max(1, min(MAX_BUNDLE_RECORDS, (disk_bytes - 2 * int(sizes.max())) // (2 * row_bytes)))
     runs: list[tuple[int, int]] = []
     begin, size, rows = 0, 0, 0
@@ -152,14 +154,14 @@ def row_number_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tup
 _TABLE_COLUMNS: Final = tuple(field.name for field in fields(BatchTable))
 
 
-def encode_bundle_result(bundle: IndexedBundle, facts: Mapping[str, BatchScanSummary]) -> Arrays:
+def encode_bundle_result(bundle: IndexedBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
     """Encode the result of a pass 1 task as arrays, which ``decode_bundle`` and ``decode_scan_summaries`` restore.
 
     :param bundle: the result for the segments that the task has read.
-    :param facts: facts about batches by segment id, for the segments whose keys were indexed.
+    :param scan_summaries: facts about batches by segment id, for the segments whose keys were indexed.
     """
     segments, keys, gate = bundle.segments, bundle.keys, bundle.gate
-    some = [facts[segment.id] for segment in segments if segment.has_rows]
+    some = [scan_summaries[segment.id] for segment in segments if segment.has_key_rows]
     numbers = {name: np.array([getattr(segment, name) for segment in segments], np.int64) for name in _NUMBER_FIELDS}
     return {
         "ids": _encode_lines([segment.id for segment in segments]),
@@ -208,9 +210,9 @@ def decode_scan_summaries(tail: Arrays) -> dict[str, BatchScanSummary]:
     return {name: BatchScanSummary(*both) for name, *both in zip(names, flags, counts, strict=False)}
 
 
-def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], kind: type[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the arrays as one, or an empty array of type ``kind``."""
-    return np.concatenate(parts) if parts else np.empty(0, kind)
+def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], dtype: type[np.generic]) -> npt.NDArray[np.generic]:
+    """Return the arrays as one, or an empty array of type ``dtype``."""
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def _encode_lines(lines: list[str]) -> npt.NDArray[np.uint8]:

@@ -30,7 +30,7 @@ from compactor.round.offload import reason_to_run_on_spark
 from compactor.round.plan import assess_round
 
 if TYPE_CHECKING:
-    from compactor.spark.cluster.jobs import Cluster
+    from compactor.spark.cluster.jobs import SparkCluster
 
 START_S = 300.0
 """How long Spark may take to start. A cluster without a free executor would be waited for without end."""
@@ -121,10 +121,10 @@ class SparkChild:
         _log.warning("large partitions are %s", self._problem)
         return None
 
-    def _request_round(self, child: _SparkChildProcess, order: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
+    def _request_round(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
         """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
         try:
-            child.pipe.send(order)
+            child.pipe.send(request)
         except OSError as error:
             answer: object = Unavailable(f"Spark's process has ended: {error}", hint="The next try starts another")
         else:
@@ -171,25 +171,25 @@ def _serve_rounds(settings: Settings, pipe: Connection) -> None:
         with start_cluster(settings) as started:
             pipe.send(None)
             while pipe.poll(settings.spark.idle_ms / 1000):
-                pipe.send(_round_outcome(pipe.recv(), started.cluster))
+                pipe.send(_run_requested_round(pipe.recv(), started.cluster))
     except CompactorError as error:
         pipe.send(error)
     except EOFError:
         return  # the parent has ended
 
 
-def _round_outcome(order: _RoundRequest, cluster: Cluster) -> RoundReport | CompactorError:
+def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> RoundReport | CompactorError:
     """Run the requested round and return its report, or the error with which it failed."""
     from compactor.spark.round.worker import SparkWorker
 
     try:
-        tier = open_tier(order.settings)
+        tier = open_tier(request.settings)
         if tier.kind.is_broker_managed:
             tier.identity.ensure_catalog()
-        cleaner = tier.cleaner_settings_for_topic(order.partition.topic)
+        cleaner = tier.cleaner_settings_for_topic(request.partition.topic)
         engine = RemoteEngine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
-        return create_round(tier, order.partition, order.now_ms, force=order.force, engine=engine).execute_round(
-            tier.open_partition_log(order.partition, leads=True)
+        return create_round(tier, request.partition, request.now_ms, force=request.force, engine=engine).execute_round(
+            tier.open_partition_log(request.partition, leads=True)
         )
     except CompactorError as error:
         return error

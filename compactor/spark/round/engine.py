@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
 from compactor.round.engines import RemoteEngine
-from compactor.spark.cluster.versions import check_java, check_pyspark
+from compactor.spark.cluster.versions import require_supported_java, require_supported_pyspark
 
 if TYPE_CHECKING:
-    from compactor.spark.cluster.jobs import Cluster
+    from compactor.spark.cluster.jobs import SparkCluster
 
 
 class SparkEngines:
@@ -22,7 +22,7 @@ class SparkEngines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._checked = False
-        self._cluster: Cluster | None = None
+        self._cluster: SparkCluster | None = None
         self._stack = ExitStack()
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None:
@@ -34,14 +34,14 @@ class SparkEngines:
             return None
         with self._lock:
             if not self._checked:
-                check_pyspark()
-                check_java()
+                require_supported_pyspark()
+                require_supported_java()
                 self._checked = True
         from compactor.spark.round.worker import SparkWorker
 
         return RemoteEngine("spark", lambda stats: SparkWorker(lambda: self.start_cluster(tier), tier, cleaner, stats))
 
-    def start_cluster(self, tier: Tier) -> Cluster:
+    def start_cluster(self, tier: Tier) -> SparkCluster:
         """Return the cluster, starting Spark on the first call. Raises UsageError if Spark does not start."""
         from compactor.spark.cluster.session import start_cluster
 

@@ -35,7 +35,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.row_spool import HashRangeRowFile, view_as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
-from compactor.kernels.common import Flags, Hashes
+from compactor.kernels.common import Flags, Hashes, HashKeyHalves
 from compactor.kernels.jit import kernel
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.indexes import TXN_ENTRY
@@ -84,12 +84,12 @@ class StoredKeyRows:
         """Read the rows [begin, end), each as (tag, low, high, ordinal): three parts of the key's hash, and the row's number."""
         return np.frombuffer(self._read_exactly(store, begin * KEY_ROW_BYTES, (end - begin) * KEY_ROW_BYTES), np.uint32).reshape(-1, 4)
 
-    def dirty_keys(self, store: ObjectStore) -> Iterator[Hashes]:
+    def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
         for begin in range(0, self.dirty_rows, BLOCK_ROWS):
             yield stored_key_hashes_of_rows(self.read_rows(store, begin, min(begin + BLOCK_ROWS, self.dirty_rows)))
 
-    def read_stored_result(self, store: ObjectStore) -> Arrays:
+    def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
         """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.spark.round.bundles)."""
         return read_tail_arrays(store, self.key, self.size)
 
@@ -137,7 +137,7 @@ def pack_key_rows(
     rows: RecordRows,
     first_row: Int64s,
     begin: Int64s,
-    key_halves: tuple[np.uint64, np.uint64],
+    key_halves: HashKeyHalves,
     first_offset: int,
     end_offset: int,
 ) -> ExchangeRows:
@@ -160,9 +160,9 @@ def flag_mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
     return wanted
 
 
-def last_row_ordinals(counts: Int64s) -> Int64s:
+def last_row_numbers_of_batches(row_counts: Int64s) -> Int64s:
     """Return the row number of each batch's last record, given the number of rows in each batch."""
-    return np.concatenate((np.cumsum(counts[::-1])[::-1][1:], np.zeros(min(1, len(counts)), np.int64)))
+    return np.concatenate((np.cumsum(row_counts[::-1])[::-1][1:], np.zeros(min(1, len(row_counts)), np.int64)))
 
 
 class StoredSurvivors:
@@ -187,7 +187,7 @@ class StoredSurvivors:
         wanted = flag_mappable_batches(source, verdicts.aborted)
         counts = table.count.astype(np.int64) if not len(arrays["counts"]) else arrays["counts"].astype(np.int64)
         counts[~wanted] = 0
-        begin = last_row_ordinals(counts)
+        begin = last_row_numbers_of_batches(counts)
         kept = np.full(len(table), -1, np.int32)
         known = wanted & (table.magic == 2)
         _count_survivors_of_batches(arrays["bitmap"], begin, counts, known, kept)
@@ -224,24 +224,24 @@ def decode_verdicts(arrays: Arrays, batches: int) -> TransactionVerdicts:
     return TransactionVerdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
 
-def encode_survivors(rows: ExchangeRows, surviving: Bytes) -> bytes:
+def encode_surviving_row_numbers(rows: ExchangeRows, survival_bitmap: Bytes) -> bytes:
     """Encode the row numbers of surviving records.
 
     :param rows: rows with ascending numbers (``ordinal``).
-    :param surviving: bitmap with one bit per row, set if the record survives.
+    :param survival_bitmap: bitmap with one bit per row, set if the record survives.
     """
-    chosen = rows[np.unpackbits(surviving, count=len(rows)).astype(np.bool_), 3]
+    chosen = rows[np.unpackbits(survival_bitmap, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
     return out[: encode_ordinal_gaps(chosen, out)].tobytes()
 
 
-def pack_arrays(arrays: Arrays, *, dense: bool = False) -> bytes:
+def pack_arrays(arrays: Arrays, *, skip_compression: bool = False) -> bytes:
     """Serialize arrays; equal arrays give equal bytes.
 
-    :param dense: do not compress, because the content would not shrink.
+    :param skip_compression: do not compress, because the content would not shrink.
     """
     out = io.BytesIO()
-    save: Any = np.savez if dense else np.savez_compressed
+    save: Any = np.savez if skip_compression else np.savez_compressed
     save(out, **arrays)
     return out.getvalue()
 
@@ -295,7 +295,7 @@ def read_scratch_bytes(store: ObjectStore, key: str, position: int = 0, size: in
         raise StoreError(f"the scratch object {store.url}/{key} is gone", hint=_GONE_HINT) from None
 
 
-def is_scratch_kind(kind: str, key: str) -> bool:
+def is_scratch_object_of_kind(kind: str, key: str) -> bool:
     """Return whether a scratch object is of this kind, judged by the last part of its key. The rest of the key is ignored, because it
     contains the topic, which may have any name.
     """
@@ -390,7 +390,7 @@ def decode_ordinal_gaps(data: Bytes, bitmap: Bytes) -> bool:
 
 
 @kernel
-def mark_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
+def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
     """Set ``out`` for each batch of a chunk that contains a tombstone (a record without a value)."""
     for batch in range(out.size):
         for row in range(first_row[batch], first_row[batch + 1]):

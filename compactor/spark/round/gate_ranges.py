@@ -64,7 +64,7 @@ def write_expected_sums(shared: RoundTaskSettings, gate_input: GateRangeInput, a
         cost.exchanged_bytes += len(answer)
     judged = ExpectedRecordSums(gate_input.bounds, sums, keys)
     written = create_scratch_once(
-        open_task_tier(shared).ports.control, f"{shared.scratch}{GATE_SUMS_NAME}", pack_arrays(judged.to_arrays(), dense=True)
+        open_task_tier(shared).ports.control, f"{shared.scratch}{GATE_SUMS_NAME}", pack_arrays(judged.to_arrays(), skip_compression=True)
     )
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)
@@ -96,38 +96,44 @@ class StoredGateRange:
 
 
 def compute_gate_sums(
-    store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, all_ranges: int, budget_bytes: int, bounds: HashBounds
+    store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, range_count: int, budget_bytes: int, bounds: HashBounds
 ) -> tuple[FingerprintSumsBySegment, int]:
     """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
     BadData, OutOfBudget.
 
-    :param all_ranges: number of ranges that the hash is divided into.
+    :param range_count: number of ranges that the hash is divided into.
     :param bounds: first offset of each segment, and the end of the last one.
     """
     by_place, sums, keys, table = dict(enumerate(bundles)), zero_fingerprint_sums(len(bounds) - 1), 0, LatestRecordTable(budget_bytes, 0)
     for number, found in read_hash_ranges(store, by_place, ranges):
-        keys += add_sums_of_gate_range(StoredGateRange(by_place, found), table, all_ranges, number, bounds, sums)
+        keys += add_sums_of_gate_range(StoredGateRange(by_place, found), table, range_count, number, bounds, sums)
     return sums, keys
 
 
 def add_sums_of_gate_range(
-    gate_range: StoredGateRange, table: LatestRecordTable, ranges: int, number: int, bounds: HashBounds, sums: FingerprintSumsBySegment
+    gate_range: StoredGateRange,
+    table: LatestRecordTable,
+    range_count: int,
+    range_number: int,
+    bounds: HashBounds,
+    sums: FingerprintSumsBySegment,
 ) -> int:
-    """Add to ``sums`` the records that must remain in hash range ``number`` of ``ranges``, and return the range's number of keys. If the
-    table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget, StoreError,
-    BadData.
+    """Add to ``sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys.
+    If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
+    StoreError, BadData.
     """
-    if ranges > MAX_GATE_RANGES:
+    if range_count > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
-    table.reset_to_hash_range(gate_range.count_rows(DIRTY_ROWS), ranges, number)
+    table.reset_to_hash_range(gate_range.count_rows(DIRTY_ROWS), range_count, range_number)
     for rows in gate_range.read_section(DIRTY_ROWS):
         taken = table.put_rows_until_full(rows)
         done += taken
         if taken < len(rows):
             parts = max(2, -(-gate_range.count_rows(DIRTY_ROWS) // max(1, done)))
             return sum(
-                add_sums_of_gate_range(gate_range, table, ranges * parts, number * parts + part, bounds, sums) for part in range(parts)
+                add_sums_of_gate_range(gate_range, table, range_count * parts, range_number * parts + part, bounds, sums)
+                for part in range(parts)
             )
     table.add_expected_fingerprints(bounds, sums)
     for rows in gate_range.read_section(OUTSIDE):

@@ -21,9 +21,9 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_key_prefix
 from compactor.round.engines import DraftPlanAtTime
-from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import decode_bundle
-from compactor.spark.round.exchange import is_scratch_kind, read_tail_arrays
+from compactor.spark.round.exchange import is_scratch_object_of_kind, read_tail_arrays
 from compactor.spark.round.pass_one_tasks import GATE_PREFIX, KEYS_PREFIX
 from compactor.spark.round.segment_index import SegmentIndex
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -53,7 +53,7 @@ def plan_time_of_resumable_attempt_ms(
     found = (
         _SCOUTED.fullmatch(info.key.removeprefix(prefix))
         for info in store.list(f"{prefix}{SCOUTED}")
-        if is_scratch_kind(KEYS_PREFIX, info.key)
+        if is_scratch_object_of_kind(KEYS_PREFIX, info.key)
     )
     places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
     for at_ms, place in places:
@@ -65,28 +65,32 @@ def plan_time_of_resumable_attempt_ms(
 
 def list_stored_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     """Return the stored results of pass 1 tasks (key rows and rows for the gate) below a key prefix."""
-    return [info for info in store.list(prefix) if is_scratch_kind(KEYS_PREFIX, info.key) or is_scratch_kind(GATE_PREFIX, info.key)]
+    return [
+        info
+        for info in store.list(prefix)
+        if is_scratch_object_of_kind(KEYS_PREFIX, info.key) or is_scratch_object_of_kind(GATE_PREFIX, info.key)
+    ]
 
 
-def claim_leftover_bundles(jobs: RoundJobs, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
+def claim_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
     """Return the stored pass 1 results of earlier attempts at the same round, and delete those of other rounds. Only the leader may call
     it.
 
     :param round_prefix: key prefix of this round's scratch objects.
     """
     found = list(jobs.control.list(f"{scratch_key_prefix(log)}{SCOUTED}"))
-    jobs.delete_scratch([info.key for info in found if not info.key.startswith(round_prefix)])
+    jobs.delete_scratch_objects([info.key for info in found if not info.key.startswith(round_prefix)])
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
-def add_matching_leftovers(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobs:
+def add_matching_leftover_bundles(jobs: RoundJobRunner, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
     """Add those stored pass 1 results of earlier attempts to the index that match this round. Return the job runner with as many hash
     ranges as these results have.
 
     :param leftovers: stored results (bundles) of earlier attempts.
     """
     for info in leftovers:
-        if not is_scratch_kind(KEYS_PREFIX, info.key):
+        if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
             continue
         try:
             bundle = decode_bundle(read_tail_arrays(jobs.control, info.key, info.size), info.key, info.size)
@@ -95,6 +99,6 @@ def add_matching_leftovers(jobs: RoundJobs, index: SegmentIndex, leftovers: Sequ
         shared = jobs.shared
         if bundle.keys is None or (bundle.gate is not None) != shared.gate or (index.bundles and bundle.keys.ranges != shared.ranges):
             continue
-        if index.add_bundle(bundle):
+        if index.add_bundle_unless_known(bundle):
             jobs = replace(jobs, shared=replace(shared, ranges=bundle.keys.ranges))
     return jobs

@@ -55,11 +55,11 @@ from compactor.spark.round.exchange import (
     StoredKeyRows,
     create_scratch_once,
     decode_ordinal_gaps,
-    encode_survivors,
+    encode_surviving_row_numbers,
     encode_verdicts,
     flag_mappable_batches,
-    last_row_ordinals,
-    mark_tombstone_batches,
+    flag_tombstone_batches,
+    last_row_numbers_of_batches,
     pack_arrays,
     pack_key_rows,
     pack_tail_arrays,
@@ -82,6 +82,10 @@ GATE_PREFIX: Final = "gate-"
 
 KEYS_PREFIX: Final = "keys-"
 SURVIVORS_PREFIX: Final = "survivors-"
+BundleAnswer = tuple[int, bytes]
+"""Index of a bundle, and the encoded row numbers of its surviving records in one hash range."""
+ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
+"""Why segments must be read, by segment id, and the number of bytes fetched."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
             """Open an empty spool for rows that consist of ``words`` numbers."""
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
-                _TaskReservation(reserve_disk_bytes),
+                _TaskDiskReservation(reserve_disk_bytes),
                 HashRangeSpan(shared.ranges),
                 words,
                 dtype,
@@ -162,7 +166,7 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
 
 
 @dataclass(frozen=True)
-class _TaskReservation:
+class _TaskDiskReservation:
     """Disk space reserved until the task ends. Lets a HashRangeRowFile request more space than it started with."""
 
     reserve_bytes: Callable[[int], None]
@@ -269,9 +273,9 @@ def _collect_key_rows(
             rows, first_row = parse_records(table, chunk, buffers.rows, source.name)
             some = slice(chunk.first, chunk.last)
             counts[some] = np.diff(first_row)
-            begin = next_ordinal + last_row_ordinals(counts[some])
+            begin = next_ordinal + last_row_numbers_of_batches(counts[some])
             next_ordinal += len(rows)
-            mark_tombstone_batches(first_row, rows.value_length, tombstones[some])
+            flag_tombstone_batches(first_row, rows.value_length, tombstones[some])
             if source.end > first_dirty:
                 key_rows.add_rows_to_section(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
@@ -297,7 +301,7 @@ class BloomFilterQuery:
     bundles: tuple[StoredKeyRows, ...]
 
 
-def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> tuple[dict[str, str], int]:
+def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> ReadReasonsAndFetchedBytes:
     """Compare Bloom filters with all dirty keys. Return, by segment id, why a segment must be read, and the number of bytes fetched.
 
     Segments that match no dirty key are absent from the result. Raises StoreError.
@@ -307,7 +311,7 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
         return dict.fromkeys(item.segments, "bloom = false"), 0
     store = open_task_tier(shared).ports.control
     answer = sidecars.find_segments_that_may_hold_keys(
-        item.segments, lambda: chain.from_iterable(each.dirty_keys(store) for each in item.bundles)
+        item.segments, lambda: chain.from_iterable(each.read_dirty_key_hashes(store) for each in item.bundles)
     )
     record_peak_memory(cost)
     return answer
@@ -352,25 +356,25 @@ class SurvivorBundle:
 
 
 def find_survivors_of_ranges(
-    shared: RoundTaskSettings, ranges: range, exchange: HashRangeInput, cost: TaskCost
-) -> Iterator[tuple[int, bytes]]:
+    shared: RoundTaskSettings, ranges: range, range_input: HashRangeInput, cost: TaskCost
+) -> Iterator[BundleAnswer]:
     """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded survivors). A bundle may appear several times
     or never.
     """
     store = open_task_tier(shared).ports.control
-    wanted = {place: bundle for place, bundle in enumerate(exchange.bundles) if bundle.dirty_rows or place in exchange.wanted_bundles}
+    wanted = {place: bundle for place, bundle in enumerate(range_input.bundles) if bundle.dirty_rows or place in range_input.wanted_bundles}
     for number, rows in read_hash_ranges(store, wanted, ranges):
-        yield from _find_survivors_of_range(shared, number, exchange, rows, cost)
+        yield from _find_survivors_of_range(shared, number, range_input, rows, cost)
     record_peak_memory(cost)
 
 
 def _find_survivors_of_range(
-    shared: RoundTaskSettings, range_number: int, exchange: HashRangeInput, rows_of: HashRangeRows, cost: TaskCost
-) -> Iterator[tuple[int, bytes]]:
+    shared: RoundTaskSettings, range_number: int, range_input: HashRangeInput, range_rows: HashRangeRows, cost: TaskCost
+) -> Iterator[BundleAnswer]:
     """Find the surviving records of one hash range. If its keys exceed the memory budget, the range is split and its rows are read again
     for each part.
     """
-    clean = [place for place in sorted(exchange.wanted_bundles) if exchange.bundles[place].clean_rows]
+    clean = [place for place in sorted(range_input.wanted_bundles) if range_input.bundles[place].clean_rows]
     part, parts, guess = 0, 1, 0
     while part < parts:
         ranges, wanted = shared.ranges * parts, range_number * parts + part
@@ -378,7 +382,7 @@ def _find_survivors_of_range(
             raise OutOfBudget("more keys than the map budget holds share one hash", hint="Raise map_budget_bytes")
         keys = KeyHashSet(shared.map_budget_bytes, expected_key_count=guess)
         full = False
-        for place, rows in rows_of.read_dirty_rows(exchange.dirty):
+        for place, rows in range_rows.read_dirty_rows(range_input.dirty):
             by_row, kept = _replace_ordinals_by_row_numbers(rows)
             taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow_within_budget():
@@ -386,18 +390,18 @@ def _find_survivors_of_range(
             if taken < len(rows):
                 full = True
                 break
-            if place in exchange.wanted_bundles and kept.any():
-                yield place, encode_survivors(rows, kept)
+            if place in range_input.wanted_bundles and kept.any():
+                yield place, encode_surviving_row_numbers(rows, kept)
         cost.peak_map_bytes = max(cost.peak_map_bytes, keys.peak_bytes)
         if full:
             # What has been answered so far was right and will be answered again.
             part, parts = part * 2, parts * 2
             continue
-        for place, rows in rows_of.read_section(clean, 1):
+        for place, rows in range_rows.read_section(clean, 1):
             by_row, kept = _replace_ordinals_by_row_numbers(rows)
             mark_rows_with_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
-                yield place, encode_survivors(rows, kept)
+                yield place, encode_surviving_row_numbers(rows, kept)
         cost.map_entries += keys.key_count
         guess = keys.key_count + keys.key_count // 20
         part += 1
@@ -435,7 +439,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
             if not decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
-        facts = decode_scan_summaries(item.keys.read_stored_result(store))
+        facts = decode_scan_summaries(item.keys.read_stored_pass_one_results(store))
     out, parts, superseded = bytearray(), {}, []
     for segment in item.segments:
         known = segment.indexed
@@ -443,7 +447,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
         arrays = encode_verdicts(segment.verdicts.expand_to_all_batches()) | encode_transaction_outcomes(
             segment.outcomes.expand_to_all_batches()
         )
-        if known.has_rows:
+        if known.has_key_rows:
             mine = bitmap[known.first // 8 : -(-(known.first + known.ordinals) // 8)]
             if int(np.bitwise_count(mine).sum(dtype=np.int64)) < known.rows:
                 superseded.append(known.id)
@@ -464,4 +468,4 @@ def load_kernels() -> None:
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_rows_with_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
-    decode_ordinal_gaps(np.frombuffer(encode_survivors(rows, kept), np.uint8), kept)
+    decode_ordinal_gaps(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)

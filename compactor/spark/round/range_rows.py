@@ -24,7 +24,7 @@ Directory = npt.NDArray[np.int64]
 FetchedRows = npt.NDArray[Any]
 
 
-class StoredRows(Protocol):
+class StoredHashRangeRows(Protocol):
     """An object in the store that holds the rows of some segments by range of the key's hash, in two sections (0: dirty, 1: clean)."""
 
     @property
@@ -49,7 +49,7 @@ class HashRangeRows:
     """
 
     store: ObjectStore
-    bundles: Mapping[int, StoredRows]
+    bundles: Mapping[int, StoredHashRangeRows]
     directories: Mapping[int, Directory]
     prefetched: Mapping[tuple[int, int], tuple[int, Future[FetchedRows]]]
     pool: ThreadPoolExecutor
@@ -98,7 +98,7 @@ class HashRangeRows:
             yield at, arrived.result()
 
 
-def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredRows], ranges: range) -> Iterator[tuple[int, HashRangeRows]]:
+def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRows], ranges: range) -> Iterator[tuple[int, HashRangeRows]]:
     """Yield (range number, rows) for neighbouring hash ranges, in order. Raises StoreError if a bundle cannot be fetched, BadData if it
     is damaged.
     """

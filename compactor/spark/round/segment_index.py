@@ -21,7 +21,7 @@ from compactor.cleaner.passes.sidecar_builder import NO_BYTES, segment_without_b
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, plan_segment_bundles, row_number_ranges
 from compactor.spark.round.exchange import StoredKeyRows
 from compactor.spark.round.gate_ranges import GateRangeInput
@@ -59,37 +59,37 @@ class SegmentIndex:
     gate_bundles: list[StoredGateRows] = field(default_factory=list)
     bundle_places: dict[str, int] = field(default_factory=dict)
 
-    def read_segments(self, jobs: RoundJobs, rows: AbstractSet[str], sources: AbstractSet[str] = frozenset()) -> None:
-        """Read what the index does not have yet: the keys of the segments in ``rows``, and the headers of ``sources`` and of all segments
-        without a sidecar. A segment of which only the headers were read is read again if its keys are wanted now. Raises BadData,
-        StoreError, OutOfBudget.
+    def index_segments(self, jobs: RoundJobRunner, ids_with_keys: AbstractSet[str], source_ids: AbstractSet[str] = frozenset()) -> None:
+        """Read what the index does not have yet: the keys of the segments in ``ids_with_keys``, and the headers of ``source_ids`` and of
+        all segments without a sidecar. A segment of which only the headers were read is read again if its keys are wanted now. Raises
+        BadData, StoreError, OutOfBudget.
 
-        :param rows: ids of segments whose keys are wanted.
-        :param sources: ids of segments that will be rewritten.
+        :param ids_with_keys: ids of segments whose keys are wanted.
+        :param source_ids: ids of segments that will be rewritten.
         """
         items = []
         for segment in self.live:
             name = segment.id
             if name not in self.segments:
-                if name in rows or name in sources or name not in self.stand_ins:
-                    items.append(SegmentToIndex(segment, name in rows))
-            elif name in rows and not self.segments[name].has_rows and not self.segments[name].undecided:
+                if name in ids_with_keys or name in source_ids or name not in self.stand_ins:
+                    items.append(SegmentToIndex(segment, name in ids_with_keys))
+            elif name in ids_with_keys and not self.segments[name].has_key_rows and not self.segments[name].undecided:
                 items.append(self._segment_to_index_with_keys(segment))
         self._index_bundles(jobs, items, "")
-        self._fold_transactions()
+        self._determine_transaction_outcomes()
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
         self._index_bundles(jobs, [self._segment_to_index_with_keys(segment) for segment in undecided], " with transactions")
 
-    def add_bundle(self, bundle: IndexedBundle) -> bool:
+    def add_bundle_unless_known(self, bundle: IndexedBundle) -> bool:
         """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
         of its segments already.
         """
-        if any(segment.has_rows and segment.id in self.bundle_places for segment in bundle.segments):
+        if any(segment.has_key_rows and segment.id in self.bundle_places for segment in bundle.segments):
             return False
         for segment in bundle.segments:
-            if segment.has_rows:
+            if segment.has_key_rows:
                 self.bundle_places[segment.id] = len(self.bundles)
-            if segment.has_rows or segment.id not in self.bundle_places:
+            if segment.has_key_rows or segment.id not in self.bundle_places:
                 self.segments[segment.id] = segment
         if bundle.keys is not None:
             self.bundles.append(bundle.keys)
@@ -97,10 +97,10 @@ class SegmentIndex:
             self.gate_bundles.append(bundle.gate)
         return True
 
-    def hash_range_input(self, sources: AbstractSet[str]) -> HashRangeInput:
+    def hash_range_input(self, source_ids: AbstractSet[str]) -> HashRangeInput:
         """Return the input of the tasks over hash ranges.
 
-        :param sources: ids of the segments whose survivors are wanted.
+        :param source_ids: ids of the segments whose survivors are wanted.
         """
         with_rows = [self.segments[segment.id] for segment in reversed(self.live) if segment.id in self.bundle_places]
         dirty = [
@@ -109,7 +109,7 @@ class SegmentIndex:
         return HashRangeInput(
             tuple(self.bundles),
             row_number_ranges(dirty),
-            frozenset(self.bundle_places[name] for name in sources if name in self.bundle_places),
+            frozenset(self.bundle_places[name] for name in source_ids if name in self.bundle_places),
         )
 
     def gate_input(self) -> GateRangeInput:
@@ -118,14 +118,14 @@ class SegmentIndex:
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
         return GateRangeInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
-    def survivor_bundles(self, sources: AbstractSet[str]) -> list[SurvivorBundle]:
-        """Return the work items for gathering the survivors of the segments in ``sources``: first each bundle that has keys, then segments
-        without keys.
+    def plan_survivor_bundles(self, source_ids: AbstractSet[str]) -> list[SurvivorBundle]:
+        """Return the work items for gathering the survivors of the segments in ``source_ids``: first each bundle that has keys, then
+        segments without keys.
         """
         of_bundle: dict[int, list[SegmentWithSurvivors]] = {}
         without: list[SegmentWithSurvivors] = []
         for segment in self.live:
-            if segment.id in sources:
+            if segment.id in source_ids:
                 place = self.bundle_places.get(segment.id)
                 (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_for_survivors(segment.id))
         found = [SurvivorBundle(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
@@ -151,21 +151,21 @@ class SegmentIndex:
         known = self._segment_for_survivors(segment.id)
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
-    def _index_bundles(self, jobs: RoundJobs, items: Sequence[SegmentToIndex], description: str) -> None:
+    def _index_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToIndex], description: str) -> None:
         """Index segments, one task for each bundle of neighbours, and add the results."""
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
         for result in jobs.run_task_per_item(what, index_segments_of_bundle, [tuple(reversed(items[begin:end])) for begin, end in runs]):
-            self.add_bundle(result[1])
+            self.add_bundle_unless_known(result[1])
 
-    def _fold_transactions(self) -> None:
+    def _determine_transaction_outcomes(self) -> None:
         """Determine the outcome of all transactions from the segments' headers in order, once for the cleaner and once for the gate."""
-        sources = list(self._source_segments())
+        sources = list(self._live_segment_headers())
         both = zip(sources, transaction_verdicts_by_source(sources), transaction_outcomes_by_source(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}
 
-    def _source_segments(self) -> Iterator[SourceSegment]:
+    def _live_segment_headers(self) -> Iterator[SourceSegment]:
         """Yield every live segment with the batch headers that decide about transactions, from its pass 1 result or its sidecar."""
         for ordinal, segment in enumerate(self.live):
             place = (ordinal, segment.id, segment.start_offset, segment.end_offset + 1, segment.mtime_ms)

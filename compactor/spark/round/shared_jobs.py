@@ -3,7 +3,7 @@ of them.
 
     threads       lead, plan, announce -> submit -----------------------> receipts, verify, publish
                                              |                               ^
-    SharedJobs        waiting partitions -> bins of about equal bytes -> one job
+    SharedJobRunner        waiting partitions -> bins of about equal bytes -> one job
 
 No partition waits for the slowest: as soon as a slot is free, a job starts with the partitions that are ready. An error affects only
 its own partition. If Spark aborts a job, for example because one partition kills every executor, each unfinished partition of the job
@@ -30,9 +30,9 @@ from compactor.round.engines import RemoteWorker
 from compactor.round.plan import PlanInputs
 from compactor.round.ports import LeadershipCheck, RoundCosts, WorkerSession
 from compactor.round.skip import CleanSegmentVerdicts
-from compactor.spark.cluster.binpack import pack_bins
+from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
 from compactor.spark.cluster.executor import TaskCost
-from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
+from compactor.spark.cluster.jobs import FENCING_CHECK_SECONDS, JobListener, SparkCluster, TaskOutcome, VersionMismatch, run_task
 from compactor.spark.round.rewrite_tasks import PartitionCleaningWork, clean_partition
 from compactor.spark.round.worker import copy_cost_to_stats, create_round_task_settings
 
@@ -55,10 +55,10 @@ class _QueuedPartition:
     answer: SimpleQueue[TaskOutcome] = field(default_factory=SimpleQueue)
 
 
-class SharedJobs:
+class SharedJobRunner:
     """Runs Spark jobs in the background for partitions that several threads submit. Used as a context manager."""
 
-    def __init__(self, cluster: Cluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
+    def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
         self.cluster = cluster
         self.tier = tier
         self._over = False
@@ -73,10 +73,10 @@ class SharedJobs:
         """Return a worker for the round of one partition."""
         return SharedJobWorker(self, cleaner, stats)
 
-    def submit_partition(self, ticket: _QueuedPartition) -> None:
+    def submit_partition(self, partition: _QueuedPartition) -> None:
         """Add a partition to the next job."""
         with self._changed:
-            self._waiting.append(ticket)
+            self._waiting.append(partition)
             self._changed.notify_all()
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class SharedJobs:
                     continue  # slots may have come meanwhile
                 self._changed.wait_for(lambda: self._over or len(self._waiting) >= self.cluster.task_slots, timeout=GATHER_SECONDS)
                 tickets, self._waiting = self._waiting, []
-                bins = pack_bins([ticket.bytes for ticket in tickets], self.cluster.task_slots * BINS_PER_SLOT)
+                bins = pack_item_indexes_into_bins([ticket.bytes for ticket in tickets], self.cluster.task_slots * BINS_PER_SLOT)
                 self._running += len(bins)
             jobs = [job for job in jobs if job.is_alive()]
             jobs.append(threading.Thread(target=self._run_job_or_retry, args=(tickets, bins), name="flow-job", daemon=True))
@@ -119,51 +119,51 @@ class SharedJobs:
             self._running -= task_count
             self._changed.notify_all()
 
-    def _run_job_or_retry(self, tickets: list[_QueuedPartition], bins: list[list[int]]) -> None:
+    def _run_job_or_retry(self, partitions: list[_QueuedPartition], bins: list[list[int]]) -> None:
         """Run one job. If Spark aborts it, retry each unfinished partition in a job of its own."""
         done: set[int] = set()
         left = len(bins)
         try:
-            for _ in self._run_partition_bins(f"{len(tickets)} partitions in {len(bins)} tasks", tickets, bins, done):
+            for _ in self._run_partition_bins(f"{len(partitions)} partitions in {len(bins)} tasks", partitions, bins, done):
                 left -= 1
                 self._release_task_slots(1)
         except Exception:  # noqa: BLE001 - met again below, by whoever is the cause of it
-            for number, ticket in enumerate(tickets):
+            for number, ticket in enumerate(partitions):
                 if number not in done:
-                    self._retry_partition_alone(tickets, number, ticket)
+                    self._retry_partition_alone(partitions, number, ticket)
         finally:
             self._release_task_slots(left)
 
-    def _retry_partition_alone(self, tickets: list[_QueuedPartition], number: int, ticket: _QueuedPartition) -> None:
+    def _retry_partition_alone(self, partitions: list[_QueuedPartition], number: int, partition: _QueuedPartition) -> None:
         """Run a job for one partition and deliver its outcome or error."""
         try:
             deque(
                 self._run_partition_bins(
-                    f"{ticket.item.shared.partition}: by itself, after its job was given up", tickets, [[number]], set()
+                    f"{partition.item.shared.partition}: by itself, after its job was given up", partitions, [[number]], set()
                 ),
                 maxlen=0,
             )
         except CompactorError as error:
-            ticket.answer.put(TaskOutcome(number, None, error, TaskCost()))
+            partition.answer.put(TaskOutcome(number, None, error, TaskCost()))
         except Exception as error:  # noqa: BLE001 - somebody waits for this answer
-            ticket.answer.put(TaskOutcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
+            partition.answer.put(TaskOutcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
 
     def _run_partition_bins(
-        self, description: str, tickets: list[_QueuedPartition], bins: list[list[int]], done: set[int]
+        self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
     ) -> Iterator[None]:
         """Run a job with one task per bin (the partitions that one task cleans) and deliver the outcome of each partition. Yield once for
         each task that ended.
         """
-        items = [[(number, tickets[number].item) for number in members] for members in bins]
+        items = [[(number, partitions[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
             description, self.cluster.distribute_items(items), clean_partition_bin, len(items), job_listener=self._job_listener
         ):
             if outcome.error is not None:
                 raise outcome.error
             for partition in outcome.value:
-                done.add(partition.index)
+                done_indexes.add(partition.index)
                 self._cost.add_cost(partition.cost)
-                tickets[partition.index].answer.put(partition)
+                partitions[partition.index].answer.put(partition)
             yield
 
 
@@ -176,7 +176,7 @@ def clean_partition_bin(bin_number: int, items: Sequence[tuple[int, PartitionCle
 class SharedJobWorker(RemoteWorker):
     """RemoteWorker (round.engines) that cleans one partition in a shared job."""
 
-    jobs: SharedJobs
+    jobs: SharedJobRunner
     cleaner: CleanerSettings
     stats: RoundCosts
     _snapshot: bytes = field(default=b"", init=False)
@@ -214,11 +214,11 @@ class SharedJobWorker(RemoteWorker):
         else:
             yield from outcome.value
 
-    def _wait_for_outcome(self, ticket: _QueuedPartition, session: WorkerSession) -> TaskOutcome:
+    def _wait_for_outcome(self, partition: _QueuedPartition, session: WorkerSession) -> TaskOutcome:
         """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
         while True:
             try:
-                return ticket.answer.get(timeout=FENCING_CHECK_SECONDS)
+                return partition.answer.get(timeout=FENCING_CHECK_SECONDS)
             except Empty:
                 self.jobs.cluster.check_not_cancelled()
                 session.check_leadership(is_waiting=True)

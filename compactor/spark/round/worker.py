@@ -47,15 +47,15 @@ from compactor.round.skip import (
     filter_usage_of_runs,
     horizon_passed_reason,
 )
-from compactor.spark.cluster.binpack import pack_bins
-from compactor.spark.cluster.executor import FilterSettings, RoundTaskSettings, TaskCost
-from compactor.spark.cluster.jobs import Cluster, JobListener, TaskOutcome, VersionMismatch, run_task
-from compactor.spark.cluster.round_jobs import RoundJobs
+from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
+from compactor.spark.cluster.executor import BloomFilterSettings, RoundTaskSettings, TaskCost
+from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome, VersionMismatch, run_task
+from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import StoredSurvivorLocations
-from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_kind, read_tail_arrays
+from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_tail_arrays
 from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateRangeInput, encode_sums_of_gate_ranges, write_expected_sums
 from compactor.spark.round.leftover_bundles import (
-    add_matching_leftovers,
+    add_matching_leftover_bundles,
     claim_leftover_bundles,
     list_stored_bundles,
     plan_time_of_resumable_attempt_ms,
@@ -80,6 +80,8 @@ MAX_KEY_SET_BYTES: Final = 128 << 20
 MAX_RANGES: Final = 4096
 RANGE_TASKS_PER_SLOT: Final = 3
 """Range tasks per slot. A task reads the directory of every bundle once, whatever its number of ranges."""
+SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
+"""Where the survivors of each segment are stored, by segment id."""
 
 
 @dataclass
@@ -94,17 +96,17 @@ class SparkWorker:
     cost: the cost of the round is added to it.
     """
 
-    open_cluster: Callable[[], Cluster]
+    open_cluster: Callable[[], SparkCluster]
     tier: Tier
     cleaner: CleanerSettings
     stats: RoundCosts = field(default_factory=RoundCosts)
     cost: TaskCost = field(default_factory=TaskCost)
     job_listener: JobListener = field(default_factory=JobListener)
     _used: TaskCost = field(default_factory=TaskCost, init=False)
-    _prepared: PreparedPassOne | None = field(default=None, init=False)
+    _prepared: PreparedPassOneResults | None = field(default=None, init=False)
 
     @cached_property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> SparkCluster:
         """Return the cluster on which the rounds run."""
         return self.open_cluster()
 
@@ -125,7 +127,7 @@ class SparkWorker:
         left = claim_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.sidecars(state)
         if sidecars is None or not plan_inputs.assessment.clean:
-            jobs.delete_scratch([info.key for info in left])
+            jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
             self._prepared = prepare_pass_one(jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left)
@@ -143,7 +145,7 @@ class SparkWorker:
         if prepared is not None:
             with suppress(CompactorError):
                 prepared.jobs.check()
-                prepared.jobs.delete_scratch(prepared.scratch_keys)
+                prepared.jobs.delete_scratch_objects(prepared.scratch_keys)
 
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
@@ -153,7 +155,7 @@ class SparkWorker:
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _AnnouncedPlan(self, plan, tasks, session, prepared).run_tasks()
+            yield from _AnnouncedPlanRun(self, plan, tasks, session, prepared).run_tasks()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
@@ -163,10 +165,10 @@ class SparkWorker:
             self.cost.add_cost(self._used)
             self._used = TaskCost()
 
-    def create_round_jobs(self, plan: CompactionPlan, state: PartitionState, scratch: str, check: LeadershipCheck) -> RoundJobs:
+    def create_round_jobs(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
         """Return the job runner for one plan."""
-        shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch, state)
-        return RoundJobs(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
+        shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
+        return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
     def unannounced_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
         """Return the key prefix of scratch objects that are written before this plan is announced."""
@@ -189,7 +191,7 @@ def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
 
 
 def create_round_task_settings(
-    cluster: Cluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch: str, state: PartitionState
+    cluster: SparkCluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch_prefix: str, state: PartitionState
 ) -> RoundTaskSettings:
     """Return the settings that all tasks of a round share.
 
@@ -208,13 +210,13 @@ def create_round_task_settings(
     lean = plan.model_copy(update={"tasks": (), "skipped": (), "read": ()})
     filters = None
     if cleaner.bloom:
-        filters = FilterSettings(
+        filters = BloomFilterSettings(
             tier.open_partition_log(state.topic_partition).prefix,
             filter_usage_of_runs(state.runs),
             expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0),
         )
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
-    return RoundTaskSettings(tier.settings, hash_key, lean, scratch, ranges, budget, disk, gate, filters, topic_id)
+    return RoundTaskSettings(tier.settings, hash_key, lean, scratch_prefix, ranges, budget, disk, gate, filters, topic_id)
 
 
 def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: CompactionPlan) -> list[RemoteLogSegmentMetadata]:
@@ -224,7 +226,7 @@ def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: Com
     ]
 
 
-class _AnnouncedPlan:
+class _AnnouncedPlanRun:
     """Work on one announced plan, from pass 1 to the receipts.
 
     prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
@@ -236,7 +238,7 @@ class _AnnouncedPlan:
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
         session: WorkerSession,
-        prepared: PreparedPassOne | None,
+        prepared: PreparedPassOneResults | None,
     ) -> None:
         self._worker = worker
         self._plan = plan
@@ -268,7 +270,7 @@ class _AnnouncedPlan:
         if not wanted <= stored.keys():
             stored = self._scan_for_survivors_before_planning(sources)
         else:
-            self._delete_scratch(
+            self._delete_scratch_objects(
                 [info.key for info in self._list_bundles_of_earlier_attempts()]
             )  # bundles whose survivors were recorded by one that died then
         items = [
@@ -284,16 +286,16 @@ class _AnnouncedPlan:
                 self._prepared.verdicts, self._plan, self._session.state, self._superseded
             )
 
-    def _read_stored_survivors(self) -> dict[str, ScratchObjectPart | ScratchObject]:
+    def _read_stored_survivors(self) -> SurvivorLocations:
         """Return where an earlier attempt stored the survivors of each segment, by segment id, and under GATE_SUMS_NAME the sums that the
         gate expects.
         """
         store = self._worker.tier.ports.control
-        found: dict[str, ScratchObjectPart | ScratchObject] = {}
+        found: SurvivorLocations = {}
         for item in self._session.stored_survivor_objects:
-            if is_scratch_kind(SURVIVORS_PREFIX, item.key):
+            if is_scratch_object_of_kind(SURVIVORS_PREFIX, item.key):
                 found |= locate_survivors(item.key, StoredSurvivorLocations.from_arrays(read_tail_arrays(store, item.key, item.size)))
-            elif is_scratch_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
+            elif is_scratch_object_of_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
         return found
 
@@ -314,21 +316,19 @@ class _AnnouncedPlan:
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
-    def _scan_for_survivors_before_planning(
-        self, sources: Sequence[RemoteLogSegmentMetadata]
-    ) -> dict[str, ScratchObjectPart | ScratchObject]:
+    def _scan_for_survivors_before_planning(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
         """Run pass 1 and find the surviving records; record them so that later attempts skip this step.
 
         The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
         attempt.
         """
-        index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars())
+        index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars_by_segment_id())
         adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
         written: list[ScratchObject] = []
-        found: dict[str, ScratchObjectPart | ScratchObject] = {}
+        found: SurvivorLocations = {}
         stay: Collection[str] = ()
         try:
-            index.read_segments(self._jobs, self._segments_needing_keys(sources), {source.id for source in sources})
+            index.index_segments(self._jobs, self._ids_of_segments_needing_keys(sources), {source.id for source in sources})
             for gathered in self._find_and_write_survivors(sources, index):
                 written.append(gathered.written)
                 found |= locate_survivors(gathered.written.key, gathered.parts) if gathered.parts else {GATE_SUMS_NAME: gathered.written}
@@ -339,7 +339,7 @@ class _AnnouncedPlan:
             stay = {*stay, *index.scratch_keys, *adopted}
             raise
         finally:
-            self._delete_scratch(
+            self._delete_scratch_objects(
                 [key for key in dict.fromkeys((*adopted, *index.scratch_keys, *(stored.key for stored in written))) if key not in stay]
             )
         return found
@@ -349,7 +349,7 @@ class _AnnouncedPlan:
         or not.
         """
         left = self._list_bundles_of_earlier_attempts()
-        self._jobs = add_matching_leftovers(self._jobs, index, left)
+        self._jobs = add_matching_leftover_bundles(self._jobs, index, left)
         return [info.key for info in left]
 
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
@@ -358,7 +358,7 @@ class _AnnouncedPlan:
         places = (self._session.scratch_object_key(""), self._worker.unannounced_scratch_prefix(self._plan, self._session.state))
         return [info for place in places for info in list_stored_bundles(store, place)]
 
-    def _load_sidecars(self) -> dict[str, Sidecar]:
+    def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
         """Return the sidecars of segments that are not read: those that the plan skips, and those after its range."""
         plan = self._plan
         skipped = {segment.id for segment in plan.skipped}
@@ -366,7 +366,7 @@ class _AnnouncedPlan:
         heads = self._worker.sidecars(self._session.state)
         return {name: head.sidecar for name, head in heads.load_sidecar_heads(names).items() if head.sidecar} if heads else {}
 
-    def _segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
+    def _ids_of_segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
         """Return the ids of segments whose keys are needed: all dirty segments and all sources."""
         if not self._has_dirty_range:
             return set()
@@ -380,7 +380,7 @@ class _AnnouncedPlan:
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
         range_input = index.hash_range_input(ids)
-        beside: list[SurvivorBundle | GateRangeInput] = list(index.survivor_bundles(ids))
+        beside: list[SurvivorBundle | GateRangeInput] = list(index.plan_survivor_bundles(ids))
         targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
         gate_input = index.gate_input() if index.gate_bundles else None
         if gate_input is not None:
@@ -397,19 +397,19 @@ class _AnnouncedPlan:
         )
         yield from (gathered for _, gathered in self._jobs.run_tasks_over_rdd(step, answers, _WriteSurvivorsTask(shared), len(beside)))
 
-    def _delete_scratch(self, keys: Sequence[str]) -> None:
+    def _delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
         """Delete scratch objects of this attempt if this process still leads. A StoreError is ignored so that it does not hide an earlier
         error.
         """
-        if keys:
+        if object_keys:
             with suppress(StoreError):
                 self._session.check_leadership()
-                self._jobs.delete_scratch(keys)
+                self._jobs.delete_scratch_objects(object_keys)
 
 
-def locate_survivors(key: str, parts: StoredSurvivorLocations) -> dict[str, ScratchObjectPart | ScratchObject]:
-    """Return where the survivors of each segment are stored in the scratch object ``key``, by segment id."""
-    return {name: ScratchObjectPart(key, *part) for name, part in parts.parts.items()}
+def locate_survivors(object_key: str, parts: StoredSurvivorLocations) -> SurvivorLocations:
+    """Return where the survivors of each segment are stored in the scratch object ``object_key``, by segment id."""
+    return {name: ScratchObjectPart(object_key, *part) for name, part in parts.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -483,7 +483,7 @@ class _WriteSurvivorsTask:
 
 
 @dataclass(frozen=True)
-class PreparedPassOne:
+class PreparedPassOneResults:
     """Pass 1 results of the dirty segments, kept for the plan that follows.
 
     jobs: job runner with the settings under which ``index`` was made.
@@ -491,7 +491,7 @@ class PreparedPassOne:
     leftover_keys: keys of all objects that earlier attempts left, used or not.
     """
 
-    jobs: RoundJobs
+    jobs: RoundJobRunner
     index: SegmentIndex
     verdicts: CleanSegmentVerdicts
     leftover_keys: tuple[str, ...]
@@ -510,13 +510,13 @@ class PreparedPassOne:
 
 
 def prepare_pass_one(
-    jobs: RoundJobs,
+    jobs: RoundJobRunner,
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     sidecars: SidecarStore,
-    record: FilterUsageStatistics,
+    statistics: FilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
-) -> PreparedPassOne | None:
+) -> PreparedPassOneResults | None:
     """Index the dirty segments and decide which clean segments can be skipped.
 
     Return None if no clean segment has a sidecar, because nothing could be skipped then.
@@ -529,26 +529,26 @@ def prepare_pass_one(
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
     index = SegmentIndex(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
-    jobs = add_matching_leftovers(jobs, index, leftovers)
+    jobs = add_matching_leftover_bundles(jobs, index, leftovers)
     keys = tuple(info.key for info in leftovers)
     try:
         # Where something is dirty, a clean segment without a sidecar is read in any case: its keys now, and not once more for them.
         blind = {segment.id for segment in assessment.clean if segment.id not in index.stand_ins} if assessment.dirty else set()
-        index.read_segments(jobs, blind | {segment.id for segment in assessment.dirty})
-        return PreparedPassOne(jobs, index, _decide_about_clean_segments(jobs, index, assessment, heads, record), keys)
+        index.index_segments(jobs, blind | {segment.id for segment in assessment.dirty})
+        return PreparedPassOneResults(jobs, index, _find_skippable_clean_segments(jobs, index, assessment, heads, statistics), keys)
     except (StoreError, OutOfBudget, Fenced):
         raise
     except BaseException:
-        jobs.delete_scratch([*keys, *index.scratch_keys])
+        jobs.delete_scratch_objects([*keys, *index.scratch_keys])
         raise
 
 
-def _decide_about_clean_segments(
-    jobs: RoundJobs,
+def _find_skippable_clean_segments(
+    jobs: RoundJobRunner,
     index: SegmentIndex,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     heads: dict[str, SidecarHead],
-    record: FilterUsageStatistics,
+    statistics: FilterUsageStatistics,
 ) -> CleanSegmentVerdicts:
     """Decide for each clean segment whether it can be skipped, using its sidecar header and, if needed, its Bloom filter."""
     now_ms = jobs.shared.plan.now_ms
@@ -565,11 +565,11 @@ def _decide_about_clean_segments(
         if why:
             due[segment.id] = why
         inspections[segment.id] = decide_read_by_sidecar(
-            heads[segment.id], why or horizon_passed_reason(segment, now_ms), dirty_key_count=keys, filter_usage=record, now_ms=now_ms
+            heads[segment.id], why or horizon_passed_reason(segment, now_ms), dirty_key_count=keys, filter_usage=statistics, now_ms=now_ms
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}
-    bunches = pack_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
+    bunches = pack_item_indexes_into_bins([sizes[name] for name in asked], jobs.cluster.task_slots)
     items = [BloomFilterQuery(tuple(asked[n] for n in bunch), bundles) for bunch in bunches]
     met: dict[str, str] = {}
     size = sum(head.bytes for head in heads.values())
