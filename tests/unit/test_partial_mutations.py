@@ -49,7 +49,7 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
         lambda log, keys: near.TestWhatIsReadIsWhatTheDirectorySays().test_another_header(log, keys, 1),
     ),
     "the recorded sum is not compared": (
-        edited(balance_including_copied_batches, "if sources != recorded:", "if False:"),
+        edited(balance_including_copied_batches, "if sources != recorded_source_sum:", "if False:"),
         lambda log, keys: near.TestTheSumOfAllBatches().test_is_another_than_was_recorded(log, keys, DigestSum()),
     ),
     "a tombstone waits at its horizon": (
