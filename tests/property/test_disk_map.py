@@ -105,8 +105,8 @@ def test_the_same_answers_as_in_memory(
                 DiskBudget(),
                 map_budget_bytes=LEAST,
                 expected_row_count=expected,
-                part_number=part,
-                part_count=parts,
+                key_part_number=part,
+                key_part_count=parts,
             )
             for part in range(parts)
         ]
