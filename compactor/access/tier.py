@@ -417,7 +417,7 @@ class Tier:
     ) -> list[PartitionLog | CompactorError]:
         """Read the control logs of several partitions. Return each log, or the error with which reading it failed, in the given order."""
 
-        def read(partition: TopicPartition) -> PartitionLog | CompactorError:
+        def read_log_or_error(partition: TopicPartition) -> PartitionLog | CompactorError:
             log = self.open_partition_log(partition)
             try:
                 log.refresh()
@@ -428,7 +428,7 @@ class Tier:
             return log
 
         with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="logs") as pool:
-            return list(pool.map(read, partitions))
+            return list(pool.map(read_log_or_error, partitions))
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:

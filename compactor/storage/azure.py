@@ -174,7 +174,7 @@ class AzureClient:
             with self._translated_errors("write", key):
                 blob.stage_block(block_id, data, length=len(data), validate_content=True)
 
-        def commit_blocks(_: int) -> Any:
+        def commit_blocks(attempt: int) -> Any:
             with self._translated_errors("write", key):
                 blocks = [BlobBlock(block_id=block) for block in ids]
                 return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)

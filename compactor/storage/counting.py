@@ -20,7 +20,7 @@ STORE = "store"
 class Meter(Protocol):
     """Receives every request and every transferred byte of a store."""
 
-    def record_request(self, kind: str) -> None:
+    def record_request(self, request_kind: str) -> None:
         """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
 
     def record_retry(self) -> None:
@@ -77,9 +77,9 @@ class RequestCounters:
         self._wrote = 0
         self._waited: dict[str, float] = {}
 
-    def record_request(self, kind: str) -> None:
+    def record_request(self, request_kind: str) -> None:
         with self._lock:
-            self._requests[kind] += 1
+            self._requests[request_kind] += 1
 
     def record_retry(self) -> None:
         with self._lock:

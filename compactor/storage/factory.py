@@ -71,9 +71,9 @@ class ThrottledMeter:
         self._inner = inner
         self._buckets = buckets
 
-    def record_request(self, kind: str) -> None:
+    def record_request(self, request_kind: str) -> None:
         self._take_tokens("max_requests_per_s", 1)
-        self._inner.record_request(kind)
+        self._inner.record_request(request_kind)
 
     def record_retry(self) -> None:
         self._inner.record_retry()

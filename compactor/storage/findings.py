@@ -19,16 +19,16 @@ class StoreFinding(StrictFrozenModel):
     hint: str = ""
 
     @staticmethod
-    def error(kind: str, detail: str, hint: str) -> StoreFinding:
+    def error(finding_kind: str, detail: str, hint: str) -> StoreFinding:
         """Return a finding with severity "error": the store must not be used."""
-        return StoreFinding(severity="error", kind=kind, detail=detail, hint=hint)
+        return StoreFinding(severity="error", kind=finding_kind, detail=detail, hint=hint)
 
     @staticmethod
-    def warning(kind: str, detail: str, hint: str) -> StoreFinding:
+    def warning(finding_kind: str, detail: str, hint: str) -> StoreFinding:
         """Return a finding with severity "warning": the store works with restrictions."""
-        return StoreFinding(severity="warning", kind=kind, detail=detail, hint=hint)
+        return StoreFinding(severity="warning", kind=finding_kind, detail=detail, hint=hint)
 
     @staticmethod
-    def note(kind: str, detail: str, hint: str) -> StoreFinding:
+    def note(finding_kind: str, detail: str, hint: str) -> StoreFinding:
         """Return a finding with severity "note"."""
-        return StoreFinding(severity="note", kind=kind, detail=detail, hint=hint)
+        return StoreFinding(severity="note", kind=finding_kind, detail=detail, hint=hint)

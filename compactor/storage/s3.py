@@ -201,7 +201,7 @@ class S3Store:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
 
-        def put_once(_: int) -> ObjectInfo:
+        def put_once(attempt: int) -> ObjectInfo:
             self._requests.meter.record_bytes_written(len(data))
             answer = self._requests.send_request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
             return _info_of_written_object(key, len(data), answer, {})
@@ -278,7 +278,7 @@ class S3Store:
         return _response_time_ms(self._requests.list_one_key(), self.url)
 
     def _list_page(self, params: dict[str, Any]) -> dict[str, Any]:
-        def list_once(_: int) -> dict[str, Any]:
+        def list_once(attempt: int) -> dict[str, Any]:
             answer = self._requests.send_request_once("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
@@ -390,7 +390,7 @@ class S3Store:
         root = self._requests.prefix
         wanted = {root + key for key in batch}
 
-        def delete_once(_: int) -> None:
+        def delete_once(attempt: int) -> None:
             answer = self._requests.send_request_once(
                 "delete_objects",
                 "delete in",

@@ -141,7 +141,7 @@ class S3RequestClient:
         RangeNotSatisfiable if there are none.
         """
 
-        def read_once(_: int) -> bytes:
+        def read_once(attempt: int) -> bytes:
             answer = self.send_request_once("get_object", "read", key, **params)
             return b"".join(self.read_body(answer, key, check_returned_span(answer, self.object_url(key), start, length)))
 

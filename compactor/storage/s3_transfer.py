@@ -94,7 +94,7 @@ def _fetch_range(
     """
     condition = {"IfMatch": etag} if etag else {}
 
-    def fetch_once(_: int) -> ByteSpan:
+    def fetch_once(attempt: int) -> ByteSpan:
         if stop and stop.is_set():
             raise CancelledError
         answer = requests.send_request_once("get_object", "read", key, Range=range_header(start, length), **condition)
@@ -161,7 +161,7 @@ class MultipartUpload:
         """
         checksum = f"Checksum{self._algorithm}"
 
-        def copy_once(_: int) -> dict[str, Any]:
+        def copy_once(attempt: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
             answer = self._requests.send_request_once(
@@ -193,7 +193,7 @@ class MultipartUpload:
         data = b"".join(read_file_range(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
-        def send_once(_: int) -> dict[str, Any]:
+        def send_once(attempt: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
             self._requests.meter.record_bytes_written(len(data))
@@ -220,7 +220,7 @@ class MultipartUpload:
         demands a checksum of each part and has reported none for copied ones, as S3Proxy does.
         """
 
-        def complete_once(_: int) -> dict[str, Any]:
+        def complete_once(attempt: int) -> dict[str, Any]:
             answer = self._requests.send_request_once(
                 "complete_multipart_upload",
                 "write",

@@ -88,7 +88,7 @@ class VersionStore(NullStore):
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         version = self._version_of_key(key)
 
-        def download_once(_: int) -> int:
+        def download_once(attempt: int) -> int:
             answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version)
             span = check_returned_span(answer, self._requests.object_url(key), 0, None)
             with file_errors("write", path), path.open("wb") as file:

@@ -130,13 +130,13 @@ def file_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected
     return digest_stored_file(store, info.key, info.size, expected)
 
 
-def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, kind: str) -> str:
+def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentMetadata, file_kind: str) -> str:
     """Return why the object with one file of a segment is not as recorded, or an empty string.
 
     Without a recorded digest only the size is compared.
     """
-    recorded = segment.files.get(kind)
-    size = recorded.size if recorded else segment.size_bytes if kind == "log" else -1
+    recorded = segment.files.get(file_kind)
+    size = recorded.size if recorded else segment.size_bytes if file_kind == "log" else -1
     try:
         info = store.head(key)
         if size not in (-1, info.size):
@@ -189,13 +189,13 @@ class Download:
 
 
 def download_segment_file(
-    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path
+    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Download:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
-    file = segment.recorded_size_and_digests(kind)
-    arrived = _digest_download(layout.download_file(partition, segment, kind, path), path, file)
+    file = segment.recorded_size_and_digests(file_kind)
+    arrived = _digest_download(layout.download_file(partition, segment, file_kind, path), path, file)
     if not arrived.has_recorded_content(file):
-        arrived = _digest_download(arrived.transferred + layout.download_file(partition, segment, kind, path), path, file)
+        arrived = _digest_download(arrived.transferred + layout.download_file(partition, segment, file_kind, path), path, file)
     return arrived
 
 
@@ -206,14 +206,16 @@ def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     )
 
 
-def read_and_verify_segment_file(layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str) -> bytes:
+def read_and_verify_segment_file(
+    layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str
+) -> bytes:
     """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
-    file = segment.recorded_size_and_digests(kind)
+    file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
-    data = layout.read_file(partition, segment, kind, 0, most)
+    data = layout.read_file(partition, segment, file_kind, 0, most)
     if not _digest_bytes(data, file).has_recorded_content(file):
-        data = layout.read_file(partition, segment, kind, 0, most)
-    _digest_bytes(data, file).require_recorded_content(layout.object_name(partition, segment, kind), file)
+        data = layout.read_file(partition, segment, file_kind, 0, most)
+    _digest_bytes(data, file).require_recorded_content(layout.object_name(partition, segment, file_kind), file)
     return data
 
 

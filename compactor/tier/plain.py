@@ -60,7 +60,7 @@ class PlainLayout(WholeLogUploadLayout):
         """Return the key prefix of a partition's objects, with a slash at the end."""
 
     @abstractmethod
-    def file_name(self, segment: SegmentRef, kind: str) -> str:
+    def file_name(self, segment: SegmentRef, file_kind: str) -> str:
         """Return the name of a file's object below the folder. The names of one segment's files differ only after the last dot."""
 
     @abstractmethod
@@ -77,8 +77,8 @@ class PlainLayout(WholeLogUploadLayout):
     def url(self) -> str:
         return self._store.url
 
-    def object_name(self, partition: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        return self.partition_folder(partition) + self.file_name(segment, kind)
+    def object_name(self, partition: TopicPartition, segment: SegmentRef, file_kind: str) -> str:
+        return self.partition_folder(partition) + self.file_name(segment, file_kind)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return a segment's files by kind.
@@ -98,12 +98,12 @@ class PlainLayout(WholeLogUploadLayout):
         return {kind: found[kind] for kind in self.kinds if kind in found}
 
     def read_file(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
-        return self._store.get(self.object_name(partition, segment, kind), start, length)
+        return self._store.get(self.object_name(partition, segment, file_kind), start, length)
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
-        return self._store.download(self.object_name(partition, segment, kind), path)
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
+        return self._store.download(self.object_name(partition, segment, file_kind), path)
 
     def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
         for kind, content in contents.items():

@@ -68,18 +68,18 @@ class SegmentLayout(Protocol):
     def partition_folder(self, partition: TopicPartition) -> str:
         """Return the key prefix of a partition's objects. It ends in a slash, so that partition 1 is not a prefix of partition 10."""
 
-    def object_name(self, partition: TopicPartition, segment: SegmentRef, kind: str) -> str:
+    def object_name(self, partition: TopicPartition, segment: SegmentRef, file_kind: str) -> str:
         """Return the name of the object that holds this file, for messages and reports."""
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
         """Return the files of a segment by kind. Makes a request if the metadata does not list them."""
 
     def read_file(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
         """Return bytes [start, start + length) of one file; fewer only at its end. length: None for the rest of the file."""
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         """Download one file into a new local file, and return the number of bytes transferred."""
 
     def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:

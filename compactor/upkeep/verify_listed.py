@@ -140,8 +140,8 @@ class _ListedPartitionVerifier:
         now = {found.base: found for found in self.listed.list_partition(self.partition).segments}
         return segment.base not in now or set(now[segment.base].files) < set(segment.files)
 
-    def _listing_error(self, kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("error", kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
+    def _listing_error(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
+        return SegmentProblem("error", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
 
-    def _listing_note(self, kind: str, file: str, detail: str) -> SegmentProblem:
-        return SegmentProblem("note", kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)
+    def _listing_note(self, finding_kind: str, file: str, detail: str) -> SegmentProblem:
+        return SegmentProblem("note", finding_kind, *self.partition, self.listed.keys.partition_folder(self.partition) + file, detail)

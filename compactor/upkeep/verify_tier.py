@@ -125,8 +125,8 @@ class _SegmentVerifier(NamedTuple):
             found.append(self._segment_problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
-    def _segment_problem(self, kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
-        return SegmentProblem(severity, kind, *self.partition, self._object_key_of_file(file), detail)
+    def _segment_problem(self, finding_kind: str, file: str, detail: str, severity: str = "error") -> SegmentProblem:
+        return SegmentProblem(severity, finding_kind, *self.partition, self._object_key_of_file(file), detail)
 
     def _object_key_of_file(self, file_kind: str) -> str:
         return self.tier.ports.layout.object_name(self.partition, self.segment, file_kind)

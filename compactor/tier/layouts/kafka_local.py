@@ -40,8 +40,8 @@ class KafkaLocalLayout(PlainLayout):
         return f"{LOCAL_TIER_FOLDER}/{partition}-{self._topic_id(partition)}/"
 
     @override
-    def file_name(self, segment: SegmentRef, kind: str) -> str:
-        return f"{object_stem(segment)}.{_SUFFIXES[kind]}"
+    def file_name(self, segment: SegmentRef, file_kind: str) -> str:
+        return f"{object_stem(segment)}.{_SUFFIXES[file_kind]}"
 
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:

@@ -33,8 +33,8 @@ class NativeLayout(ComposableLayout):
         return f"{md5_prefix_bits(str(partition), self._entropy_bits)}/{partition}/" if self._entropy_bits else f"{partition}/"
 
     @override
-    def file_name(self, segment: SegmentRef, kind: str) -> str:
-        return f"{object_stem(segment)}.{kind}"
+    def file_name(self, segment: SegmentRef, file_kind: str) -> str:
+        return f"{object_stem(segment)}.{file_kind}"
 
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:

@@ -77,13 +77,22 @@ def partition_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTa
 
 
 def _finding_about_partition(
-    examined: ExaminedPartition, severity: str, kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
+    examined: ExaminedPartition, severity: str, finding_kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
 ) -> HealthFinding:
     """Return a finding about a partition. words: evidence, consequence for consumers, recommended action. size:
     bytes concerned. usd: their price per month."""
     detail, means, todo = words
     return HealthFinding(
-        severity, kind, examined.partition.topic, examined.partition.partition, str(examined.partition), detail, means, todo, size, usd
+        severity,
+        finding_kind,
+        examined.partition.topic,
+        examined.partition.partition,
+        str(examined.partition),
+        detail,
+        means,
+        todo,
+        size,
+        usd,
     )
 
 

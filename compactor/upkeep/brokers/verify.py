@@ -123,13 +123,13 @@ class BrokerFinding(SegmentProblem):
     todo: str
 
 
-def broker_finding(kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerFinding:
+def broker_finding(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerFinding:
     """Return a finding with the severity, consequence and action of its kind.
 
     :param object_name: key or name of the object concerned.
     """
-    about = FINDING_KINDS[kind]
-    return BrokerFinding(about.severity, kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo)
+    about = FINDING_KINDS[finding_kind]
+    return BrokerFinding(about.severity, finding_kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo)
 
 
 MAX_TRANSACTIONS_SHOWN = 3
@@ -325,9 +325,9 @@ class _SegmentChecker:
                 found.append((producer, int(table.base_offset[batch])))
         return found
 
-    def _segment_finding(self, kind: str, segment: RemoteLogSegmentMetadata, part: str, detail: str) -> BrokerFinding:
+    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, part: str, detail: str) -> BrokerFinding:
         """Return a finding about a part of a segment."""
-        return broker_finding(kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, part), detail)
+        return broker_finding(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, part), detail)
 
 
 def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[tuple[str, str]]:

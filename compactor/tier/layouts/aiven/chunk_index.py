@@ -89,12 +89,12 @@ class ChunkIndex:
     def _stored_start(self, number: int) -> int:
         """Return the position in the stored object at which a chunk begins."""
         if not self.fixed:
-            return self._starts[number]
+            return self._chunk_starts[number]
         full, last = self.lengths
         return number * full if number < self.chunk_count or not number else (number - 1) * full + last
 
     @cached_property
-    def _starts(self) -> tuple[int, ...]:
+    def _chunk_starts(self) -> tuple[int, ...]:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:

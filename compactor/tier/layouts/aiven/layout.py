@@ -305,8 +305,8 @@ class AivenLayout(WholeLogUploadLayout):
     def partition_folder(self, partition: TopicPartition) -> str:
         return self._keys.partition_folder(partition)
 
-    def object_name(self, partition: TopicPartition, segment: SegmentRef, kind: str) -> str:
-        suffix = kind if kind in SUFFIXES else INDEXES
+    def object_name(self, partition: TopicPartition, segment: SegmentRef, file_kind: str) -> str:
+        suffix = file_kind if file_kind in SUFFIXES else INDEXES
         return self._keys.object_key(partition, segment, suffix)
 
     def segment_files(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> Mapping[str, SegmentFile]:
@@ -316,22 +316,22 @@ class AivenLayout(WholeLogUploadLayout):
         return {kind: SegmentFile(size=size) for kind, size in self._open_segment(partition, segment).manifest.plain_file_sizes().items()}
 
     def read_file(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, start: int = 0, length: int | None = None
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, start: int = 0, length: int | None = None
     ) -> bytes:
         opened_segment = self._open_segment(partition, segment)
-        if kind != "log":
-            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, kind))
+        if file_kind != "log":
+            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, file_kind))
             return data[start:] if length is None else data[start : start + length]
         size = opened_segment.manifest.chunks.file_size
         end = size if length is None else min(size, start + length)
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start, end)[0]) if start < end else b""
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, kind: str, path: Path) -> int:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         opened_segment = self._open_segment(partition, segment)
         travelled = 0
         try:
             with file_errors("write", path), path.open("wb") as file:
-                for data, fetched in self._iterate_file_parts(partition, segment, opened_segment, kind):
+                for data, fetched in self._iterate_file_parts(partition, segment, opened_segment, file_kind):
                     file.write(data)
                     travelled += fetched
         except BaseException:
@@ -467,11 +467,11 @@ class AivenLayout(WholeLogUploadLayout):
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
         return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
 
-    def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened_segment: OpenedSegment, kind: str) -> bytes:
+    def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened_segment: OpenedSegment, file_kind: str) -> bytes:
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
-        span = opened_segment.manifest.indexes.get(kind)
+        span = opened_segment.manifest.indexes.get(file_kind)
         if span is None:
-            raise NotFound(f"{self.object_name(partition, segment, kind)} holds no {kind}")
+            raise NotFound(f"{self.object_name(partition, segment, file_kind)} holds no {file_kind}")
         if not span.size:
             return b""
         stored = self._read_exactly(
@@ -480,7 +480,7 @@ class AivenLayout(WholeLogUploadLayout):
         try:
             return decode_chunk(stored, span.size - opened_segment.manifest.overhead_bytes, opened_segment.cipher, compressed=False)
         except InvalidDataError as error:
-            raise BadData(f"the {kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
+            raise BadData(f"the {file_kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
 
     def _read_exactly(self, key: str, start_byte: int, size_bytes: int, *, is_end_of_object: bool) -> bytes:
         """Return ``size_bytes`` bytes of an object. Raises BadData if it is shorter, or longer although ``is_end_of_object`` is set."""
@@ -492,11 +492,11 @@ class AivenLayout(WholeLogUploadLayout):
         return data
 
     def _iterate_file_parts(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, kind: str
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
     ) -> Iterator[tuple[bytes, int]]:
         """Yield one file in parts, in order, each with the number of bytes transferred."""
-        if kind != "log":
-            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, kind))
+        if file_kind != "log":
+            data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, file_kind))
             yield data, len(data) + (opened_segment.manifest.overhead_bytes if data else 0)
             return
         chunks = opened_segment.manifest.chunks
@@ -529,11 +529,11 @@ class AivenLayout(WholeLogUploadLayout):
             raise BadData(f"its objects have {remote} bytes, its custom metadata says {custom.remote_size}", segment=opened_segment.log_key)
 
     def _sha256_of_stored_file(
-        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, kind: str
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
     ) -> str:
         """Read a stored file, decrypted and decompressed, and return its SHA-256 as hex digits."""
         digest = hashlib.sha256()
-        for data, _ in self._iterate_file_parts(partition, segment, opened_segment, kind):
+        for data, _ in self._iterate_file_parts(partition, segment, opened_segment, file_kind):
             digest.update(data)
         return digest.hexdigest()
 

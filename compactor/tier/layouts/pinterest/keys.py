@@ -43,9 +43,9 @@ class PartitionKeys:
         bits = f"{entropy_prefix(self.cluster, partition, self.entropy_bits)}/" if self.entropy_bits else ""
         return f"{bits}{self.cluster}/{partition}/"
 
-    def file_key(self, partition: TopicPartition, base_offset: int, kind: str) -> str:
+    def file_key(self, partition: TopicPartition, base_offset: int, file_kind: str) -> str:
         """Return the key of a segment's file. base_offset: the segment's first offset."""
-        return self.partition_folder(partition) + file_name(base_offset, kind)
+        return self.partition_folder(partition) + file_name(base_offset, file_kind)
 
     def partition_of_key(self, key: str) -> TopicPartition | None:
         """Return the partition in whose folder an object lies, or None if it is not of this cluster."""
@@ -62,9 +62,9 @@ def entropy_prefix(cluster: str, partition: TopicPartition, bits: int) -> str:
     return md5_prefix_bits(f"{cluster}-{partition}", bits)
 
 
-def file_name(base_offset: int, kind: str) -> str:
+def file_name(base_offset: int, file_kind: str) -> str:
     """Return the name of a segment's file. base_offset: the segment's first offset."""
-    return f"{base_offset:020d}.{kind}"
+    return f"{base_offset:020d}.{file_kind}"
 
 
 def parse_file_name(name: str) -> tuple[int, str] | None:

@@ -40,8 +40,8 @@ class PinterestLayout(PlainLayout):
         return self._keys.partition_folder(partition)
 
     @override
-    def file_name(self, segment: SegmentRef, kind: str) -> str:
-        return file_name(segment.start_offset, kind)
+    def file_name(self, segment: SegmentRef, file_kind: str) -> str:
+        return file_name(segment.start_offset, file_kind)
 
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:
