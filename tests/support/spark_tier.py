@@ -62,19 +62,19 @@ class HereCluster:
 
     def run_job(
         self,
-        what: str,
+        description: str,
         rdd: list[tuple[int, Any]],
         work: TaskWork,
-        count: int,
+        item_count: int,
         *,
         plan: CompactionPlan | None = None,
-        check: Callable[[], None] = lambda: None,
+        check_leadership: Callable[[], object] = lambda: None,
         job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
-        self.said.append(what)
-        assert len(rdd) == count
+        self.said.append(description)
+        assert len(rdd) == item_count
         for index, item in rdd:
-            check()
+            check_leadership()
             function, travelled = pickle.loads(pickle.dumps((work, item)))
             yield pickle.loads(pickle.dumps(run_task(index, partial(function, index, travelled), plan)))
 

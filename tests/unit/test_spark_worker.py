@@ -319,7 +319,7 @@ def _spark_round(twins: Twins, cost: TaskCost, cluster: Any = None) -> Any:
 # ---- what goes wrong --------------------------------------------------------------------------------------------------------
 
 
-def test_bad_data_decidingsegment_and_offset_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_bad_data_names_segment_and_offset_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
     twins = Twins(tmp_path)
     twins.bring(many_keys(tmp_path / "log", 3000))
     before = state_of(twins.remote)
