@@ -152,10 +152,10 @@ class Breaking(HereCluster):
         self.step = step
 
     @override
-    def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
-        if self.step in what:
+    def run_job(self, description: str, *args: Any, **kwargs: Any) -> Any:
+        if self.step in description:
             raise Unavailable("Spark gave up: as it was told to", hint="")
-        return super().run_job(what, *args, **kwargs)
+        return super().run_job(description, *args, **kwargs)
 
 
 @pytest.mark.parametrize("step", ["pass 1", "filters of", "offset map", "pass 2"])
@@ -190,9 +190,9 @@ class Killed(HereCluster):
         self.bundles = bundles
 
     @override
-    def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
-        for number, outcome in enumerate(super().run_job(what, *args, **kwargs)):
-            if "pass 1" in what and number == self.bundles:
+    def run_job(self, description: str, *args: Any, **kwargs: Any) -> Any:
+        for number, outcome in enumerate(super().run_job(description, *args, **kwargs)):
+            if "pass 1" in description and number == self.bundles:
                 os.kill(os.getpid(), signal.SIGKILL)
             yield outcome
 
@@ -325,10 +325,10 @@ class Importing(HereCluster):
         self.bring = bring
 
     @override
-    def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
-        if self.step in what:
+    def run_job(self, description: str, *args: Any, **kwargs: Any) -> Any:
+        if self.step in description:
             self.bring()
-        return super().run_job(what, *args, **kwargs)
+        return super().run_job(description, *args, **kwargs)
 
 
 def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,11 +372,11 @@ def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: P
 
     class Damaged(HereCluster):
         @override
-        def run_job(self, what: str, *args: Any, **kwargs: Any) -> Any:
-            if "offset map" in what:
+        def run_job(self, description: str, *args: Any, **kwargs: Any) -> Any:
+            if "offset map" in description:
                 monkeypatch.setattr(Leadership, "check_still_leading", unanswered)
                 raise BadData("damaged: as it was told to", segment="s")
-            return super().run_job(what, *args, **kwargs)
+            return super().run_job(description, *args, **kwargs)
 
     def unanswered(leadership: Leadership, **_: object) -> None:
         monkeypatch.setattr(Leadership, "check_still_leading", check)
