@@ -353,9 +353,9 @@ class Dying(HereCluster):
         self._what, self._after = what, after
 
     @override
-    def run_job(self, what: str, *arguments: Any, **more: Any) -> Any:
-        for number, outcome in enumerate(super().run_job(what, *arguments, **more)):
-            if self._what in what and number >= self._after:
+    def run_job(self, description: str, *arguments: Any, **more: Any) -> Any:
+        for number, outcome in enumerate(super().run_job(description, *arguments, **more)):
+            if self._what in description and number >= self._after:
                 raise Unavailable("the driver is gone")
             yield outcome
 
