@@ -439,9 +439,9 @@ class KafkaPublisher:
 def _unrecorded_compactor_segments(
     cache: RemoteLogMetadataCache, recorded_ids: Collection[str], *, include_readable: bool = False
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return segments written by compactors whose ids are not in ``recorded_ids``, without those that readers use.
+    """Return the segments that compactors wrote and whose ids are not in ``recorded_ids``.
 
-    include_readable: include the segments that readers use.
+    :param include_readable: include segments that readers use now; otherwise only segments that no reader uses are returned.
     """
     read = set() if include_readable else {link.segment.segment_id for link in segment_read_ranges(cache, lineage_from_segments(cache))}
     found = (one for one in cache.segments.values() if one.broker_id == COMPACTOR_BROKER_ID and one.id not in recorded_ids)

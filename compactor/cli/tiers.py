@@ -64,7 +64,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
 
 
 def _require_writing_command(command: str, settings: Settings) -> None:
-    """Raise UsageError if a command cannot change the configured broker-managed tier."""
+    """Raise UsageError if ``command`` is not one that writes to broker-managed tiers, or if a setting is missing that writing needs."""
     if command not in WRITERS:
         raise UsageError(f"`{command}` does not work on a broker-managed tier", hint=READ_ONLY_HINT)
     has_control = bool(control_url(settings))

@@ -342,8 +342,8 @@ class OffsetRangeReader:
     def _split_readable_and_damaged_batches(
         self, piece: SegmentPiece, first_offset: int, last_offset: int
     ) -> tuple[Flags, list[DamagedOffsetRange]]:
-        """Return a flag for each batch of a piece that is to be read, and the damaged ranges of offsets. Without ``skip_damaged``, no batch
-        after the first damaged one is to be read.
+        """Return for each batch of a piece whether it is to be read, and the damaged ranges of offsets. Without ``skip_damaged``, no batch
+        from the first damaged one on is to be read.
         """
         wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted

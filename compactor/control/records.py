@@ -416,12 +416,12 @@ BodyT = TypeVar("BodyT")
 class Record(StrictFrozenModel, Generic[BodyT]):
     """One record of a control log: an event with the identity of its writer, at one position (slot) of the log.
 
-    A record is a process's own only if incarnation and attempt are equal. Equal content proves nothing, because two processes of one host
-    write the same content.
+    A process takes a record for its own only if the record has its incarnation and the attempt that it has made. Equal content proves
+    nothing, because two processes of one host write the same content.
 
     log: name of the control log that it belongs to.
     incarnation: random id of the writer.
-    attempt: number of the writer's creates.
+    attempt: running number of the writer's attempts to create a record; each attempt has another number.
     at_ms: the writer's clock, for people only.
     """
 

@@ -152,8 +152,9 @@ class CustomersTable:
     def _next_change_record(
         self, versions: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
-        """Return the record of the next change of a row, and update ``versions``. A small ``random_fraction`` (0 to 1) deletes an existing
-        row.
+        """Return the record of the next change of a row, and update ``versions``.
+
+        :param random_fraction: a random number from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
         """
         self._lsn += 64 + key % 512
         name = b'{"id":%d}' % key

@@ -93,7 +93,9 @@ class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
     def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
-        """Write data files as ``DataFileWriter.write_files``."""
+        """Write the data files one after the other into ``written``, and return the share of their keys of which it was checked that they
+        occur once. Parameters and errors are those of ``DataFileWriter.write_files``.
+        """
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
         check = _KeyUniquenessCheck(files, budget, sum(task.max_records for task in files.tasks))
         for task in files.tasks:

@@ -470,7 +470,9 @@ class RepairRound:
     def _replace_segment(
         self, plan: CompactionPlan, task: CompactionTask, segment: RemoteLogSegmentMetadata
     ) -> CompactionReceipt | CompactionFailure:
-        """Upload a segment with the recorded bytes under the announced id. Raises BadData, StoreError."""
+        """Upload a new segment with the bytes that were recorded for a damaged one, under the segment id of the task. Return a
+        CompactionFailure if an object of that id exists already. Raises BadData if no source has the recorded bytes, and StoreError.
+        """
         layout = self.tier.ports.layout
         with _scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_all_files(segment, scratch)

@@ -34,7 +34,7 @@ def verify_listed_partition(
 ) -> list[SegmentProblem]:
     """Return all problems and notes of one partition. Raises OutOfBudget, StoreError.
 
-    :param on_bytes: called with the size of each log when it was checked.
+    :param on_bytes: called with the size, in bytes, of each segment's log file after the file was checked.
     """
     return list(_ListedPartitionVerifier(tier, tier.listed_tier, partition).find_problems(on_bytes))
 

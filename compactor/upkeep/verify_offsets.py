@@ -123,7 +123,7 @@ def _compare_snapshots_with_log(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records.
 
-    Kind ``snapshot`` is an error.
+    Kind ``snapshot`` is an error; ``left-over``, a snapshot that a newer one has replaced, is a note.
 
     :param base_state: state from which the records were replayed.
     :param state_by_slot: resulting states by position (slot).

@@ -160,8 +160,9 @@ class KafkaAdmin:
         }
 
     def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
-        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered. needs_append_right:
-        like describe_topics.
+        """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered.
+
+        :param needs_append_right: report it, too, if this user may not append to the topic.
         """
         return self.describe_topics([TOPIC], needs_append_right=needs_append_right)[TOPIC]
 

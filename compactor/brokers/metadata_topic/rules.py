@@ -292,8 +292,8 @@ def reason_to_refuse_source_deletion(
 def redundant_segments(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return other finished segments of the same log within this segment's offsets, which two leaders tiered. They are deleted with its
-    sources.
+    """Return the other finished segments of the same log whose offsets lie within those of a compacted segment: copies that a second
+    leader tiered. They are deleted together with the segments from which the compacted one was made.
 
     Segments that an unclean election discarded belong to another log and are not returned.
     """

@@ -113,7 +113,9 @@ class SegmentIndex:
         )
 
     def gate_input(self) -> GateRangeInput:
-        """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that it has stored."""
+        """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that this index has
+        stored.
+        """
         shown = [segment for segment in self.live if segment.id in self.bundle_places]
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
         return GateRangeInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
