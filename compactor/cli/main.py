@@ -89,8 +89,8 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised by Ctrl-C. A subclass, because Python loses the exit code of a plain KeyboardInterrupt that passed through ``exec``, even
-    if it was caught.
+    """Raised by Ctrl-C. It is a class of its own, because Python loses the exit code of a plain KeyboardInterrupt that passed through
+    ``exec``, even if it was caught.
     """
 
 

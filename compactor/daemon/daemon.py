@@ -295,7 +295,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         self._cache.save_unchanged_partitions()
 
     def _record_poll_results(self, polls: dict[TopicPartition, Future[PartitionStatus]], now_ms: int) -> None:
-        """Update the schedules with the status or the failure of each poll (reading of a partition's control log).
+        """Update the schedules with the status, or the failure, that each poll of a partition's control log has given.
 
         Raises the error if all polls failed because the store is unreachable.
         """

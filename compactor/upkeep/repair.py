@@ -448,7 +448,7 @@ class RepairRound:
         )
 
     def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
-        """Admit the plan without a limit, because a person asked for it."""
+        """Do nothing: repairs have no rate limit, because a person asked for them."""
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None

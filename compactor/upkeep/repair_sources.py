@@ -29,7 +29,9 @@ class RepairSource(Protocol):
         """Return a text that names this source in messages."""
 
     def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        """Yield after each attempt to write the file to ``path``, which does not exist before. The caller compares its digest."""
+        """Write the file of the segment to ``path`` and yield, once per copy that the source has. The caller compares the digest of each
+        copy, and stops at the right one. ``path`` does not exist before.
+        """
 
 
 @dataclass(frozen=True)

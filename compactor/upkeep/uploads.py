@@ -24,7 +24,7 @@ _PROBES: Final = ".tiered-compactor/probe/"
 
 @dataclass(frozen=True)
 class UnfinishedUploadOfTier:
-    """An upload to the tier that was begun and not finished.
+    """A multipart upload to the tier that was begun and not finished.
 
     due: whether it is old enough to be aborted.
     """

@@ -218,7 +218,7 @@ class RequestRouter:
         return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
 
     def _find_partition_document(self, text: str) -> StrictFrozenModel | None:
-        """Return the document of the partition that a path names, or None if there is none."""
+        """Return the document of the partition whose name is ``text``, the last part of a path; None if there is no such partition."""
         try:
             return self._pages.partition_document(TopicPartition.parse_store_prefix(unquote(text)))
         except UsageError:

@@ -20,7 +20,7 @@ def list_audit(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def is_requested_action(recorded: RecordedAction) -> bool:
-        """Return whether an action is_requested_action the partition or topic that the user named.
+        """Return whether a recorded action concerns the partition or topic that the user named.
 
         The target of a recorded action may be a pattern, as for a pause.
         """

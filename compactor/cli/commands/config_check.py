@@ -62,7 +62,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> int:
 
 
 def _with_short_first_answer_timeout(settings: Settings) -> Settings:
-    """Return the settings with a short wait for a store's first answer, because a check is asked by somebody who waits for it."""
+    """Return the settings with a short timeout for the first answer of a store, because a person waits for the result of this command."""
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
     short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}

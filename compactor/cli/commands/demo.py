@@ -62,7 +62,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
 
 
 def _run_demo_steps(demo: Demo, out: Output) -> float:
-    """Run steps 1 to 6 and return the seconds that the round took."""
+    """Run all steps of the demo (generate, import, forecast, compact, verify, export), and return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.generate_topic(progress.advance)
     out.print_note(

@@ -31,12 +31,12 @@ NOTED_TOGETHER = 100
 class _InspectionRecorder:
     """Collects the results of inspecting partitions and records them in the catalog, many partitions per record.
 
-    with_looks: whether to record also, for each partition, the time before which it has nothing to delete.
+    records_next_deletion_times: whether to record also, for each partition, the time before which it has nothing to delete.
     now_ms: time of the inspection by the store's clock, in milliseconds.
     """
 
     tier: Tier
-    with_looks: bool
+    records_next_deletion_times: bool
     now_ms: int
     behind: list[PartitionLog] = field(default_factory=list)
     looks: dict[str, RetireInspection] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class _InspectionRecorder:
         """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
         if log.state.slot > self.tier.min_log_slot(partition):
             self.behind.append(log)
-        if self.with_looks:
+        if self.records_next_deletion_times:
             self.looks[self.tier.log_name(partition)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
             self.write_inspections()
