@@ -51,6 +51,7 @@ conformance: setup ## SEEDS=1000 random logs through Kafka's own cleaner and our
 
 simulate: setup ## SEEDS=1000 random schedules of crashes, zombies and broken stores
 	@$(RUN) tests.simulation --seeds $(SEEDS)
+	@for store in gs az hdfs; do $(RUN) tests.simulation --seeds $(SEEDS) --store $$store || exit 1; done
 
 model: setup ## Check the replacement protocol exhaustively, and show what fails without each rule (needs Java and Maven)
 	@$(RUN) tests.model

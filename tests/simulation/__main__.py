@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.simulation.life_mutations import COVERED_MUTATIONS, DELETION_MUTATION
 from tests.simulation.lives import run_life
 from tests.simulation.mutations import COVERED, MUTATIONS, NEAR, Mutation, bites
 from tests.simulation.schedule import Outcome, run_schedule
+from tests.simulation.store_kinds import CLOUD_KINDS
 from tests.simulation.way_in import run_way_in
 from tests.simulation.way_in_mutations import WAY_IN_MUTATIONS, way_in_bites
 
@@ -85,11 +87,13 @@ def main() -> int:
     parser.add_argument("--brokers", action="store_true", help="broker-managed tiers")
     parser.add_argument("--way-in", action="store_true", help="lives of brokers' directories, and what imports them")
     parser.add_argument("--lives", action="store_true", help="lives of a topic that expires, is deleted and is created again")
+    parser.add_argument("--store", choices=sorted(CLOUD_KINDS), help="compactor-managed tiers on another kind of store than S3")
     parser.add_argument("--record", type=Path, help="write what was found here, as JSON")
     arguments = parser.parse_args()
     suite = "broker-managed tiers" if arguments.brokers else "importing directories" if arguments.way_in else "compactor-managed tiers"
     suite = "lives of topics" if arguments.lives else suite
-    schedule: Schedule = run_schedule
+    suite += f" on {arguments.store}://" if arguments.store else ""
+    schedule: Schedule = partial(run_schedule, scheme=arguments.store) if arguments.store else run_schedule
     dropped: tuple[Mapping[str, Mutation], Bites] = MUTATIONS, bites
     if arguments.brokers:
         schedule, dropped = run_kafka_schedule, ({**KAFKA_MUTATIONS, **EXPIRY_MUTATIONS, **RARE_EXPIRY_MUTATIONS}, kafka_bites)

@@ -28,6 +28,7 @@ from compactor.upkeep.verify_offsets import verify_checkpoints
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
+from tests.simulation.store_kinds import CLOUD_KINDS, KindOfWorld, without_threads
 from tests.simulation.symbolic import NAME, NEIGHBOUR, broker_log
 from tests.simulation.world import NO_FAULTS, ORPHAN_AGE_MS, Faults, Process, World
 
@@ -46,9 +47,9 @@ class Outcome:
     trace: tuple[str, ...] = ()
 
 
-def run_schedule(seed: int, *, steps: int = 420, trace: bool = False) -> Outcome:
-    """Runs one schedule to its end. Deterministic in ``seed``."""
-    world = World(seed)
+def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: str = "s3") -> Outcome:
+    """Runs one schedule to its end, on a kind of store. Deterministic in ``seed``."""
+    world = KindOfWorld(seed, CLOUD_KINDS[scheme]) if scheme in CLOUD_KINDS else World(seed)
     rng = world.rng
     world.faults = rng.choice(PROFILES)
     hazardous, losing, neighbours = seed % 3 == 2, seed % 6 == 1, seed % 6 == 3
@@ -190,6 +191,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         return leadership
 
     with (
+        without_threads(),
         patch.object(ControlLog, "_fold_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
         patch.object(upkeep, "survey_retirable_segments", watched_survey),

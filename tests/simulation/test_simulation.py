@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from unittest.mock import patch
 
+import pytest
+
+from compactor.storage.cloud import RequestRetry
+from compactor.storage.hdfs import UNDATED_MS
+from compactor.storage.port import ObjectInfo
 from tests.simulation.schedule import run_schedule
+from tests.simulation.store_kinds import CLOUD_KINDS, SimulatedClient
 
 SCHEDULES = 600
+SCHEDULES_ON_OTHER_STORES = 60
+"""They share the seeds. ``make simulate`` runs more."""
 
 
 def test_random_schedules_end_without_a_violation() -> None:
@@ -20,5 +30,34 @@ def test_random_schedules_end_without_a_violation() -> None:
     assert len(counts) == 16
 
 
-def test_a_seed_gives_one_schedule() -> None:
-    assert run_schedule(7, trace=True) == run_schedule(7, trace=True)
+@pytest.mark.parametrize("scheme", sorted(CLOUD_KINDS))
+def test_random_schedules_on_each_kind_of_store_end_without_a_violation(scheme: str) -> None:
+    for seed in range(SCHEDULES_ON_OTHER_STORES):
+        assert not run_schedule(seed, scheme=scheme).violations, f"python -m tests.simulation --store {scheme} --trace {seed}"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "hdfs"])
+def test_a_seed_gives_one_schedule(scheme: str) -> None:
+    assert run_schedule(7, trace=True, scheme=scheme) == run_schedule(7, trace=True, scheme=scheme)
+
+
+def test_grace_that_counts_from_staging_is_noticed_on_hdfs() -> None:
+    def keep_staging_time(client: SimulatedClient, key: str) -> int:
+        stored = client._store.objects.get(key)
+        if stored is None:
+            return 0
+        stored.modified_ms %= UNDATED_MS
+        return stored.modified_ms
+
+    with patch.object(SimulatedClient, "_set_time", keep_staging_time):
+        found = [run_schedule(seed, scheme="hdfs").violations for seed in (14, 63, 129)]
+    assert any(found)
+
+
+def test_creates_that_overwrite_are_noticed_on_azure() -> None:
+    def overwrite(client: SimulatedClient, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+        client._store.objects.pop(key, None)
+        return retried(lambda: client._store.create(key, data, metadata))
+
+    with patch.object(SimulatedClient, "create", overwrite):
+        assert any(run_schedule(seed, scheme="az").violations for seed in range(10))

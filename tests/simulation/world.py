@@ -20,7 +20,8 @@ from typing_extensions import override
 
 from compactor.control.ports import Ports, Retention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
-from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
+from compactor.storage.answers import PreconditionFailed
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings
 from compactor.tier.layouts.native import NativeLayout
@@ -165,13 +166,11 @@ class World:
             finally:
                 process.beat = None
 
+        opened_data = self.opened(data, tries_again=False)
         return Ports(
-            control=RetryingStore(
-                control or self.control,
-                Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0, Unheard()),
-            ),
-            data=data,
-            layout=NativeLayout(data),
+            control=self.opened(control or self.control, tries_again=True),
+            data=opened_data,
+            layout=NativeLayout(opened_data),
             publisher=ObjectLogPublisher(),
             clock_ms=lambda: int(self.now_ms) + process.clock_offset_ms,
             sleep=lambda seconds: self.wait(seconds * 1000),
@@ -180,6 +179,12 @@ class World:
             keep_alive=keep_alive,
             retention=self.retention,
         )
+
+    def opened(self, store: SimStore, *, tries_again: bool) -> ObjectStore:
+        """The store as a process gets it. ``store_kinds`` has other kinds of stores."""
+        if not tries_again:
+            return store
+        return RetryingStore(store, Retrier(TRYING, lambda: self.now_ms / 1000, lambda s: self.wait(s * 1000), lambda: 1.0, Unheard()))
 
     # --- scheduling ---
 
@@ -303,7 +308,7 @@ class World:
     def _quietly(self, effect: Callable[[], Any]) -> None:
         try:
             effect()
-        except (AlreadyExists, NotFound):
+        except (AlreadyExists, NotFound, PreconditionFailed):
             pass
 
 
@@ -312,6 +317,8 @@ class Stored:
     data: bytes
     modified_ms: int
     metadata: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+    """Of a store whose objects keep their version when their time is set."""
 
 
 class SimStore:
@@ -321,6 +328,8 @@ class SimStore:
         self.world = world
         self.name = name
         self.objects: dict[str, Stored] = {}
+        self.staged: dict[str, int] = {}
+        """Files that are not published yet, with the time at which they were staged (``store_kinds``)."""
         self.quiet = False
         self.on_create: list[Callable[[str, bytes], None]] = []
         self.on_delete: list[Callable[[str], None]] = []
@@ -423,4 +432,5 @@ class SimStore:
 
     def _info(self, key: str) -> ObjectInfo:
         stored = self._at(key)
-        return ObjectInfo(key, len(stored.data), stored.modified_ms, f"{stored.modified_ms}-{zlib.crc32(stored.data)}", stored.metadata)
+        version = stored.version or f"{stored.modified_ms}-{zlib.crc32(stored.data)}"
+        return ObjectInfo(key, len(stored.data), stored.modified_ms, version, stored.metadata)
