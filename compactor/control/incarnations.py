@@ -143,8 +143,8 @@ def check_incarnation_was_opened(state: PartitionState, record: Record[Any]) -> 
 
 
 def check_incarnation_is_unused(state: PartitionState, record: Record[Any]) -> RuleViolation:
-    """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. It can be opened if
-    the log is that of a later incarnation (number 2 or higher) and is unused: without topic id, segments and open imports.
+    """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
+    incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """
     if state.incarnation == 1 or not record.body.topic_id:
         return "only a later incarnation is opened, and for a topic id"

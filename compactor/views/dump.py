@@ -24,13 +24,13 @@ from compactor.records.rows import LEGACY, BatchChunk, RecordRowBuffers, RecordR
 
 SHOWN_BYTES = 60
 """Bytes of a key or value after which it is cut."""
-Document = dict[str, Any]
+SegmentDocument = dict[str, Any]
 """Fields of a JSON object."""
 
 
 def list_segments(
-    state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], other_rows: Sequence[Document] = ()
-) -> list[Document]:
+    state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], other_rows: Sequence[SegmentDocument] = ()
+) -> list[SegmentDocument]:
     """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or of an open round or
     import.
 
@@ -49,7 +49,7 @@ def list_segments(
     return found
 
 
-def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[Document]:
+def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
     """Return rows of the segments that the brokers' metadata name and readers do not use: unfinished, half-deleted or superseded ones."""
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
@@ -61,7 +61,7 @@ def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[Do
     ]
 
 
-def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> Document:
+def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> SegmentDocument:
     """Return a segment's row in the list of segments. ``replaced_by``: id of the segment that replaced it, or None."""
     return {
         "id": segment.id,
@@ -79,7 +79,7 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
 
 def dump_segment(
     tier: Tier, partition: TopicPartition, segment_id: str, max_inflated_bytes: int, *, show_everything: bool = False
-) -> Document:
+) -> SegmentDocument:
     """Return the batches and records of one segment as a document. Keys and values are text if they are UTF-8, else ``base64:...``. Long
     ones are cut after SHOWN_BYTES.
 
@@ -109,7 +109,7 @@ def dump_segment(
 
 def _batch_documents(
     source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, show_everything: bool
-) -> list[Document]:
+) -> list[SegmentDocument]:
     """Return the batches from ``first_batch`` up to ``end_batch``, exclusive, with their records."""
     found = []
     buffers = RecordRowBuffers()
@@ -125,7 +125,7 @@ def _batch_documents(
 
 def _batch_document(
     source: SourceSegment, chunk: BatchChunk, batch: int, rows: RecordRows, record_rows: range, *, show_everything: bool
-) -> Document:
+) -> SegmentDocument:
     """Return one batch with its records.
 
     :param record_rows: rows of the batch's records.
@@ -163,7 +163,7 @@ def _batch_document(
     }
 
 
-def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[Document]:
+def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator[SegmentDocument]:
     """Yield a record's headers, which ``parse_records`` has validated. Records of magic 0 and 1 have none."""
     if int(rows.flags[row]) & LEGACY:
         return

@@ -32,7 +32,7 @@ from compactor.views.search import FoundRecord, RecordSearch
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
 OnRead = Callable[[int], None]
-Document = dict[str, Any]
+RecordDocument = dict[str, Any]
 """Fields of a JSON object."""
 RemovedRecord = tuple[WaitingGroup, FoundRecord]
 """A removed record, after the group of replaced segments that still holds it."""
@@ -526,7 +526,7 @@ def _describe_record(record: FoundRecord) -> str:
     return f"offset {record.offset}, {key}, {value}, of {format_iso_time(record.timestamp) if record.timestamp >= 0 else 'no time'}"
 
 
-def _record_document(record: FoundRecord) -> Document:
+def _record_document(record: FoundRecord) -> RecordDocument:
     """Return the numbers of a record for scripts."""
     return {
         "offset": record.offset,
