@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
@@ -33,6 +34,7 @@ from tests.support.watching import Watch
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
 SEGMENT_BYTES, VALUE_BYTES = 16 << 20, 200
+COLUMNS = ("disk budget", "in segments", "engine", "map budget", "staged", "seen", "map", "RSS", "read")
 
 
 def write_config(tier: Path, **cleaner: object) -> Path:
@@ -73,10 +75,6 @@ def resident(pid: int) -> int:
     return int(found[0].split()[1]) * 1024 if found else 0
 
 
-def line(*cells: object) -> None:
-    print("".join(f"{cell:>12}" for cell in cells), flush=True)
-
-
 def mib(size: float) -> str:
     return f"{size / (1 << 20):.1f}"
 
@@ -94,10 +92,8 @@ def measure(folder: Path, scale: float, segments: int, threads: int) -> None:
     shutil.copytree(tier, warm, copy_function=os.link)
     run(write_config(warm, segment_bytes=size + size // 4, disk_budget_bytes=100 * size))
     _, idle, _ = run(write_config(warm, segment_bytes=size + size // 4, disk_budget_bytes=100 * size))
-    print(
-        f"{segments} segments of {mib(size)} MiB, {per_segment * segments:,} records, {threads} threads; idle RSS {mib(idle)} MiB. MiB:\n"
-    )
-    line("disk budget", "segments", "staged", "seen", "map budget", "engine", "map", "RSS", "read", "seconds", "CPU s")
+    print(f"{segments} segments of {mib(size)} MiB, {per_segment * segments:,} records, {threads} threads; idle RSS {mib(idle)} MiB")
+    rows = []
     small = per_segment * segments * 5  # of what one key after the other might need, a quarter
     for times, map_budget in (*((times, 64 << 20) for times in (2.1, 2.5, 3, 4, 6, 40)), (2.5, small), (6, small)):
         budget = int(times * size)
@@ -106,17 +102,17 @@ def measure(folder: Path, scale: float, segments: int, threads: int) -> None:
         config = write_config(
             copy, segment_bytes=size + size // 4, disk_budget_bytes=budget, map_budget_bytes=map_budget, threads=threads
         )  # fmt: skip
-        begin = time.perf_counter()
         with Watch(copy.with_suffix(".state") / "spool") as seen:
-            row, rss, cpu = run(config)
-        line(
-            mib(budget), times, mib(row["peak_disk_bytes"]), mib(seen.most), mib(map_budget), row["map_engine"], mib(row["peak_map_bytes"]),
-            mib(rss), mib(row["bytes_read"]), f"{time.perf_counter() - begin:.1f}", f"{cpu:.1f}",
-        )  # fmt: skip
+            row, rss, _ = run(config)
+        rows.append((
+            mib(budget), f"{times:g}", row["map_engine"], mib(map_budget), mib(row["peak_disk_bytes"]), mib(seen.most),
+            mib(row["peak_map_bytes"]), mib(rss), mib(row["bytes_read"]),
+        ))  # fmt: skip
         if max(row["peak_disk_bytes"], seen.most) > budget:
             raise SystemExit("the disk budget was exceeded")
         shutil.rmtree(copy)
         shutil.rmtree(copy.with_suffix(".state"), ignore_errors=True)
+    report_table(BenchmarkTable("budget", COLUMNS, rows, compared=COLUMNS[3:], label_columns=3))
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """``import`` against reading, checksumming and writing the same bytes: ``python -m benchmarks.import_speed [--megabytes N] [--only NAME]``.
 
 All write into a directory on the same disk, from files in the page cache. *Plain* does what any honest uploader has to: it reads each
-segment, takes its SHA-256, writes it and syncs. *Inflating* also checks each batch's CRC-32C and inflates it, with the same libraries: for
-compressed data that is the floor for whoever promises that what came in can be read. Shown are the least of some rounds, one after the
+segment, takes its SHA-256, writes it and syncs. *Checked* also verifies each batch's CRC-32C and decompresses it, with the same libraries:
+for compressed data that is the floor for whoever promises that what came in can be read. Shown are the least of some rounds, one after the
 other in this process, after one to warm up.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
@@ -31,6 +32,7 @@ SEGMENT_BYTES = 64 << 20
 CHUNK = 1 << 20
 LIMIT = 1 << 30
 ORDERS = TopicPartition("orders", 0)
+COLUMNS = ("records", "time: times a plain copy", "CPU: times a plain copy", "time: times a checked copy", "CPU: times a checked copy")
 
 
 class Content(NamedTuple):
@@ -43,14 +45,14 @@ class Content(NamedTuple):
 
 
 CONTENTS = {
-    "none, 1 KB": Content(NONE, 1024, 512, 16),
-    "none, 100 B": Content(NONE, 100, 50, 160),
-    "lz4 2:1": Content(LZ4, 1024, 512, 16),
-    "lz4 12:1": Content(LZ4, 1024, 64, 64),
-    "snappy 2:1": Content(SNAPPY, 1024, 512, 16),
-    "zstd 2:1": Content(ZSTD, 1024, 512, 16),
-    "zstd 12:1": Content(ZSTD, 1024, 64, 64),
-    "gzip 2:1": Content(GZIP, 1024, 512, 16),
+    "1 KB values, uncompressed": Content(NONE, 1024, 512, 16),
+    "100 B values, uncompressed": Content(NONE, 100, 50, 160),
+    "1 KB, lz4, 2:1": Content(LZ4, 1024, 512, 16),
+    "1 KB, lz4, 12:1": Content(LZ4, 1024, 64, 64),
+    "1 KB, snappy, 2:1": Content(SNAPPY, 1024, 512, 16),
+    "1 KB, zstd, 2:1": Content(ZSTD, 1024, 512, 16),
+    "1 KB, zstd, 12:1": Content(ZSTD, 1024, 64, 64),
+    "1 KB, gzip, 2:1": Content(GZIP, 1024, 512, 16),
 }
 
 
@@ -61,11 +63,11 @@ class Taken(NamedTuple):
     cpu: float
 
 
-def write_log(folder: Path, size: int, content: Content) -> tuple[int, int]:
-    """Segments of equal batches; (their bytes, the bytes of their batches inflated)."""
+def write_log(folder: Path, size: int, content: Content) -> None:
+    """Write segments of equal batches, of so many bytes together."""
     chance = random.Random(1)
     folder.mkdir(parents=True)
-    offset = total = inflated = 0
+    offset = total = 0
     while total < size:
         with (folder / f"{offset:020}.log").open("wb") as file:
             while file.tell() < min(SEGMENT_BYTES, size - total):
@@ -73,9 +75,7 @@ def write_log(folder: Path, size: int, content: Content) -> tuple[int, int]:
                 rows = [Row(offset + n, 1000 + n, b"key-%d" % ((offset + n) % 99_991), value, ()) for n, value in enumerate(values)]
                 file.write(encode_batch(rows, codec=content.codec, base_offset=offset, last_offset=offset + content.records - 1))
                 offset += content.records
-                inflated += content.records * (content.value_bytes + 18)
             total += file.tell()
-    return total, inflated
 
 
 def plain(source: Path, target: Path) -> None:
@@ -144,18 +144,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=CONTENTS)
     options = parser.parse_args()
-    print(f"{options.megabytes} MiB each; seconds as wall clock (CPU); ratios of import to plain and to inflating")
-    print(f"{'':12} {'ratio':>6} {'import':>14} {'plain':>14} {'inflating':>14} {'to plain':>14} {'to inflating':>14}")
+    rows = []
     for name, content in CONTENTS.items():
         if options.only not in (None, name):
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            size, whole = write_log(Path(scratch) / "orders-0", options.megabytes << 20, content)
+            write_log(Path(scratch) / "orders-0", options.megabytes << 20, content)
             found = compared(Path(scratch), options.rounds)
-        ours = found["import"]
-        times = [f"{found[way].wall:6.2f} ({found[way].cpu:5.2f})" for way in ("import", "plain", "inflating")]
-        ratios = [f"{ours.wall / found[way].wall:6.2f} ({ours.cpu / found[way].cpu:5.2f})" for way in ("plain", "inflating")]
-        print(f"{name:12} {whole / size:6.1f} " + " ".join(f"{text:>14}" for text in (*times, *ratios)), flush=True)
+        print(name, found, flush=True)
+        ours, copied, inflated = found["import"], found["plain"], found["inflating"]
+        ratios = (ours.wall / copied.wall, ours.cpu / copied.cpu, ours.wall / inflated.wall, ours.cpu / inflated.cpu)
+        rows.append((name, *(f"{ratio:.1f}" for ratio in ratios)))
+    report_table(BenchmarkTable("import_speed", COLUMNS, rows, compared=COLUMNS[1:]))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ are stood in for: its start, and looks while nothing happens.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
-import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
 from compactor.agent.agent import Agent
 from compactor.bootstrap import open_tier
@@ -32,6 +33,7 @@ from compactor.transfer.import_root import import_partition_directories, list_pa
 RECORDS = 16
 SEALED = 2
 CLUSTER = "a-cluster"
+COLUMNS = ("", "seconds", "CPU s", "GET per partition", "PUT per partition", "LIST per partition", "peak memory, MB")
 
 
 @dataclass
@@ -74,22 +76,18 @@ def write_root(root: Path, partitions: int) -> list[TopicPartition]:
     return names
 
 
-def memory_mb() -> tuple[float, float]:
-    """(resident now, the most so far)."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    return int(status["VmRSS"].split()[0]) / 1024, int(status["VmHWM"].split()[0]) / 1024
+def peak_memory_mb() -> float:
+    """The most memory that this process had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def told(what: str, tier: Tier, partitions: int, work: Callable[[], Any]) -> None:
+def measured(what: str, tier: Tier, partitions: int, work: Callable[[], object]) -> tuple[str, ...]:
     before, wall, cpu = tier.counters.usage(), time.perf_counter(), time.process_time()
     work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    requests = {kind: count / partitions for kind, count in tier.counters.usage().usage_since(before).requests.items()}
-    shown = ", ".join(f"{count:.2f} {kind}" for kind, count in sorted(requests.items()) if count)
-    now, most = memory_mb()
-    print(
-        f"{what}: {wall:.1f} s ({cpu:.1f} s CPU); requests a partition: {shown or 'none'}; {now:.0f} MB, at most {most:.0f} MB", flush=True
-    )
+    requests = tier.counters.usage().usage_since(before).requests
+    each = (f"{requests.get(kind, 0) / partitions:.1f}" for kind in ("get", "put", "list"))
+    return what, f"{wall:.1f}", f"{cpu:.1f}", *each, f"{peak_memory_mb():.0f}"
 
 
 def main() -> None:
@@ -97,34 +95,31 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=2000)
     count = parser.parse_args().partitions
     gc.set_threshold(100_000)
+    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         names = write_root(folder / "root", count)
         config = folder / "config.toml"
         settings = f'[agent]\nlog_dirs = ["{folder}/root"]\ntopics = [".*"]\n'
         config.write_text(f'[tier]\nurl = "file://{folder}/tier"\nstate_dir = "{folder}/state"\n{settings}')
-        for what in ("import LOG_ROOT", "again, up to date"):
+        for what in ("`import LOG_ROOT --live`", "the same with nothing new"):
             tier = open_tier(load_settings(str(config), {}))
             directories = list_partition_directories(folder / "root")
-            told(
-                what,
-                tier,
-                count,
-                lambda tier=tier, directories=directories: import_partition_directories(tier, directories, ImportOptions(live=True)),
-            )
+            work = functools.partial(import_partition_directories, tier, directories, ImportOptions(live=True))
+            rows.append(measured(what, tier, count, work))
         tier = open_tier(load_settings(str(config), {}), local_state=True)
         brokers = AllLed(names)
         agent = Agent(tier, brokers, log=lambda text, **_: None)
 
-        def look() -> None:
+        def scan() -> None:
             agent.scan()
             while agent.start_due_jobs() or agent.status().running:
                 agent.process_ended_jobs(5)
 
-        told("an agent's start", tier, count, look)
-        for _ in range(3):
-            told("a look while nothing happens", tier, count, look)
-        print(f"brokers were asked {brokers.asked} times; {len(os.listdir('/proc/self/fd'))} handles")
+        rows.append(measured("start of an agent", tier, count, scan))
+        rows.append(measured("a scan of the agent", tier, count, scan))
+        print(f"brokers were asked {brokers.asked} times")
+    report_table(BenchmarkTable("partitions", COLUMNS, rows, compared=COLUMNS[3:]))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The segments (1 MiB of 1,000 records by default; --scale changes their size) hav
 of dirty keys (1,000, 100,000 and 1,000,000) the filters are made anew for just so many, a tail of so many new keys is imported that also
 brings one key of every 20th segment again, and the round over it is run on two copies of the tier, with `bloom` on and off. Bytes are what
 was fetched and written of segments; ``sidecars`` what was fetched of sidecars. At the end each filter is asked about that many random
-keys, some times over, for the measured rate of useless reads (promised: 1 % of the segments that share no key).
+keys, some times over, for the measured rate of false positives (promised: 1 % of the segments that share no key).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
@@ -36,6 +36,9 @@ NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
 SEGMENTS, RECORDS, VALUE_BYTES, TAIL_VALUE_BYTES = 200, 1_000, 1_000, 40
 SHARING = 20
+COLUMNS = (
+    "dirty keys", "filters", "segment bytes read", "sidecar bytes read", "bytes written", "requests", "segments skipped", "useless reads"
+)  # fmt: skip
 
 
 def opened(tier: Path, segment_bytes: int, *, bloom: bool = True, design_keys: int = 0) -> Tier:
@@ -48,13 +51,13 @@ def opened(tier: Path, segment_bytes: int, *, bloom: bool = True, design_keys: i
     return open_tier(load_settings(str(config), {}))
 
 
-def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> int:
-    """The tail: so many keys, one of them from every 20th segment. Returns its bytes."""
+def bring(tier: Tier, folder: Path, dirty: int, records: int, offset: int) -> None:
+    """Import the tail: so many keys, one of them from every 20th segment."""
     shared = np.arange(0, SEGMENTS, SHARING) * records + 5
     fresh = 10**9 + np.arange(dirty - len(shared))
     keys = np.resize(np.concatenate((shared, fresh)), -(-dirty // 100) * 100)
     write_log(folder, np.split(keys, np.arange(100_000, len(keys), 100_000)), value_bytes=TAIL_VALUE_BYTES, first_offset=offset)
-    return import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy()).bytes
+    import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy())
 
 
 def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
@@ -71,15 +74,13 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
     return asked, wrong
 
 
-def row(*cells: object) -> None:
-    print("".join(f"{cell:>13}" for cell in cells), flush=True)
-
-
-def told(dirty: int, filters: str, report: RoundReport, requests: int, seconds: float) -> None:
+def reported(dirty: int, filters: str, report: RoundReport, requests: int) -> tuple[str, ...]:
+    """The cells of a round: see ``COLUMNS``."""
     filtered = report.filters
-    row(
-        f"{dirty:,}", filters, f"{report.bytes_read:,}", f"{filtered.bytes_read:,}", f"{report.bytes_written:,}", f"{requests:,}",
-        report.segments_skipped, filtered.asked, filtered.useless, f"{100 * report.useless_rate:.2f} %", f"{seconds:.1f}",
+    return (
+        f"{dirty:,}", filters, f"{report.bytes_read / 1e6:.1f} MB", f"{filtered.bytes_read / 1e6:.1f} MB" if filtered.asked else "-",
+        f"{report.bytes_written / 1e6:.1f} MB", f"{requests:,}", str(report.segments_skipped),
+        f"{filtered.useless} of {filtered.asked}" if filtered.asked else "-",
     )  # fmt: skip
 
 
@@ -92,31 +93,26 @@ def run(folder: Path, scale: float, numbers: list[int], trials: int) -> None:
     tier = opened(folder / "base", segment_bytes)
     import_directory(tier, folder / "log", NAME, tier.settings.cleaner.cleaner_policy())
     first = compact(tier, NAME, NOW_MS, force=True)
-    print(f"{first.segments_out} clean segments of {size:,} bytes; one in {SHARING} shares a key with the tail\n")
-    row("dirty keys", "filters", "bytes read", "sidecars", "bytes written", "requests", "skipped", "asked", "useless", "useless", "seconds")
-    rates = []
+    print(f"{first.segments_out} clean segments of {size:,} bytes; one in {SHARING} shares a key with the tail")
+    rows = []
     for dirty in numbers:
         made = folder / f"for-{dirty}"
         shutil.copytree(folder / "base", made, copy_function=os.link)
         tier = opened(made, segment_bytes, design_keys=dirty)
-        written = rebuild_sidecars(tier, NAME, DiskBudget(1 << 30), unusable_only=False)
-        rates.append((dirty, written.bytes_written, *measured(tier, dirty, trials if dirty < 500_000 else max(1, trials // 4))))
-        tail = bring(tier, folder / f"tail-{dirty}", dirty, records, end)
+        rebuild_sidecars(tier, NAME, DiskBudget(1 << 30), unusable_only=False)
+        asked, wrong = measured(tier, dirty, trials if dirty < 500_000 else max(1, trials // 4))
+        print(f"filters for {dirty:,} keys: {wrong} of {asked} answers were wrong, {100 * wrong / max(1, asked):.2f} %", flush=True)
+        bring(tier, folder / f"tail-{dirty}", dirty, records, end)
         for filters in ("on", "off"):
             copy = folder / f"{filters}-{dirty}"
             shutil.copytree(made, copy, copy_function=os.link)
             tier = opened(copy, segment_bytes, bloom=filters == "on", design_keys=dirty)
-            begin, before = time.perf_counter(), tier.counters.usage()
+            before = tier.counters.usage()
             report = compact(tier, NAME, NOW_MS, force=True)
-            requests = tier.counters.usage().usage_since(before).total_requests
-            told(dirty, filters, report, requests, time.perf_counter() - begin)
+            rows.append(reported(dirty, filters, report, tier.counters.usage().usage_since(before).total_requests))
             shutil.rmtree(copy)
-        print(f"{'':13}the tail itself: {tail:,} bytes", flush=True)
         shutil.rmtree(made)
-    print()
-    row("designed for", "sidecars", "asked", "wrong", "rate", "promised")
-    for dirty, written_bytes, asked, wrong in rates:
-        row(f"{dirty:,}", f"{written_bytes:,}", asked, wrong, f"{100 * wrong / max(1, asked):.2f} %", "1.00 %")
+    report_table(BenchmarkTable("skip", COLUMNS, rows, compared=COLUMNS[2:7], label_columns=2))
 
 
 def main() -> int:

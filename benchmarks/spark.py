@@ -2,12 +2,12 @@
 
     python -m benchmarks.spark [--records N] [--keys N] [--segments N] [--value-bytes N] [--times N] [--no-gate] [--dir D]
 
-Writes one partition's log (40 million records by default, about 4 GB; three times as much disk is needed) and cleans it from its first
+Writes one partition's log (20 million records by default, about 2 GB; three times as much disk is needed) and cleans it from its first
 offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with
-one thread and with two; twice in turn, and the faster one counts. Prints a row per engine: seconds of the round (Spark's start is a
+one thread and with two; twice in turn, and the faster one counts. Each engine's row has the seconds of the round (Spark's start is a
 column of its own), bytes exchanged per record in the store and the shuffle together, CPU seconds (of Spark's Python workers, without the
 JVM; of the whole process where there is no Spark), and the most memory that one Python worker held. The results of all engines are
-compared, byte for byte. On a machine that is busy otherwise look at the CPU seconds: the load average before each run stands in its row.
+compared, byte for byte.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import logs
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
@@ -37,6 +38,10 @@ from compactor.transfer.import_ import import_directory
 NAME = TopicPartition("orders", 0)
 NOW_MS = 1_900_000_000_000
 BATCH = 500
+COLUMNS = (
+    "engine", "seconds of the round", "start-up", "CPU seconds", "times those of `run`, one thread", "bytes exchanged per record",
+    "largest Python worker",
+)  # fmt: skip
 
 
 def write_log(folder: Path, *, records: int, keys: int, segments: int, value_bytes: int, seed: int = 1) -> Path:
@@ -89,16 +94,27 @@ class Bench:
             shutil.rmtree(tier.with_name("state"), ignore_errors=True)
 
 
-def rows(bench: Bench, original: Path, times: int) -> Iterator[dict[str, object]]:
-    """One per engine and time, as they end, in turn. Raises SystemExit where one did something else than the first."""
+@dataclass(frozen=True)
+class Measured:
+    """One round. The CPU seconds are those of Spark's Python workers, or of the whole process without Spark."""
+
+    seconds: float
+    start_up_seconds: float
+    cpu_seconds: float
+    exchanged_per_record: float
+    worker_bytes: int
+
+
+def rounds(bench: Bench, original: Path, times: int) -> Iterator[tuple[str, Measured]]:
+    """Yield each round as it ends, the engines in turn. Raises SystemExit if one wrote other segments than the first."""
     expected: dict[str, str] = {}
     for name, command, master, threads in times * (
-        ("memory, 1 thread", "run", "", 1),
-        ("spark, local[1]", "recompact", "local[1]", 1),
-        ("spark, local[2]", "recompact", "local[2]", 1),
-        ("memory, 2 threads", "run", "", 2),
+        ("`run`, one thread", "run", "", 1),
+        ("Spark, `local[1]`", "recompact", "local[1]", 1),
+        ("Spark, `local[2]`", "recompact", "local[2]", 1),
+        ("`run`, two threads", "run", "", 2),
     ):
-        load_before, cpu_before = os.getloadavg()[0], _cpu_of_children()
+        cpu_before = _cpu_of_children()
         document, digests = bench.timed(original, command, master=master, threads=threads)
         cpu = _cpu_of_children() - cpu_before
         if expected and digests != expected:
@@ -106,18 +122,11 @@ def rows(bench: Bench, original: Path, times: int) -> Iterator[dict[str, object]
         expected = digests
         (row,) = document["partitions"]
         spark = document.get("spark", {})
-        yield {
-            "engine": name,
-            "seconds": row["seconds"],
-            "start_up_seconds": spark.get("startup_seconds", 0.0),
-            "records_read": row["records_read"],
-            "records_kept": row["records_kept"],
-            "exchanged_bytes_per_record": round(spark["exchanged_bytes"] / row["records_read"], 2) if spark else 0.0,
-            "cpu_seconds": round(spark.get("worker_cpu_seconds", 0.0) or cpu, 1),
-            "peak_worker_mb": round(spark.get("peak_worker_bytes", 0) / 1e6),
-            "peak_map_mb": round(row["peak_map_bytes"] / 1e6),
-            "load_before": round(load_before, 1),
-        }
+        exchanged = spark["exchanged_bytes"] / row["records_read"] if spark else 0.0
+        yield name, Measured(
+            row["seconds"], spark.get("startup_seconds", 0.0), spark.get("worker_cpu_seconds", 0.0) or cpu, exchanged,
+            spark.get("peak_worker_bytes", 0),
+        )  # fmt: skip
 
 
 def _cpu_of_children() -> float:
@@ -127,9 +136,9 @@ def _cpu_of_children() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=40_000_000)
-    parser.add_argument("--keys", type=int, default=16_000_000)
-    parser.add_argument("--segments", type=int, default=40)
+    parser.add_argument("--records", type=int, default=20_000_000)
+    parser.add_argument("--keys", type=int, default=8_000_000)
+    parser.add_argument("--segments", type=int, default=20)
     parser.add_argument("--value-bytes", type=int, default=60)
     parser.add_argument("--times", type=int, default=2, help="each engine so often, in turn; the fastest of its times counts")
     parser.add_argument("--no-gate", action="store_true", help="without the equivalence gate")
@@ -143,16 +152,22 @@ def main() -> None:
         bench = Bench(Path(folder), largest, not args.no_gate)
         original = bench.bring(log_dir)
         shutil.rmtree(log_dir)
-        said = {**sizes, "cores": os.cpu_count(), "gate": bench.gate, "made_in_seconds": round(time.perf_counter() - began, 1)}
-        print(json.dumps(said), flush=True)
+        print({**sizes, "cores": os.cpu_count(), "made in seconds": round(time.perf_counter() - began, 1)}, flush=True)
         warm_up(Path(folder) / "warm up")
-        best: dict[str, float] = {}
-        for row in rows(bench, original, args.times):
-            engine, seconds = str(row["engine"]), float(str(row["seconds"]))
-            best[engine] = min(seconds, best.get(engine, seconds))
-            print(json.dumps(row), flush=True)
-        ratio = best["spark, local[1]"] / best["spark, local[2]"]
-        print(json.dumps({"fastest": best, "local[2] against local[1]": round(ratio, 2)}))
+        best: dict[str, Measured] = {}
+        for engine, measured in rounds(bench, original, args.times):
+            print(engine, measured, flush=True)
+            best[engine] = min(measured, best.get(engine, measured), key=lambda one: one.seconds)
+    plain = best["`run`, one thread"].cpu_seconds
+    cells = [
+        (
+            engine, f"{one.seconds:.1f}", f"{one.start_up_seconds:.1f}" if one.worker_bytes else "-", f"{one.cpu_seconds:.1f}",
+            f"{one.cpu_seconds / plain:.2f}", f"{one.exchanged_per_record:.1f}" if one.worker_bytes else "-",
+            f"{one.worker_bytes / 1e9:.1f} GB" if one.worker_bytes else "-",
+        )
+        for engine, one in best.items()
+    ]  # fmt: skip
+    report_table(BenchmarkTable("spark", COLUMNS, cells, compared=COLUMNS[4:6]))
 
 
 def warm_up(folder: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
-from benchmarks.exchange import below, cpu_seconds
+from benchmarks.process_tree import below, cpu_seconds
 from benchmarks.spark_plain import TICKS
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings

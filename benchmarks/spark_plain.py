@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
-from benchmarks.exchange import below
+from benchmarks.process_tree import below
 from benchmarks.spark import NAME, NOW_MS, write_log
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings

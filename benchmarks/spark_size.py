@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, GATE_ROW_BYTES as GATE_ROW_BYTES
 from compactor.config.settings import Settings, load_settings
 from compactor.control.records import ScratchObject
@@ -123,19 +124,17 @@ def gathered(item: SurvivorBundle) -> WrittenSurvivors:
     return WrittenSurvivors(ScratchObject(key=key, size=1000, sha256="0" * 64), parts, tuple(parts.parts))
 
 
-def one_large(args: argparse.Namespace) -> None:
+def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     settings: Settings = load_settings(None, {"TIERED_COMPACTOR__TIER__URL": "file:///nowhere"})
     cleaner = settings.cleaner
     begin = time.process_time()
     state = state_of(args.segments, args.segment_bytes, args.records)
-    print(f"metadata: {peak_bytes() / 1e6:.0f} MB")
     facts = PlanInputs(
         state, assess_whole_log(state, cleaner, 1_900_000_000_000), cleaner, 1_900_000_000_000, (), executor_fingerprint(), "spark"
     )
     numbers = iter(range(10**9))
     plan = plan_round(facts, 1, lambda: f"new-{next(numbers)}")
     planned = time.process_time() - begin
-    print(f"plan: {len(plan.tasks)} groups in {planned:.1f} CPU s, {peak_bytes() / 1e6:.0f} MB")
     cluster, budget = StandIn(args.slots), cleaner.map_budget_bytes // 4
     sets = -(-args.records * GATE_KEY_BYTES // min(budget, MAX_KEY_SET_BYTES))
     ranges = min(MAX_RANGES, -(-sets // args.slots) * args.slots)
@@ -161,23 +160,26 @@ def one_large(args: argparse.Namespace) -> None:
     ]
     for _ in steps.run_task_per_item("pass 2, groups rewritten", _nothing, items):
         pass
-    requests(args, plan, len(exchange.bundles), ranges, tasks)
-    print(
-        "largest task:", ", ".join(f"{step} {size / 1e3:.0f} KB ({cluster.tasks[step]} tasks)" for step, size in cluster.closures.items())
-    )
-    keep("a closure", max(cluster.closures.values()), MOST_CLOSURE_BYTES)
-    print(f"driver: {peak_bytes() / 1e6:.0f} MB, {time.process_time() - begin:.1f} CPU s")
-    keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)
+    driver = peak_bytes()
+    keep("the driver's memory", driver, MOST_DRIVER_BYTES)
+    closure = max(cluster.closures.values())
+    keep("a task", closure, MOST_CLOSURE_BYTES)
+    print("largest tasks:", cluster.closures, cluster.tasks, f"{len(exchange.bundles)} bundles, {ranges} ranges, {tasks} range tasks")
+    return [
+        ("memory of the driver, without the JVM", "1 GB", f"{driver / 1e6:.0f} MB"),
+        *exchange_requests(args, plan, len(exchange.bundles), ranges, tasks),
+        ("a task's closure and item", "1 MB", f"{closure / 1e3:.0f} KB"),
+        ("CPU time of the driver", "", f"{time.process_time() - begin:.0f} s, {planned:.1f} s of it for the plan"),
+    ]
 
 
 def _nothing(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) -> CompactionReceipt | None:
     return None
 
 
-def requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, ranges: int, tasks: int) -> None:
-    """Of the exchange; segments and results are read and written by every engine alike."""
-    row_bytes = args.records * 16
-    gate_bytes = args.records * GATE_ROW_BYTES
+def exchange_requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, ranges: int, tasks: int) -> list[tuple[str, str, str]]:
+    """Rows about the exchange; segments and results are read and written by every engine alike."""
+    row_bytes, gate_bytes = args.records * 16, args.records * GATE_ROW_BYTES
     windows, judged = (
         ranges if size / ranges > COMBINED_FETCH_BYTES / 2 else max(tasks, -(-size // COMBINED_FETCH_BYTES))
         for size in (row_bytes, gate_bytes)
@@ -185,18 +187,22 @@ def requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, range
     # Directories and rows of the cleaner and of the gate, tails, survivors, and what the gate says must be left.
     reads = bundles * (tasks + windows) + bundles * (tasks + judged) + bundles + args.segments + len(plan.tasks)
     writes = 3 * bundles + 1
-    each = (row_bytes + gate_bytes) / (bundles * (windows + judged)) / 1e3
-    print(f"exchange: {bundles} bundles, {ranges} ranges, {tasks} range tasks: {reads} reads of {each:.0f} KB, {writes} writes")
-    old = args.segments * ranges
-    print(f"a read for each segment and range would be {old}: {old / reads:.0f} times as many")
-    money = price_table_of_tier("s3://bucket").requests_usd(reads, writes)
-    segments = price_table_of_tier("s3://bucket").requests_usd(args.segments * 12, len(plan.tasks) * 7)
-    print(f"money: {money:.2f} USD of requests for the exchange, {segments:.2f} for segments and results")
     keep("requests", reads + writes, 3 * (args.segments + bundles * (ranges + tasks) + len(plan.tasks)))
+    each = (row_bytes + gate_bytes) / (bundles * (windows + judged)) / 1e3
+    price = price_table_of_tier("s3://bucket")
+    exchange_usd, segments_usd = price.requests_usd(reads, writes), price.requests_usd(args.segments * 12, len(plan.tasks) * 7)
+    return [
+        (
+            "requests for keys and survivors", "3 x (segments + bundles x (ranges + range tasks) + groups)",
+            f"{(reads + writes) / 1e6:.1f} million of {each:.0f} KB",
+        ),
+        ("requests, if each segment and range had one", "", f"{args.segments * ranges / 1e6:.0f} million"),
+        ("price of the requests", "", f"{exchange_usd:.2f} USD for the exchange, {segments_usd:.2f} USD for segments and results"),
+    ]  # fmt: skip
 
 
-def many_small(args: argparse.Namespace) -> None:
-    begin, before = time.process_time(), peak_bytes()
+def many_small(args: argparse.Namespace) -> list[tuple[str, str, str]]:
+    before = peak_bytes()
     surveys = [
         RecompactionCandidate(TopicPartition(f"topic-{number % 1000}", number // 1000), 1_000_000, 5_000, 4)
         for number in range(args.partitions)
@@ -208,8 +214,8 @@ def many_small(args: argparse.Namespace) -> None:
         for survey, report in zip(surveys, reports, strict=True)
     ]
     each = (peak_bytes() - before) / args.partitions
-    print(f"{len(rows)} partitions: {each / 1e3:.1f} KB each, {time.process_time() - begin:.1f} CPU s, {peak_bytes() / 1e6:.0f} MB")
     keep("the driver's memory", peak_bytes(), MOST_DRIVER_BYTES)
+    return [(f"a small partition, one of {len(rows):,}, inspected and reported", "", f"{each / 1e3:.1f} KB")]
 
 
 def keep(what: str, found: float, most: float) -> None:
@@ -228,8 +234,9 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
-    many_small(args)
-    one_large(args)
+    small = many_small(args)
+    columns = ("", "bound", "measured")
+    report_table(BenchmarkTable("spark_size", columns, one_large(args) + small, compared=columns[2:]))
 
 
 if __name__ == "__main__":

@@ -26,18 +26,33 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.control_log import segments
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
+from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
+from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.control.importing import record_tiered_segments, register_import
 from compactor.control.logs import PartitionLog
 from compactor.model.ids import TopicPartition
+from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, SegmentFile
 
 PER_TOPIC = 20
 NOTHING_DUE = {"TIERED_COMPACTOR__CLEANER__MIN_CLEANABLE_DIRTY_RATIO": "1"}
+
+
+def neighbours(count: int) -> list[RemoteLogSegmentMetadata]:
+    """Segments of 1000 offsets, one after the other, with all their files."""
+    files = {kind: SegmentFile(size=1 << 20, sha256="0" * 64) for kind in FILE_KINDS}
+    epochs = (EpochEntry(LeaderEpoch(0), Offset(0)),)
+    return [
+        RemoteLogSegmentMetadata(
+            id=f"{number:022d}", start_offset=Offset(number * 1000), end_offset=Offset(number * 1000 + 999), size_bytes=1 << 20,
+            max_timestamp_ms=TimestampMs(1), mtime_ms=1, leader_epochs=epochs, files=files,
+        )
+        for number in range(count)
+    ]  # fmt: skip
 
 
 def make(opened: Tier, partitions: int, per_partition: int) -> None:
@@ -47,7 +62,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
     def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
         log = opened.open_partition_log(name)
-        made = segments(0, per_partition)
+        made = neighbours(per_partition)
         register_import(opened.ports, log, "import", [segment.id for segment in made])
         record_tiered_segments(opened.ports, log, "import", made)
         return log

@@ -1,11 +1,11 @@
-"""What a large clean segment costs that meets few dirty keys: read in part and put together by the store, against read and written whole.
+"""What a large clean segment costs that meets few dirty keys: a partial rewrite, where the store copies the rest, against a full one.
 
-    python -m benchmarks.splice [--mib 256] [--percent 0.01 0.1 1 10] [--store directory s3] [--dir D]
+    python -m benchmarks.partial_rewrite [--mib 512] [--percent 0.01 0.1 1 10] [--store directory S3] [--dir D]
 
 One segment (records of 1 KB, 15 to a batch) is imported and cleaned once. For each share of its batches a tail is imported that has one key
-of each of those batches again, all over the segment (``spread``) or next to each other (``together``); the round over it is run on two
-copies of the tier, with ``splice`` on and off. ``through`` is what this machine fetched and sent, of segments, sidecars and records;
-``copied`` what the store copied within itself; USD are of S3's requests. S3 is versitygw, whose own processor time is not in ``CPU``; it
+of each of those batches again, all over the segment (``spread``) or next to each other (``together``); the round over it is run on a copy
+of the tier, and once with ``splice`` off. ``through this machine`` is what was fetched and sent, of segments, sidecars and records;
+``copied`` what the store copied within itself; USD are of S3's requests. S3 is versitygw, whose own processor time is not counted; it
 reads and writes what it copies, where S3 itself does not: the seconds of S3 are not these.
 """
 
@@ -25,6 +25,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
@@ -40,6 +41,8 @@ NOW_MS = 1_900_000_000_000
 VALUE_BYTES, PER_BATCH = 1_000, 15
 BATCH_BYTES = 15_600
 MIB = 1 << 20
+COLUMNS = ("store", "dirty batches", "where", "through this machine, MiB", "copied, MiB", "requests", "USD", "CPU s", "seconds")
+Row = tuple[str, ...]
 WRITES = ("put", "copy", "list", "delete")
 """Requests that S3 bills as such; deleting is free, and few."""
 
@@ -89,45 +92,30 @@ def tail(batches: int, percent: float, *, together: bool) -> np.ndarray:
     return np.resize(keys, -(-len(keys) // PER_BATCH) * PER_BATCH)
 
 
-def measure(url_of: Place, copy: Callable[[str, str], None], folder: Path, mib: int, percents: list[float]) -> None:
+def measure(store: str, url_of: Place, copy: Callable[[str, str], None], folder: Path, mib: int, percents: list[float]) -> Iterator[Row]:
     batches = mib * MIB // BATCH_BYTES
     end = write_log(folder / "log", [np.arange(batches * PER_BATCH)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH)
     base = opened(url_of("base"), folder, splice=True)
     import_directory(base, folder / "log", NAME, base.settings.cleaner.cleaner_policy())
     compact(base, NAME, NOW_MS, force=True)
     shutil.rmtree(folder / "log")
-    print(f"{url_of('base').partition(':')[0]}: a segment of {mib} MiB, {batches:,} batches")
-    row("batches", "", "splice", "through", "copied", "requests", "USD", "CPU", "wall")
-    for percent in percents:
-        for together in (True, False):
-            part = f"tail-{percent}-{together}"
-            write_log(
-                folder / part, [tail(batches, percent, together=together)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH, first_offset=end
-            )
-            costs = []
-            for splice in (True, False):
-                name = f"{part}-{splice}".lower().replace(".", "-")
-                copy("base", name)
-                tier = opened(url_of(name), folder, splice=splice)
-                import_directory(tier, folder / part, NAME, tier.settings.cleaner.cleaner_policy())
-                costs.append(compacted(tier))
-                copy("", name)
-                told(f"{percent:g} %", "together" if together else "spread", "on" if splice else "off", costs[-1])
-            on, off = costs
-            ratios = [f"{a / b:.3f}" if b else "" for a, b in zip(on, off, strict=True)]
-            row("", "", "ratio", *ratios)
-            shutil.rmtree(folder / part)
-
-
-def told(percent: str, where: str, splice: str, cost: Cost) -> None:
-    row(
-        percent, where, splice, f"{cost.through / MIB:.1f} MiB", f"{cost.copied / MIB:.1f} MiB", cost.requests, f"{cost.usd:.6f}",
-        f"{cost.cpu:.2f} s", f"{cost.wall:.2f} s",
-    )  # fmt: skip
-
-
-def row(*cells: object) -> None:
-    print("".join(f"{cell:>12}" for cell in cells), flush=True)
+    cases = [(percents[0], False, False), *((percent, together, True) for percent in percents for together in (False, True))]
+    for number, (percent, together, splice) in enumerate(cases):
+        part, name = folder / f"tail-{number}", f"copy-{number}"
+        write_log(part, [tail(batches, percent, together=together)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH, first_offset=end)
+        copy("base", name)
+        tier = opened(url_of(name), folder, splice=splice)
+        import_directory(tier, part, NAME, tier.settings.cleaner.cleaner_policy())
+        cost = compacted(tier)
+        copy("", name)
+        shutil.rmtree(part)
+        dirty = f"{percent:g} % ({max(1, round(batches * percent / 100)):,})" if splice else "any"
+        where = ("together" if together else "spread") if splice else "full rewrite"
+        usd = f"{cost.usd:.5f}" if store == "S3" else ""
+        yield (
+            store, dirty, where, f"{cost.through / MIB:.0f}", f"{cost.copied / MIB:.0f}", str(cost.requests), usd, f"{cost.cpu:.2f}",
+            f"{cost.wall:.1f}",
+        )  # fmt: skip
 
 
 def linked(root: Path) -> Callable[[str, str], None]:
@@ -154,21 +142,25 @@ def on_s3(folder: Path) -> Iterator[tuple[Place, Callable[[str, str], None]]]:
         yield lambda name: f"s3://{bucket}/{name}", linked(buckets / bucket)
 
 
+@contextlib.contextmanager
+def on_disk(folder: Path) -> Iterator[tuple[Place, Callable[[str, str], None]]]:
+    yield lambda name: (folder / name).as_uri(), linked(folder)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=256, help="of the segment")
+    parser.add_argument("--mib", type=int, default=512, help="of the segment")
     parser.add_argument("--percent", type=float, nargs="+", default=[0.01, 0.1, 1.0, 10.0], help="of its batches that are concerned")
-    parser.add_argument("--store", nargs="+", choices=("directory", "s3"), default=["directory", "s3"])
+    parser.add_argument("--store", nargs="+", choices=("directory", "S3"), default=["directory", "S3"])
     parser.add_argument("--dir", type=Path, help="where the tiers are made (default: a temporary directory)")
     args = parser.parse_args()
+    rows: list[Row] = []
     for store in args.store:
-        with tempfile.TemporaryDirectory(prefix="splice-", dir=args.dir) as place:
+        with tempfile.TemporaryDirectory(prefix="partial-rewrite-", dir=args.dir) as place:
             folder = Path(place)
-            if store == "s3":
-                with on_s3(folder) as (url_of, copy):
-                    measure(url_of, copy, folder, args.mib, args.percent)
-            else:
-                measure(lambda name, root=folder: (root / name).as_uri(), linked(folder), folder, args.mib, args.percent)
+            with on_s3(folder) if store == "S3" else on_disk(folder) as (url_of, copy):
+                rows += measure(store, url_of, copy, folder, args.mib, args.percent)
+    report_table(BenchmarkTable("partial_rewrite", COLUMNS, rows, compared=COLUMNS[3:6], label_columns=3))
     return 0
 
 
