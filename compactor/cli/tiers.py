@@ -53,9 +53,9 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     elif shared:
         tier = read_only_tier(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
-        from compactor.spark.round.engine import SparkEngines
+        from compactor.spark.round.engine import SparkEngineFactory
 
-        tier = replace(tier, engines=SparkEngines())
+        tier = replace(tier, engines=SparkEngineFactory())
     if writing_command in ("run", "daemon"):
         from compactor.spark.round.child import SparkChild
 

@@ -74,7 +74,7 @@ class _CollectedMessages:
     truncated: dict[TopicPartition, int] = field(default_factory=dict)
 
 
-class BrokerLog(Protocol):
+class BrokerClient(Protocol):
     """Client that reads records and offsets of partitions from a broker, for use by one thread.
 
     Methods raise Unavailable and Refused; ``fetch_messages`` raises Refused only.
@@ -107,8 +107,8 @@ class BrokerLog(Protocol):
     def close(self) -> None: ...
 
 
-class ConfluentBroker:
-    """BrokerLog over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are those of confluent-kafka.
+class ConfluentBrokerClient:
+    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are those of confluent-kafka.
 
     :param read_committed: use the isolation level read_committed; otherwise read_uncommitted.
     """
@@ -219,7 +219,7 @@ class ConfluentBroker:
             raise StoreError(error.message, hint=error.hint) from None
 
     def _open_client(self) -> ConfluentClient:
-        """Return the confluent-kafka consumer, which belongs to no group. The first call creates it."""
+        """Return the confluent-kafka consumer, which belongs to no group. Create it if this is the first call."""
         if self._client is None:
             settings = self._connection.client_settings(
                 self._listener,

@@ -107,14 +107,17 @@ def _decode_header_names(binary_names: pa.Array) -> pa.Array:
     return text
 
 
-def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of these columns (all if none is named), with timestamps in milliseconds. Raises UsageError if one is unknown."""
+def arrow_schema_of_columns(column_names: Sequence[str]) -> pa.Schema:
+    """Return the schema of these columns, or of all columns if ``column_names`` is empty, with timestamps in milliseconds.
+
+    Raises UsageError if a column is unknown.
+    """
     kinds = {
         "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "key": pa.binary(), "leaderEpoch": pa.int32(),
         "offset": pa.int64(), "partition": pa.int32(), "timestamp": pa.timestamp("ms", "UTC"), "timestampType": pa.int32(),
         "topic": pa.string(), "value": pa.binary(),
     }  # fmt: skip
-    for name in columns:
+    for name in column_names:
         if name not in kinds:
             raise UsageError(f"there is no column {name!r}", hint=f"The columns are {', '.join(MESSAGE_COLUMNS)}")
-    return pa.schema([(name, kinds[name]) for name in columns or MESSAGE_COLUMNS])
+    return pa.schema([(name, kinds[name]) for name in column_names or MESSAGE_COLUMNS])

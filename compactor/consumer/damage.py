@@ -20,7 +20,7 @@ UNDECIDABLE = "the outcome of their transactions cannot be read, because what fo
 
 
 class SegmentReadPosition(NamedTuple):
-    """Position in a segment: of a byte in its log, and the offset of the first record there."""
+    """Byte position in a segment's log, with the offset of the first record there."""
 
     byte_position: int
     offset: int
@@ -111,15 +111,15 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
     return piece if piece.end_position <= error.position else None
 
 
-def next_readable_position(reader: SegmentReader, position: int, first_unread_offset: int) -> SegmentReadPosition:
+def next_readable_position(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> SegmentReadPosition:
     """Return the position of the next batch that can be read after a damaged one, found by the offset index; the segment's end if there is
     none.
 
-    :param position: byte position of the damaged batch.
+    :param damaged_position: byte position of the damaged batch.
     :param first_unread_offset: first offset that was not read yet.
     """
     metadata = reader.metadata
-    for at in reader.indexed_positions_after(position):
+    for at in reader.indexed_positions_after(damaged_position):
         try:
             piece = reader.read_piece(at, _PROBE_BYTES)
         except (BadData, SegmentGone):

@@ -28,7 +28,7 @@ TURN_BYTES = 64 << 20
 class PrefetchedPartition:
     """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of reading.
 
-    incarnation: the partition under one topic id, from the topic's creation to its deletion, which is read.
+    incarnation: the partition under the topic id that is read. Each topic id is one incarnation: a topic's life from creation to deletion.
     offset: next offset to read.
     consumed_history: what was read before the partition was started.
     view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
@@ -58,7 +58,7 @@ class PrefetchedRecords:
 
 @dataclass(frozen=True)
 class PartitionEndReached:
-    """Last item of a partition: the tier has no more records of it that may be read, or the offset at which reading was to end is reached.
+    """Last item that a TierPrefetcher queues for a partition whose readable records, or those up to the requested end, were all read.
 
     offset: everything below was read. It is less than ``end`` if a transaction is open at the tier's end, and less than ``start`` if the
         tier has lost its beginning.
@@ -77,7 +77,7 @@ class PartitionEndReached:
 
 @dataclass(frozen=True)
 class PartitionReadFailed:
-    """Last item of a partition that could not be read, with the error."""
+    """Last item that a TierPrefetcher queues for a partition that it could not read, with the error."""
 
     partition: TopicPartition
     error: Exception
@@ -87,10 +87,11 @@ PrefetchedItem = PrefetchedRecords | PartitionEndReached | PartitionReadFailed
 
 
 class TierPrefetcher:
-    """Reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
+    """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
     PartitionEndReached or PartitionReadFailed; then the partition can be started again.
 
-    :param latest_only: read only the last record of each key of what the tier holds when a partition is started (see LastValues).
+    :param latest_only: of the records that the tier holds when a partition is started, read only the last one of each key; read all later
+        records.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class TierPrefetcher:
             thread.join()
 
     def _run_reading_thread(self) -> None:
-        """Read due partitions into the queue until the feed is closed. Runs in each thread."""
+        """Queue the records of partitions that wait for a thread, until the prefetcher is closed. Runs in each thread."""
         while True:
             with self._condition:
                 while not self._due_reads and not self._closed:
@@ -195,7 +196,7 @@ class TierPrefetcher:
                     return
                 turn = self._due_reads.popleft()
             try:
-                item: PrefetchedItem | None = self._read_partition_into_queue(turn)
+                item: PrefetchedItem | None = self._queue_records_and_return_last_item(turn)
             except LogChanged:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
@@ -204,9 +205,9 @@ class TierPrefetcher:
             if item is not None:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
-    def _read_partition_into_queue(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
-        """Read up to TURN_BYTES of a partition into the queue. Return the partition's last item, or None if reading goes on later or was
-        stopped.
+    def _queue_records_and_return_last_item(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
+        """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, or None if reading goes on
+        later or was stopped.
         """
         state = self._tier.open_partition_log(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1

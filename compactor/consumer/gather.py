@@ -21,7 +21,7 @@ class SelectedRecords:
 
     table: batches of the piece that the chunk is a part of.
     rows: all records of the chunk.
-    first_row: number of each batch's first row, as ``parse_records`` returns it.
+    first_row: number of each batch's first row; one more entry for the end of the last batch.
     picked: numbers of the selected rows, ascending.
     """
 

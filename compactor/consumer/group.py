@@ -103,7 +103,7 @@ class GroupClient(Protocol):
         """Give up all partitions, and leave the group."""
 
 
-class ConfluentGroup:
+class ConfluentGroupClient:
     """GroupClient over confluent-kafka.
 
     All its partitions are paused before they are assigned, so that the client never fetches them. Records are read elsewhere.
@@ -164,7 +164,7 @@ class ConfluentGroup:
         places = [kafka.TopicPartition(*name) for name in partitions]
 
         def request_committed_offsets(timeout_s: float) -> Mapping[TopicPartition, GroupOffset]:
-            """Request the committed offsets from the coordinator, waiting at most so many seconds."""
+            """Request the committed offsets from the coordinator, waiting at most ``timeout_s`` seconds for the answer."""
             found = self._client.committed(places, timeout=timeout_s)
             for place in found:
                 if place.error is not None:

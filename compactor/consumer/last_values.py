@@ -34,8 +34,8 @@ MAX_HALVINGS = 20
 
 @dataclass(frozen=True)
 class LastValues:
-    """Last records of all keys of a partition, without tombstones, as of the time of the call. Iterating reads the records; each iteration
-    reads them again. A reader that continues at ``next_offset`` misses no change.
+    """Last records of all keys of a partition, without tombstones, as the tier held them when this object was made. Each iteration reads
+    the records from the tier. A reader that continues at ``next_offset`` misses no change.
     """
 
     tier: Tier
@@ -68,9 +68,9 @@ class LastValues:
         """Yield the last record of each key, in Arrow batches. ``columns``: some of ``compactor.consumer.columns.COLUMNS``; all of them by
         default.
         """
-        from compactor.consumer.columns import arrow_schema, to_arrow_batch
+        from compactor.consumer.columns import arrow_schema_of_columns, to_arrow_batch
 
-        schema = arrow_schema(columns)
+        schema = arrow_schema_of_columns(columns)
         for selection in self.read_selected_records():
             yield to_arrow_batch(selection, *self.extent.partition, schema)
 

@@ -60,7 +60,7 @@ class CommitLedger:
         """Return the stored offsets for which no commit request was sent yet."""
         return {name: at for name, at in self.stored.items() if self.requested.get(name) != at}
 
-    def unconfirmed_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
+    def offsets_without_confirmed_commit(self, partitions: Collection[TopicPartition]) -> Offsets:
         """Return those stored offsets of these partitions that are not known to be committed."""
         return {name: at for name, at in self.stored.items() if name in partitions and self.confirmed.get(name) != at}
 
@@ -78,8 +78,8 @@ class RebalanceCallbacks:
 
 
 @dataclass(frozen=True)
-class ConsumerHooks:
-    """Functions of a consumer that its GroupMembership calls.
+class MembershipCallbacks:
+    """Functions of a consumer that its GroupMembership (membership in a consumer group) calls.
 
     consumer: argument of the application's callbacks.
     positions: returns the positions of assigned partitions, after the last record that the application has.
@@ -98,7 +98,7 @@ class GroupMembership:
     in ``added`` until the consumer has determined where they begin.
     """
 
-    def __init__(self, client: GroupClient, options: CommitOptions, hooks: ConsumerHooks) -> None:
+    def __init__(self, client: GroupClient, options: CommitOptions, hooks: MembershipCallbacks) -> None:
         self._client = client
         self._options = options
         self._hooks = hooks
@@ -194,7 +194,7 @@ class GroupMembership:
         """
         if offsets is None:
             self._store_offsets_of_returned_records()
-            offsets = self._ledger.unconfirmed_offsets(self._ledger.stored)
+            offsets = self._ledger.offsets_without_confirmed_commit(self._ledger.stored)
         self._request_commit(offsets, wait_for_answer=wait)
         return offsets
 
@@ -209,7 +209,10 @@ class GroupMembership:
             self._ledger.stored.update({name: at for name, at in self._hooks.positions().items() if begun.get(name) != at})
 
     def _request_commit(self, offsets: Offsets, *, wait_for_answer: bool) -> None:
-        """Send a commit request for these offsets, if there are any, and record it. ``wait_for_answer``: return once it has answered."""
+        """Send a commit request for these offsets, if there are any, and record it.
+
+        :param wait_for_answer: whether to wait for the coordinator's answer.
+        """
         if not offsets:
             return
         self._client.commit(offsets, wait=wait_for_answer)
@@ -225,6 +228,6 @@ class GroupMembership:
             return
         self._store_offsets_of_returned_records()
         try:
-            self._request_commit(self._ledger.unconfirmed_offsets(partitions), wait_for_answer=True)
+            self._request_commit(self._ledger.offsets_without_confirmed_commit(partitions), wait_for_answer=True)
         except StoreError as error:
             _log.warning("offsets of %d partitions were not committed before they were given up: %s", len(partitions), error)

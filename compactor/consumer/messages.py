@@ -96,7 +96,7 @@ class PlaceLike(Protocol):
         """Return the offset, or a logical offset such as OFFSET_END."""
 
 
-class LogError:
+class PartitionReadError:
     """Error that a consumer returns for a partition that cannot be read at its position. Reading is retried. Codes and names are
     Kafka's.
     """
@@ -126,19 +126,25 @@ class LogError:
         return f"{self._name}: {self._text}"
 
 
-def offset_out_of_range_error(text: str) -> LogError:
-    """Return the error for a position that neither tier nor broker holds, or that belonged to another topic."""
-    return LogError(1, "OFFSET_OUT_OF_RANGE", text)
+def offset_out_of_range_error(reason: str) -> PartitionReadError:
+    """Return the error for a position that neither tier nor broker holds, or that belonged to another topic.
+
+    :param reason: text of the error, for people.
+    """
+    return PartitionReadError(1, "OFFSET_OUT_OF_RANGE", reason)
 
 
-def log_truncation_error(text: str) -> LogError:
-    """Return the error for a log whose end was discarded after it had been read."""
-    return LogError(-139, "_LOG_TRUNCATION", text)
+def log_truncation_error(reason: str) -> PartitionReadError:
+    """Return the error for a log whose end was discarded after it had been read. ``reason``: text of the error, for people."""
+    return PartitionReadError(-139, "_LOG_TRUNCATION", reason)
 
 
-def no_committed_offset_error(text: str) -> LogError:
-    """Return an error for a partition without a committed offset, if ``auto.offset.reset`` is ``error``."""
-    return LogError(-168, "_NO_OFFSET", text)
+def no_committed_offset_error(reason: str) -> PartitionReadError:
+    """Return the error for a partition that has no committed offset while ``auto.offset.reset`` is ``error``.
+
+    :param reason: text of the error, for people.
+    """
+    return PartitionReadError(-168, "_NO_OFFSET", reason)
 
 
 class TierMessage(tuple[Any, ...]):
@@ -157,7 +163,7 @@ class TierMessage(tuple[Any, ...]):
         headers: MessageHeaders | None = None,
         timestamp: tuple[int, int] = (TIMESTAMP_NOT_AVAILABLE, 0),
         epoch: int | None = None,
-        error: LogError | None = None,
+        error: PartitionReadError | None = None,
         topic_id: str = "",
     ) -> Self:
         return super().__new__(cls, (topic, partition, offset, key, value, headers, timestamp, epoch, error, topic_id))
@@ -166,7 +172,7 @@ class TierMessage(tuple[Any, ...]):
     def __repr__(self) -> str:
         return _describe_message(self)
 
-    def error(self) -> LogError | None:
+    def error(self) -> PartitionReadError | None:
         """Return the error, or None for a record. An error has no key and no value."""
         return self[8]  # type: ignore[no-any-return]
 

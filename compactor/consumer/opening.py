@@ -10,8 +10,8 @@ from typing import Any, Final
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection, load_confluent_kafka
 from compactor.config import settings as config
-from compactor.consumer.broker import ConfluentBroker
-from compactor.consumer.group import GROUP_PROPERTIES, ConfluentGroup
+from compactor.consumer.broker import ConfluentBrokerClient
+from compactor.consumer.group import GROUP_PROPERTIES, ConfluentGroupClient
 from compactor.consumer.membership import CommitOptions
 from compactor.consumer.sources import ConsumerOptions
 from compactor.consumer.tiered import TieredConsumer
@@ -96,10 +96,10 @@ def open_consumer(
     properties: Mapping[str, str] | None = None,
     options: ConsumerOptions | None = None,
 ) -> TieredConsumer:
-    """Return a consumer of the tier that a configuration file describes. It cannot write to the tier.
+    """Open a consumer of the tier that a configuration file describes. The consumer cannot write to the tier.
 
-    :param settings: a dictionary like confluent_kafka's, with ``tier.config``, and then nothing else is given; or the configuration file;
-        None to look for the file where the commands do.
+    :param settings: path of the configuration file; None to look for the file where the commands do. Or a dictionary like
+        confluent_kafka's, with the path under ``tier.config``; the other parameters are then not allowed.
     :param bootstrap_servers: brokers to read where the tier ends; empty to read the tier alone.
     :param properties: properties of librdkafka (security.protocol, sasl.* ...).
     :raises UsageError: the configuration is invalid, or confluent-kafka is needed and not installed.
@@ -126,8 +126,8 @@ def _open_consumer_from_settings(settings: ConsumerSettings) -> TieredConsumer:
         return TieredConsumer(tier, options=options)
     load_confluent_kafka()
     connection = KafkaConnection(servers, settings.properties)
-    broker = None if options.mode == "remote_only" else ConfluentBroker(connection, read_committed=options.is_read_committed)
-    group = ConfluentGroup(connection, settings.group_id, settings.group_properties) if settings.group_id else None
+    broker = None if options.mode == "remote_only" else ConfluentBrokerClient(connection, read_committed=options.is_read_committed)
+    group = ConfluentGroupClient(connection, settings.group_id, settings.group_properties) if settings.group_id else None
     return TieredConsumer(tier, broker, options, group, settings.commits)
 
 

@@ -29,7 +29,7 @@ BatchOutcomes = npt.NDArray[np.int8]
 
 
 class TransactionOutcomeFinder:
-    """Outcomes of transactions for a reader that reads a log piece by piece (some MiB of whole batches), in one direction. Reads
+    """Finder of transaction outcomes for a reader that reads a log piece by piece (some MiB of whole batches), in one direction. Reads
     transaction markers after the current piece where they are needed.
 
     :param list_segments_from: reads the control log again and returns the live segments that end at or after an offset.
@@ -63,7 +63,8 @@ class TransactionOutcomeFinder:
         return (reader.metadata.id, position) in self._held
 
     def find_batch_outcomes(self, piece: SegmentPiece) -> BatchOutcomes:
-        """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (also outside transactions), or UNKNOWN.
+        """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the marker
+        is damaged or lost).
 
         Raises NotFound if a needed segment was deleted meanwhile.
         """

@@ -112,8 +112,8 @@ class SegmentReader:
         return int(known[at]) if at < len(known) else self.metadata.size_bytes if len(known) else None
 
     def byte_position_after_offset(self, offset: int) -> int:
-        """Return a byte position after all batches with offsets up to ``offset``, or the segment's end if the offset index has no such
-        entry.
+        """Return a byte position after all batches with offsets up to ``offset``: that of a later entry of the offset index, or the
+        segment's end if the index has none.
         """
         entries = self._offset_index()
         # An entry is of the last offset in its batch: the first one above may be of the batch that holds the offset.
@@ -226,8 +226,8 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Fetches up to ``max_pieces`` pieces (whole batches of a segment) in other threads before a reader needs them. With 0 nothing is
-    fetched in advance.
+    """Prefetcher of pieces (whole batches of a segment): other threads fetch up to ``max_pieces`` of them before a reader needs them. With
+    0 nothing is fetched in advance.
     """
 
     def __init__(self, max_pieces: int) -> None:
@@ -317,8 +317,8 @@ def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
 
 @kernel
 def end_of_whole_batches_and_size_of_cut_batch(buf: Bytes) -> PositionAndSize:
-    """Return the byte position after the last whole batch in ``buf``, and the size in bytes that the batch which follows has in all; 0 if
-    its size is not known.
+    """Return the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that follows and is cut off;
+    0 if there is none, or its header is cut off, too.
     """
     position = np.int64(0)
     while position + FRAME <= buf.size:

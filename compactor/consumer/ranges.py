@@ -42,7 +42,7 @@ def read_record_blocks(
     """
     view = last_values_of_partition(tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed)
     if key is not None:
-        view = replace(view, extent=_range_without_segments_lacking_key(tier, view.extent, key))
+        view = replace(view, extent=_exclude_segments_without_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
     wanted = None if key is None else np.frombuffer(key, np.uint8)
     limit = tier.settings.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
@@ -54,8 +54,8 @@ def read_record_blocks(
             yield copy_to_record_block(partition, found, view.log_identity.topic_id)
 
 
-def _range_without_segments_lacking_key(tier: Tier, read_range: ReadRange, key: bytes) -> ReadRange:
-    """Return the range without the segments that cannot contain the key, as their Bloom filters show. Segments without a filter stay."""
+def _exclude_segments_without_key(tier: Tier, read_range: ReadRange, key: bytes) -> ReadRange:
+    """Return the range without those segments whose Bloom filter shows that they do not contain the key. Segments without a filter stay."""
     if not tier.kind.compacts:
         return read_range
     inside = [

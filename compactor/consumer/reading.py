@@ -195,12 +195,12 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
     """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
-    def find_offset_in_live_segments() -> int | None:
+    def find_offset_for_timestamp_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
         state = tier.open_partition_log(partition).refresh()
         return find_offset_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
-    return retry_if_object_missing(partition, find_offset_in_live_segments, MAX_RETRIES)
+    return retry_if_object_missing(partition, find_offset_for_timestamp_in_live_segments, MAX_RETRIES)
 
 
 def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
@@ -315,18 +315,20 @@ class OffsetRangeReader:
                         before = read_piece_before_damage(reader, position, error)
                         if before is None:
                             position, after = next_readable_position(reader, position, first)
-                            self._report_damage(DamagedOffsetRange(first, min(last, after - 1), error.cause, error.segment, error.position))
+                            self._report_damage_or_raise(
+                                DamagedOffsetRange(first, min(last, after - 1), error.cause, error.segment, error.position)
+                            )
                             first, retries = after, 0
                             continue
                         piece = before
                     self._pieces.prefetch_pieces(self._positions_of_next_pieces(list(readers.values()), piece.end_position))
-                    wanted, damage = self._split_readable_and_damaged_batches(piece, first, last)
+                    wanted, damage = self._flag_readable_batches_and_list_damage(piece, first, last)
                     for selection in self._scratch.parse_flagged_batches(piece, wanted, self._wanted.inflate_limit):
                         inside = _rows_with_offsets_between(selection.rows.offset, first, last)
                         if len(inside):
                             yield replace(selection, picked=inside)
                     for one in damage:
-                        self._report_damage(one)
+                        self._report_damage_or_raise(one)
                     first, retries = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
                     position = piece.end_position
                 first = max(first, metadata.end_offset + 1)
@@ -334,12 +336,12 @@ class OffsetRangeReader:
                 try:
                     retries = self._reread_log_and_count_retry(error, retries)
                 except BadData as damage_error:
-                    first = self._offset_after_lost_segment(error, damage_error, readers, first, last)
+                    first = self._report_lost_segment_and_return_next_offset(error, damage_error, readers, first, last)
                     retries = 0
                 if first < self._log_start:
                     raise LogBeginningDeleted(extent, self._log_start) from None
 
-    def _split_readable_and_damaged_batches(
+    def _flag_readable_batches_and_list_damage(
         self, piece: SegmentPiece, first_offset: int, last_offset: int
     ) -> tuple[Flags, list[DamagedOffsetRange]]:
         """Return for each batch of a piece whether it is to be read, and the damaged ranges of offsets. Without ``skip_damaged``, no batch
@@ -356,16 +358,17 @@ class OffsetRangeReader:
             wanted[np.flatnonzero(bad | unknown)[0] :] = False
         return wanted, sorted(damage)
 
-    def _report_damage(self, damage: DamagedOffsetRange) -> None:
+    def _report_damage_or_raise(self, damage: DamagedOffsetRange) -> None:
         """Report offsets that cannot be read to ``on_damage``. Raises BadData unless damage is skipped."""
         if not self._wanted.skip_damaged:
             raise damage.to_bad_data_error(self._extent.partition)
         self._on_damage(damage)
 
-    def _offset_after_lost_segment(
+    def _report_lost_segment_and_return_next_offset(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> int:
-        """Return the offset at which reading continues after an object of a live segment was found to be lost, and report the damage.
+        """Report that an object of a live segment is lost, and return the offset at which reading continues.
+
         Raises BadData if damage is not skipped.
         """
         if isinstance(error, LogChanged):
@@ -379,7 +382,7 @@ class OffsetRangeReader:
                 raise error
             reader.ignore_offset_index()
             return first_offset
-        self._report_damage(DamagedOffsetRange(first_offset, last_offset, error.cause, gone.key))
+        self._report_damage_or_raise(DamagedOffsetRange(first_offset, last_offset, error.cause, gone.key))
         return last_offset + 1
 
     def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[PieceLocation]:
@@ -407,7 +410,7 @@ class OffsetRangeReader:
             siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading()),
         )
         for selection, last in self._read_chunks_backwards():
-            picked = _rows_of_keys_not_in_set(selection, self._extent.first, last, request, keys, halves)
+            picked = _add_keys_and_select_new_rows(selection, self._extent.first, last, request, keys, halves)
             if len(picked):
                 yield replace(selection, picked=picked)
 
@@ -442,7 +445,7 @@ class OffsetRangeReader:
             segments = [segment for segment in reversed(self._segments) if segment.start_offset <= last]
             try:
                 for piece in self._read_pieces_backwards([segment for segment in segments if segment.end_offset >= extent.first]):
-                    mine, damage = self._split_readable_and_damaged_batches(piece, extent.first, last)
+                    mine, damage = self._flag_readable_batches_and_list_damage(piece, extent.first, last)
                     for one in damage:
                         raise one.to_bad_data_error(extent.partition)
                     self._outcomes.drop_markers_not_needed_before(piece)
@@ -495,7 +498,10 @@ class OffsetRangeReader:
         return SegmentReader(self._tier.ports.layout, self._extent.partition, metadata, self._wanted.inflate_limit)
 
     def _reread_live_segments_from(self, offset: int) -> Sequence[RemoteLogSegmentMetadata]:
-        """Read the control log again and return the live segments that end at or above ``offset``. Raises LogChanged."""
+        """Read the control log again and return the live segments that end at or above ``offset``.
+
+        Raises LogChanged if the log was truncated meanwhile, or the topic created again.
+        """
         extent, state = self._extent, self._tier.open_partition_log(self._extent.partition).refresh()
         changed = (
             first_changed_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
@@ -521,8 +527,8 @@ def hash_keys_of_rows(
     request: LastRecordsRequest,
     hash_key_halves: HashKeyHalves,
 ) -> KeyHashesAndRows:
-    """Return the key hashes and the numbers of the rows that have a key and an offset from ``first_offset`` to ``last_offset`` (inclusive),
-    last row first.
+    """Return the key hashes and the numbers of the rows that have a key in the key range of ``request`` and an offset from
+    ``first_offset`` to ``last_offset`` (inclusive), last row first.
     """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
@@ -533,7 +539,7 @@ def hash_keys_of_rows(
     return hashes[:count], picked[:count]
 
 
-def _rows_of_keys_not_in_set(
+def _add_keys_and_select_new_rows(
     selection: SelectedRecords,
     first_offset: int,
     last_offset: int,
@@ -541,8 +547,9 @@ def _rows_of_keys_not_in_set(
     keys: KeyHashSet,
     hash_key_halves: HashKeyHalves,
 ) -> Int64s:
-    """Return the rows, ascending, whose key is not in ``keys`` yet and whose value is not null, and add the keys. Raises OutOfBudget if
-    ``keys`` is full.
+    """Add the keys of the rows to ``keys``, and return the numbers of the rows, ascending, whose key was new and whose value is not null.
+
+    Raises OutOfBudget if ``keys`` is full.
     """
     hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
     seen = np.empty(len(hashes), np.bool_)

@@ -116,7 +116,9 @@ class _SampleReader:
         self._halves = siphash_key_halves(tier.identity.hash_key_for_reading())
 
     def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
-        """Return for each record, in offset order, the hash of its key (0 without a key) and its approximate size in bytes."""
+        """Return the key hash (0 without a key) and the approximate size in bytes of each record from ``first_offset`` to ``last_offset``
+        (inclusive), in offset order.
+        """
         parts = list(self._read_key_hash_blocks(first_offset, last_offset))
         if not parts:
             return np.empty(0, np.uint64), np.empty(0, np.int64)

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
-from compactor.consumer.broker import BrokerLog, LogBounds
+from compactor.consumer.broker import BrokerClient, LogBounds
 from compactor.consumer.feed import PartitionEndReached, PartitionReadFailed, PrefetchedItem, TierPrefetcher
 from compactor.consumer.history import ConsumedLogHistory, LeaderEpochEnd, LogMismatch, are_different_topics, history_of_restored_position
 from compactor.consumer.messages import (
@@ -26,8 +26,8 @@ from compactor.consumer.messages import (
     OFFSET_END,
     OFFSET_INVALID,
     ConfluentMessage,
-    LogError,
     MessageLike,
+    PartitionReadError,
     PlaceLike,
     TierMessage,
     log_truncation_error,
@@ -54,7 +54,7 @@ MAX_FETCH: Final = 10_000
 class ConsumerOptions:
     """Options of a TieredConsumer.
 
-    isolation: as in Kafka.
+    isolation: Kafka's isolation level.
     view: with ``latest``, only the last record of each key of what the tier holds when reading begins, without tombstones, and every record
         from there on.
     threads: number of threads that read the tier in advance.
@@ -119,7 +119,7 @@ class TierAndBrokerReader:
     :param broker: closed with this object. None to read the tier alone.
     """
 
-    def __init__(self, tier: Tier, broker: BrokerLog | None, options: ConsumerOptions) -> None:
+    def __init__(self, tier: Tier, broker: BrokerClient | None, options: ConsumerOptions) -> None:
         self.tier = tier
         self.options = options
         self.assigned: dict[TopicPartition, AssignedPartition] = {}
@@ -184,7 +184,7 @@ class TierAndBrokerReader:
             self._queue_error(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def incarnation_to_read(self, partition: TopicPartition) -> TopicPartition:
+    def topic_incarnation_to_read(self, partition: TopicPartition) -> TopicPartition:
         """Return the topic incarnation that is read for a partition: the one of the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
@@ -195,7 +195,7 @@ class TierAndBrokerReader:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_bounds(partition)
-        state = self.tier.open_partition_log(self.incarnation_to_read(partition)).refresh()
+        state = self.tier.open_partition_log(self.topic_incarnation_to_read(partition)).refresh()
         mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
@@ -204,7 +204,7 @@ class TierAndBrokerReader:
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record with at least this timestamp, or None if there is none."""
-        offset = None if self._mode == "kafka_only" else offset_for_time(self.tier, self.incarnation_to_read(partition), timestamp_ms)
+        offset = None if self._mode == "kafka_only" else offset_for_time(self.tier, self.topic_incarnation_to_read(partition), timestamp_ms)
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class TierAndBrokerReader:
                 mine = [message for message in group if message.offset() >= at.position]
                 self.ready.append(ConsecutiveMessages(at, to_broker_messages(mine, at.topic_id), is_from_broker=True, epoch=epoch))
 
-    def _queue_error(self, partition: TopicPartition, offset: int, error: LogError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
+    def _queue_error(self, partition: TopicPartition, offset: int, error: PartitionReadError, topic_id: TopicId = EMPTY_TOPIC_ID) -> None:
         """Queue a message that reports an error of a partition at this offset."""
         self.ready.append(ConsecutiveMessages(None, iter((TierMessage(*partition, offset, error=error, topic_id=topic_id),))))
 
@@ -293,7 +293,7 @@ class TierAndBrokerReader:
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
                 partition.partition,
-                self.incarnation_to_read(partition.partition),
+                self.topic_incarnation_to_read(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=partition.is_view_done,
                 end_offset=until,
@@ -390,7 +390,7 @@ class TierAndBrokerReader:
             partition.source = "tier"
             self._feed.start_reading(
                 partition.partition,
-                self.incarnation_to_read(partition.partition),
+                self.topic_incarnation_to_read(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=self.options.view == "all",
             )
@@ -404,7 +404,7 @@ class TierAndBrokerReader:
                 self._continue_reading_after_broker_refusal(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_reading_after_broker_refusal(self, partition: AssignedPartition, agreed_offset: int | None, broker: BrokerLog) -> None:
+    def _continue_reading_after_broker_refusal(self, partition: AssignedPartition, agreed_offset: int | None, broker: BrokerClient) -> None:
         """Decide where to continue after the broker was found not to hold the position.
 
         :param agreed_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.

@@ -15,10 +15,10 @@ from typing import Any, Final, Self
 
 from compactor.access.tier import Tier
 from compactor.consumer.assigned import AssignedPartition
-from compactor.consumer.broker import BrokerLog
+from compactor.consumer.broker import BrokerClient
 from compactor.consumer.group import GroupClient, GroupOffset
 from compactor.consumer.last_values import LastValues, last_values_of_partition
-from compactor.consumer.membership import CommitOptions, ConsumerHooks, GroupMembership, RebalanceCallbacks
+from compactor.consumer.membership import CommitOptions, GroupMembership, MembershipCallbacks, RebalanceCallbacks
 from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, to_broker_messages
 from compactor.consumer.serving import AssignmentStep, compute_assignment_change
 from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, TierAndBrokerReader
@@ -43,7 +43,7 @@ class TieredConsumer:
     def __init__(
         self,
         tier: Tier,
-        broker: BrokerLog | None = None,
+        broker: BrokerClient | None = None,
         options: ConsumerOptions | None = None,
         group: GroupClient | None = None,
         commits: CommitOptions | None = None,
@@ -55,7 +55,7 @@ class TieredConsumer:
         self._group_due_s = math.inf
         self._membership: GroupMembership | None = None
         if group is not None:
-            hooks = ConsumerHooks(self, self._offsets_to_commit, self._drop_queued_messages, self._sources.remove_partitions)
+            hooks = MembershipCallbacks(self, self._offsets_to_commit, self._drop_queued_messages, self._sources.remove_partitions)
             self._membership = GroupMembership(group, commits or CommitOptions(), hooks)
             self._group_due_s = 0.0
         self._starts: dict[TopicPartition, PlaceLike] | None = None
@@ -142,10 +142,13 @@ class TieredConsumer:
             finally:
                 self._starts = None
             group.added = []
-            self._assign_partitions("add", begun)
+            self._assign_and_record_start_offsets("add", begun)
 
-    def _assign_partitions(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
-        """Start to read partitions at their positions, which a consumer in a group commits. ``step``: add them, or replace all others."""
+    def _assign_and_record_start_offsets(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
+        """Start to read partitions at their positions. In a group, these positions count as committed already.
+
+        :param step: whether to add the partitions to those that are read, or to replace these.
+        """
         if self._membership is not None:
             self._membership.set_start_offsets({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
@@ -177,7 +180,9 @@ class TieredConsumer:
             self._starts.update(wanted)
             return
         self._sources.require_known_partitions(wanted)
-        self._assign_partitions("replace", [self._sources.assigned_partition_at_position(name, place) for name, place in wanted.items()])
+        self._assign_and_record_start_offsets(
+            "replace", [self._sources.assigned_partition_at_position(name, place) for name, place in wanted.items()]
+        )
 
     def unassign(self) -> None:
         """Stop reading all partitions."""
@@ -222,7 +227,7 @@ class TieredConsumer:
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.incarnation_to_read(TopicPartition.create_validated(place.topic, place.partition))
+        name = self._sources.topic_incarnation_to_read(TopicPartition.create_validated(place.topic, place.partition))
         return last_values_of_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
@@ -236,7 +241,7 @@ class TieredConsumer:
         """Drop queued messages of partitions, and stop reading them."""
         self._update_position_of_current_messages()
         if self._run.partition is not None and self._run.partition.partition in partitions:
-            self._begin_consecutive_messages(NO_RUN)
+            self._switch_to_consecutive_messages(NO_RUN)
         self._sources.drop_queued_records(partitions)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
@@ -258,7 +263,8 @@ class TieredConsumer:
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[MessageLike]:
         """Return up to ``num_messages`` messages, or fewer if no more arrive within ``timeout`` seconds.
 
-        A member of a group returns what it has after one second, so that rebalances are not delayed. Raises as ``poll``.
+        A member of a group returns what it has after one second, so that rebalances are not delayed. After StoreError or
+        BadData, ``consume`` may be called again.
         """
         self._require_open()
         deadline = time.monotonic() + (NEVER_S if timeout < 0 else timeout)
@@ -292,7 +298,7 @@ class TieredConsumer:
                 self._membership.close()
         finally:
             self._closed = True
-            self._begin_consecutive_messages(NO_RUN)
+            self._switch_to_consecutive_messages(NO_RUN)
             self._sources.close()
 
     def _move_ready_messages(self, messages: list[MessageLike], max_messages: int) -> bool:
@@ -304,14 +310,14 @@ class TieredConsumer:
             if len(messages) > held:
                 self._last = messages[-1]
             elif self._sources.ready:
-                self._begin_consecutive_messages(self._sources.ready.popleft())
+                self._switch_to_consecutive_messages(self._sources.ready.popleft())
             else:
                 self._update_position_of_current_messages()
                 break
         return len(messages) > before
 
-    def _begin_consecutive_messages(self, messages: ConsecutiveMessages) -> None:
-        """Continue with the messages of ``messages``, after updating the position of the partition before."""
+    def _switch_to_consecutive_messages(self, messages: ConsecutiveMessages) -> None:
+        """Return the records of ``messages`` next. Before that, update the position of the partition whose messages were returned last."""
         self._update_position_of_current_messages()
         self._run, self._messages = messages, messages.messages if messages.is_source_current else iter(())
 

@@ -22,18 +22,18 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.iceberg_files import DataFileWriter, FilesToWrite, LocalDataFileWriter, SliceWriteTask
+from compactor.outputs.iceberg_files import CheckedKeyShare, DataFileWriter, FilesToWrite, LocalDataFileWriter, SliceWriteTask
 from compactor.outputs.iceberg_plan import (
     DataFileName,
     TablePartitionEntry,
-    TablePlan,
+    TableUpdatePlan,
     ViewSlice,
     end_of_unfinished_round,
     partition_entry_of_view,
     plan_table_update,
     view_slices,
 )
-from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table
+from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table_loader
 from compactor.outputs.port import OutputContent, OutputReport
 
 if TYPE_CHECKING:
@@ -45,28 +45,29 @@ COMMIT_ATTEMPTS: Final = 5
 
 @dataclass(frozen=True)
 class IcebergOutput:
-    """Iceberg tables of topics as an output (compactor.outputs.port).
+    """Output that keeps each topic's compacted view as an Iceberg table.
 
-    writer: what writes data files. swept: tables and numbers of the partitions whose orphans this process has swept.
+    writer: writer of the data files.
+    swept: table and number of each partition whose orphans (files that no snapshot names) this process has deleted.
     """
 
     writer: DataFileWriter = field(default_factory=LocalDataFileWriter)
     swept: set[tuple[str, int]] = field(default_factory=set)
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Bring a partition's rows up to its published view, and expire old snapshots. Raises as ``OutputWriter.update_output``."""
+        """Bring a partition's rows up to its published view, and expire old snapshots. Raises BadData, OutOfBudget, StoreError."""
         settings = tier.settings.outputs.iceberg
         wanted = settings.table_settings(partition.topic)
         if wanted is None or partition != tier.latest_incarnation(partition):  # by now, the name means another topic
             return OutputReport("empty", MAX_OFFSET)
         written: dict[ViewSlice, DataFile | None] = {}
-        with open_table(wanted, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=True) as read_table:
+        with open_table_loader(wanted, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=True) as read_table:
             for _ in range(COMMIT_ATTEMPTS):
                 table = read_table()
                 if table is None:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
                 try:
-                    report = _TableUpdate(tier, partition, table, self.writer, written).run()
+                    report = _TableUpdate(tier, partition, table, self.writer, written).try_commit_changes()
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
@@ -93,9 +94,12 @@ class PartitionTableStatus:
 
     status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
     snapshot_id, snapshot_ms: the current snapshot and its time; None if there is none.
-    cleaner_offset: end of the offsets that the table shows (exclusive). tier_cleaner_offset: of those that it could show.
-    lag_offsets: the difference; negative after an undo. lag_ms: time since the first publication that the table does not show; 0 if none.
-    rows, files, bytes: of the partition. undecoded: its rows whose key or value has no typed columns, although it should.
+    cleaner_offset: end (exclusive) of the offsets that the table shows.
+    tier_cleaner_offset: end (exclusive) of the offsets that the tier has cleaned, so that the table could show them.
+    lag_offsets: difference of the two; negative after an undo.
+    lag_ms: time since the first publication that the table does not show; 0 if none.
+    rows, files, bytes: number of the partition's rows and files, and size of these.
+    undecoded: number of its rows whose key or value has no typed columns, although it should.
     snapshots: number of snapshots of the table that can be read.
     """
 
@@ -121,7 +125,7 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
     settings = tier.settings.outputs.iceberg.table_settings(partition.topic)
     if settings is None:
         return None
-    with open_table(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
+    with open_table_loader(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
         table = read_table()
         known = table.partition_entry(partition.partition) if table else None
         files = list(table.data_files(partition.partition).values()) if table else []
@@ -162,18 +166,18 @@ def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> lis
     settings = tier.settings.outputs.iceberg.table_settings(topic)
     if settings is None:
         return []
-    with open_table(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
+    with open_table_loader(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
         table = read_table()
         current = table.snapshot.snapshot_id if table and table.snapshot else 0
         return [
-            DataFileWithKey(path, name.partition if (name := DataFileName.parse(path)) else -1, key, snapshots, current in snapshots)
+            DataFileWithKey(path, name.partition if (name := DataFileName.from_path(path)) else -1, key, snapshots, current in snapshots)
             for path, key, snapshots in (table.files_with_keys(keys) if table else ())
         ]
 
 
 def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, TablePartitionEntry, tuple[ViewSlice, ...]]:
-    """Return a partition's state as its control log has it now, what the table's snapshot is to record about the partition, and the slices
-    of segments that make up the compacted view, ascending by offset.
+    """Return a partition's present state, the description of its compacted view for the table's snapshot, and the view's slices (one for
+    each segment), ascending by offset.
     """
     state = tier.open_partition_log(partition).refresh()
     log_start = tier.first_readable_offset(state)
@@ -193,7 +197,7 @@ class _TableUpdate:
     writer: DataFileWriter
     written: dict[ViewSlice, DataFile | None]
 
-    def run(self) -> OutputReport | None:
+    def try_commit_changes(self) -> OutputReport | None:
         """Commit what has changed and return a report. Return None if the control log has changed meanwhile.
 
         Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
@@ -202,7 +206,7 @@ class _TableUpdate:
         # In this order: the control log is then at least as new as the table, unless it is another one.
         known = self.table.partition_entry(partition)
         state, view, slices = _read_published_view(self.tier, self.partition)
-        if known is not None and known.order > view.order:
+        if known is not None and known.snapshot_order > view.snapshot_order:
             raise BadData(
                 f"it shows slot {known.slot} of incarnation {known.incarnation}, the control log has {view.slot} of {view.incarnation}",
                 segment=f"table {self.table.name}, partition {partition}",
@@ -215,10 +219,12 @@ class _TableUpdate:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
         # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
-        if known is not None and (known.order == view.order or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))):
+        if known is not None and (
+            known.snapshot_order == view.snapshot_order or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+        ):
             return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table_update(partition, view, slices, files, known)
-        checked = self._write_files(state, plan, files)
+        checked = self._write_missing_files(state, plan, files)
         added = [file for each in plan.write if (file := self.written[each]) is not None]
         empty = tuple(str(each) for each in slices if each in plan.empty or (each in plan.write and self.written[each] is None))
         view = view.model_copy(update={"empty": empty, "checked": checked})
@@ -235,7 +241,7 @@ class _TableUpdate:
         content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
-    def _write_files(self, state: PartitionState, plan: TablePlan, files: Mapping[str, DataFile]) -> float:
+    def _write_missing_files(self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]) -> CheckedKeyShare:
         """Write the files that are missing, and check that no key occurs twice. Return the share of keys that was checked."""
         todo = [each for each in plan.write if each not in self.written]
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)

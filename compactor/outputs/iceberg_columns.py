@@ -26,7 +26,7 @@ _MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, 
 
 
 class TableColumnsMissing(CompactorError):
-    """Rows have values for which the table must get columns first, or wider ones. columns: all that these rows need."""
+    """Raised if rows have values for which the table lacks columns, or has too narrow ones. columns: all columns that these rows need."""
 
     def __init__(self, columns: pa.Schema) -> None:
         super().__init__("the table lacks columns")
@@ -34,9 +34,9 @@ class TableColumnsMissing(CompactorError):
 
 
 class TypedColumnBuilder:
-    """Typed columns of rows that are about to be written.
+    """Builder of typed columns for the decoded keys and values of rows that will be written.
 
-    :param formats: how ``key`` and ``value`` are decoded; those that are not named are not.
+    :param formats: formats of ``key`` and ``value``. A field without a format is not decoded.
     """
 
     def __init__(self, table: TopicTable, decoder: FieldDecoder, formats: Mapping[str, FieldFormat]) -> None:
@@ -52,8 +52,10 @@ class TypedColumnBuilder:
         return TableColumnsMissing(pa.schema([(name, kind) for name, kind in self._types.items() if kind is not None]))
 
     def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with typed columns and the reasons why values have none. Sets ``lacks_columns`` if the table has no place for
-        them yet. Raises StoreError if the schema registry cannot be asked, UsageError if there is none.
+        """Return the batch with added columns: the typed values, and the reasons why values could not be decoded. Sets ``lacks_columns`` if
+        the table does not have all these columns yet.
+
+        Raises StoreError if the schema registry cannot be asked, UsageError if there is none.
         """
         errors: list[str | None] = [None] * len(batch)
         found: dict[str, list[Any]] = {}
@@ -81,7 +83,9 @@ class TypedColumnBuilder:
     def _widen_column_for_rows(
         self, column_name: str, decoded: Sequence[DecodedField], values: list[Any], errors: list[str | None], rows: slice
     ) -> None:
-        """Unite a column's type with that of some rows. If they do not match it, try each half of them, and give up single rows."""
+        """Widen a column's type so that it includes the values of some rows. If that fails, do the same for each half of the rows; of a
+        single row the value is dropped and the reason set in ``errors``.
+        """
         some = [row for row in range(rows.start, rows.stop) if values[row] is not None]
         ids = {decoded[row].schema_id for row in some if decoded[row].is_avro}
         try:
@@ -100,7 +104,7 @@ class TypedColumnBuilder:
 
     def _widen_column_type(self, column_name: str, data_type: pa.DataType) -> None:
         """Widen a column's type so that it includes another type. Raises an exception of _MISMATCH if Iceberg's rules forbid it."""
-        known, wanted = self._types[column_name], _without_null_fields(data_type)
+        known, wanted = self._types[column_name], _type_without_null_fields(data_type)
         if wanted is None or wanted == known:
             return
         both = [pa.schema([(column_name, each)]) for each in (known, wanted) if each is not None]
@@ -118,13 +122,13 @@ class TypedColumnBuilder:
         self.lacks_columns = True
 
 
-def _without_null_fields(data_type: pa.DataType) -> pa.DataType | None:
-    """Return a type without the fields of which no value is known; None if nothing is left."""
+def _type_without_null_fields(data_type: pa.DataType) -> pa.DataType | None:
+    """Return a type without the fields of type null, of which no value is known. Return None if nothing is left."""
     if pa.types.is_struct(data_type):
-        fields = [(field.name, found) for field in data_type if (found := _without_null_fields(field.type)) is not None]
+        fields = [(field.name, found) for field in data_type if (found := _type_without_null_fields(field.type)) is not None]
         return pa.struct(fields) if fields else None
     if pa.types.is_list(data_type):
-        found = _without_null_fields(data_type.value_type)
+        found = _type_without_null_fields(data_type.value_type)
         return None if found is None else pa.list_(found)
     return None if pa.types.is_null(data_type) else data_type
 
@@ -143,7 +147,8 @@ def arrow_type_of_avro_schema(schema: Any, named_schemas: Mapping[str, Any]) -> 
     """Return the type of a column that holds the values of an Avro schema, as fastavro has parsed it.
 
     :param named_schemas: schemas of named types, by full name.
-    :raises ValueError: if a union has several types. :raises RecursionError: if a type contains itself. :raises KeyError:
+    :raises ValueError: if a union has several types. :raises RecursionError: if a type contains itself.
+    :raises KeyError: if a named type is unknown.
     """
     if isinstance(schema, list):
         kinds = [each for each in schema if each != "null"] or ["null"]

@@ -47,7 +47,7 @@ CheckedKeyShare = float
 
 @dataclass(frozen=True)
 class SliceWriteTask:
-    """Order to write the data file of one slice, which another machine can do as well.
+    """Order to write the data file of one slice (the part of a compacted view that lies in one segment), here or on another machine.
 
     extent: offsets of the slice, and the segment that holds them. inflate_limit: largest size of an uncompressed batch, in bytes.
     """
@@ -93,8 +93,10 @@ class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
     def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
-        """Write the data files one after the other into ``written``, and return the share of their keys of which it was checked that they
-        occur once. Parameters and errors are those of ``DataFileWriter.write_files``.
+        """Write data files one after the other, and return the share of their keys of which it was checked that they occur once.
+
+        :param written: receives each file as soon as it is complete; None for a slice without rows.
+        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile. :raises StoreError:
         """
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
         check = _KeyUniquenessCheck(files, budget, sum(task.max_records for task in files.tasks))

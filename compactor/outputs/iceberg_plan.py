@@ -51,15 +51,15 @@ class DataFileName(NamedTuple):
     slice: ViewSlice
 
     @classmethod
-    def parse(cls, path: str) -> Self | None:
-        """Return what the last part of a path states, or None if this program does not name files like that."""
+    def from_path(cls, path: str) -> Self | None:
+        """Return the fields that the file name in a path states, or None if this program does not name files like that."""
         found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
         if found is None:
             return None
         return cls(int(found[1]), int(found[2]), ViewSlice(found[5], int(found[3]), int(found[4])))
 
-    def format(self, nonce: str) -> str:
-        """Return the name of a file. ``nonce``: 32 hexadecimal digits that no other file has."""
+    def file_name_with_nonce(self, nonce: str) -> str:
+        """Return the file name that states these fields. ``nonce``: 32 hexadecimal digits that no other file has."""
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
 
 
@@ -85,12 +85,15 @@ class TablePartitionEntry(StrictFrozenModel):
     checked: float = 1.0
 
     @property
-    def order(self) -> SnapshotOrder:
-        """Incarnation and slot, which must rise from one snapshot to the next. Brokers may raise the log start before a record says so."""
+    def snapshot_order(self) -> SnapshotOrder:
+        """Return incarnation, slot and log start, which in this order must not fall from one snapshot of the table to the next.
+
+        The log start is included because brokers may raise it without a new record in the control log (slot).
+        """
         return self.incarnation, self.slot, self.log_start
 
     def describes_same_rows(self, other: TablePartitionEntry) -> bool:
-        """Return whether both describe the same rows, whatever records the control log holds besides."""
+        """Return whether both entries describe the same rows. Their slots and rounds may differ, because not every record changes rows."""
         unimportant = {"slot", "run", "checked"}
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
@@ -100,12 +103,12 @@ def partition_entry_key(partition: int) -> str:
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_partition_entry(text: str | None, table: str) -> TablePartitionEntry | None:
+def parse_partition_entry(text: str | None, table_name: str) -> TablePartitionEntry | None:
     """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
     try:
         return TablePartitionEntry.model_validate_json(text) if text else None
     except ValidationError as error:
-        raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table}") from None
+        raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table_name}") from None
 
 
 def end_of_unfinished_round(state: PartitionState) -> int:
@@ -150,7 +153,7 @@ def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> Tab
 
 
 @dataclass(frozen=True)
-class TablePlan:
+class TableUpdatePlan:
     """Changes that bring a partition's rows up to a view.
 
     keep, remove: paths of present data files.
@@ -170,10 +173,11 @@ def plan_table_update(
     slices: Sequence[ViewSlice],
     present_paths: Iterable[str],
     known_entry: TablePartitionEntry | None,
-) -> TablePlan:
+) -> TableUpdatePlan:
     """Return the changes to a partition's files.
 
-    :param view_entry: entry of the view that the table shall show; ``slices``: its slices.
+    :param view_entry: entry of the view that the table shall show.
+    :param slices: slices of this view, one for each segment.
     :param present_paths: paths of the partition's data files in the table's current snapshot.
     :param known_entry: the partition's entry in that snapshot; None if it has none.
     :raises BadData: if the partition has a file that another program wrote, or two files with the same rows.
@@ -182,7 +186,7 @@ def plan_table_update(
     keep: dict[DataFileName, str] = {}
     remove: list[str] = []
     for path in present_paths:
-        name = DataFileName.parse(path)
+        name = DataFileName.from_path(path)
         if name is None or name in keep:
             hint = "Only this program may write into the table; drop the table to have it written anew"
             raise BadData("it was not written by this program, or its rows are there twice", segment=path, hint=hint)
@@ -192,7 +196,7 @@ def plan_table_update(
             remove.append(path)
     known_empty = set(known_entry.empty) if known_entry is not None and known_entry.incarnation == view_entry.incarnation else set()
     absent = [each for each in slices if DataFileName(partition, view_entry.incarnation, each) not in keep]
-    return TablePlan(
+    return TableUpdatePlan(
         tuple(keep.values()),
         tuple(remove),
         tuple(each for each in absent if str(each) not in known_empty),
@@ -202,7 +206,10 @@ def plan_table_update(
 
 @dataclass(frozen=True)
 class SnapshotAge:
-    """One snapshot of a table. made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it."""
+    """Age of one snapshot of a table, and whether it must stay.
+
+    made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it.
+    """
 
     snapshot_id: int
     made_ms: int

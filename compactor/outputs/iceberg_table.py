@@ -100,7 +100,7 @@ PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
 
 
 class TableChanged(Unavailable):
-    """Another process has committed to the table meanwhile, so that the commit was refused."""
+    """Raised if a commit was refused because another process has committed to the table meanwhile."""
 
 
 @contextmanager
@@ -156,7 +156,7 @@ class TopicTable:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The current snapshot; None if nothing was committed yet."""
+        """Return the current snapshot; None if nothing was committed yet."""
         return self.table.current_snapshot()
 
     def count_undecoded_rows(self, files: Iterable[DataFile]) -> int:
@@ -196,7 +196,7 @@ class TopicTable:
         if first is None:
             return None
         with _convert_iceberg_errors(self.name):
-            path = self.table.location_provider().new_data_location(name.format(uuid.uuid4().hex))  # noqa: TID251 - a name of its own
+            path = self.table.location_provider().new_data_location(name.file_name_with_nonce(uuid.uuid4().hex))  # noqa: TID251 - a name of its own
             schema = schema_to_pyarrow(Schema(*(self.table.schema().find_field(column) for column in first.schema.names)))
             groups = _group_batches_into_row_groups(itertools.chain([first], batches))
             first_group = next(groups)
@@ -216,8 +216,8 @@ class TopicTable:
             return self._describe_data_file(path)
 
     def _describe_data_file(self, path: str) -> DataFile:
-        """Return what a manifest is to say of a written file. It has no bounds of timestamps if one is after the year 9999, because
-        pyiceberg cannot convert that.
+        """Return the manifest entry of a written file. It lacks the lowest and highest timestamp if one is after the year 9999, because
+        pyiceberg cannot convert such times.
         """
         metadata = self.table.metadata.model_copy(update={"properties": self.table.properties | PROPERTIES})
         try:
@@ -256,7 +256,7 @@ class TopicTable:
                 producer.delete_data_file(file)
 
     def snapshot_ages(self) -> list[SnapshotAge]:
-        """Return the age of each snapshot of the table."""
+        """Return the commit time of each snapshot of the table, and whether a branch or a tag names it."""
         held = {reference.snapshot_id for reference in self.table.metadata.refs.values()}
         return [SnapshotAge(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
 
@@ -272,7 +272,7 @@ class TopicTable:
             gone, left = ([one for one in self.table.snapshots() if (one.snapshot_id in expired) is which] for which in (True, False))
             unused = self._files_of_snapshots(one for one in gone if _is_commit_of_this_program(one)) - self._files_of_snapshots(left)
             self.table.maintenance.expire_snapshots().by_ids(expired).commit()
-            deleted = [path for path in unused if path.endswith(".avro") or DataFileName.parse(path)]
+            deleted = [path for path in unused if path.endswith(".avro") or DataFileName.from_path(path)]
             for path in deleted:
                 with suppress(FileNotFoundError):
                     self.table.io.delete(path)
@@ -309,7 +309,7 @@ class TopicTable:
         """Return whether a file that the table does not use is a data file of a partition, a manifest or the metadata of a commit, and was
         written by this program.
         """
-        if (data := DataFileName.parse(name)) is not None:
+        if (data := DataFileName.from_path(name)) is not None:
             return data.partition == partition
         if not name.endswith(".metadata.json"):
             return _OWN_MANIFEST.fullmatch(name) is not None
@@ -366,13 +366,13 @@ class _FileOverwrite(_OverwriteFiles):
 
 
 @contextmanager
-def open_table(
+def open_table_loader(
     settings: IcebergTableSettings, tier_id: str, topic: str, *, create_if_missing: bool
 ) -> Iterator[Callable[[], TopicTable | None]]:
-    """Open the catalog of a topic's table. Yield a function that reads the table anew; it returns None if there is none.
+    """Open the catalog of a topic's table. Yield a function that reads the table at each call; it returns None if there is no table.
 
     :param create_if_missing: whether to create a missing table.
-    :raises UsageError: if the table is another topic's or another tier's, or if its columns are others.
+    :raises UsageError: if the table is another topic's or another tier's, or if it does not have the columns of this program.
     """
     with _convert_iceberg_errors(settings.table):
         catalog = _load_catalog(settings)

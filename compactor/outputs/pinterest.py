@@ -162,7 +162,7 @@ def write_generation(
 
     :raises BadData: if an object is missing or damaged.
     :raises OutOfBudget: if a segment does not fit the disk budget.
-    :raises Leased: if another process writes the generation (see ``GenerationWriteOptions.yields``).
+    :raises Leased: if another process writes the generation, and ``options.yields`` is set.
     :raises Unavailable: if other processes were faster TRIES times.
     :raises StoreError: if a store fails.
     """
@@ -174,7 +174,9 @@ def update_generation(
 ) -> tuple[GenerationReport, PartitionGenerations]:
     """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
     Nothing is copied for a superseded topic incarnation (the topic was deleted and created again), because a generation is of the latest
-    one. Raises as ``write_generation``.
+    one.
+
+    Raises BadData, OutOfBudget, Leased, StoreError; Unavailable if other processes were faster.
     """
     log = target.generation_log(partition)
     if partition != tier.latest_incarnation(partition):  # the name means another topic by now, whose generation this one would replace
@@ -185,7 +187,7 @@ def update_generation(
             known = log.read_generations()
             state = tier.open_partition_log(partition).refresh_and_check_gaps()
             with _open_segments(tier, state, options) as reading:
-                report = _GenerationWriter(tier, target, log, state, known, options, reading).write_or_append_generation()
+                report = _GenerationWriter(tier, target, log, state, known, options, reading).try_write_or_append_generation()
         except NotFound as error:
             if attempt == PUBLISH_ATTEMPTS - 1:
                 raise BadData(f"an object of the view is missing: {error.message}", segment=str(partition), hint="See `verify`") from error
@@ -197,7 +199,7 @@ def update_generation(
 
 @contextmanager
 def _open_segments(tier: Tier, state: PartitionState, options: GenerationWriteOptions) -> Iterator[StagedSegmentReader]:
-    """Open the partition's segments for reading within the disk budget."""
+    """Yield a reader of the partition's segments, which it stages on local disk within the disk budget."""
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     disk = options.disk or DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
     with use_and_close_reader(
@@ -218,50 +220,52 @@ class _GenerationWriter:
     options: GenerationWriteOptions
     reading: StagedSegmentReader
 
-    def write_or_append_generation(self) -> GenerationReport | None:
+    def try_write_or_append_generation(self) -> GenerationReport | None:
         """Append to the current generation or write a new one. Return None if another writer was faster."""
         current = self.known.current
-        lacking = current.segments_to_append(self.state.live, self.state.log_start) if current else None
+        lacking = current.segments_to_append_unless_new_generation_due(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:
             if not lacking:
                 return self._generation_report("up_to_date", current)
-            parts = self._create_objects_of_parts(lacking, current.name, current.parts)
+            parts = self._try_create_objects_of_parts(lacking, current.name, current.parts)
             if parts is not None:
-                return self._record_generation_step(
+                return self._try_record_generation_step(
                     "appended", self.known.next_generation_step(current, self.state.slot, parts), (*current.parts, *parts), parts
                 )
         if current and self.options.append_only:
             return self._generation_report("superseded", current)
         if current and self.state.deleted_slot and not self.state.has_segments:
-            return self._record_empty_generation()
+            return self._try_record_empty_generation()
         for attempt in range(MAX_NAMED_PARTITIONS):
             generation = generation_name(self.known.next_step_number, attempt)
             self._announce_generation(generation)
-            parts = self._create_objects_of_parts(self.state.live, generation, ())
+            parts = self._try_create_objects_of_parts(self.state.live, generation, ())
             if parts is None:
                 continue  # what lies there under this name is of a view that was taken back
             if all(part.base < 0 for part in parts):
                 is_read = current is not None and current.parts_with_objects
                 return (
-                    self._record_empty_generation()
+                    self._try_record_empty_generation()
                     if is_read
                     else GenerationReport(*self.state.topic_partition, "empty", slot=self.state.slot)
                 )
-            return self._record_generation_step(
+            return self._try_record_generation_step(
                 "written", self.known.first_generation_step(generation, self.state.slot, parts), parts, parts
             )
         raise BadData(
             f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_step_number} differ", segment=str(self.state.topic_partition)
         )
 
-    def _record_empty_generation(self) -> GenerationReport | None:
-        """Record an empty generation for a partition that was deleted or of which readers may read no record. The record remains after all
-        other objects are deleted, so that names and numbers are never used twice.
+    def _try_record_empty_generation(self) -> GenerationReport | None:
+        """Record an empty generation for a partition that was deleted or of which readers may read no record. Return None if another writer
+        has recorded a step meanwhile.
+
+        The record remains after all other objects are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
         names = (generation_name(self.known.next_step_number, attempt) for attempt in range(len(taken) + 1))
         generation = next(name for name in names if name not in taken)
-        return self._record_generation_step("removed", self.known.first_generation_step(generation, self.state.slot, ()), (), ())
+        return self._try_record_generation_step("removed", self.known.first_generation_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
         """Announce that this process writes a generation. Objects of a generation that is never completed are found by its announcement.
@@ -279,7 +283,7 @@ class _GenerationWriter:
                 )
         self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
 
-    def _record_generation_step(
+    def _try_record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
         """Record the step that makes the written parts a valid part of the generation. Return None if another writer has recorded a step
@@ -304,7 +308,7 @@ class _GenerationWriter:
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
         return GenerationReport(*self.state.topic_partition, status, generation.name, len(created), size, *offsets, self.state.slot)
 
-    def _create_objects_of_parts(
+    def _try_create_objects_of_parts(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
         """Create the objects of these segments and return their parts; None if an object of the same name has other content.
@@ -320,7 +324,7 @@ class _GenerationWriter:
         for ordinal in range(len(self.state.live) - len(segments), len(self.state.live)):
             segment = self.state.live[ordinal]
             latest = max(latest, segment.max_timestamp_ms)
-            part = self._create_segment_objects(ordinal, generation, base, latest)
+            part = self._try_create_segment_objects(ordinal, generation, base, latest)
             if part is None:
                 return None
             found.append(part)
@@ -331,7 +335,7 @@ class _GenerationWriter:
                 self.target.store.put(self.log.announcement_key(generation), self.tier.ports.holder.encode())
         return found
 
-    def _create_segment_objects(
+    def _try_create_segment_objects(
         self, segment_ordinal: int, generation: str, base_offset: int, latest_timestamp_ms: int
     ) -> PublishedSegment | None:
         """Create the objects of one segment. Return the part, or None if an object of that name has other content.

@@ -131,7 +131,7 @@ class Generation(StrictFrozenModel):
         """Return largest timestamp and name of each object, as the layout's metadata lists them."""
         return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.parts_with_objects)
 
-    def segments_to_append(
+    def segments_to_append_unless_new_generation_due(
         self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int
     ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """Return the live segments that are to be appended; None if the generation's parts are not the first of the live segments, or if

@@ -19,8 +19,9 @@ from compactor.storage.port import ObjectStore
 class OutputContent:
     """Extent of a partition in its output.
 
-    end_offset: end of the offsets that it shows, exclusive.
-    waits_for: why it shows no more.
+    end_offset: end of the offsets that the output shows, exclusive.
+    files, snapshots: number of the partition's files, and of versions that can be read.
+    waits_for: why the output shows no more; empty if it shows all that it could.
     undecoded: number of rows whose key or value has no typed columns, although it should.
     """
 

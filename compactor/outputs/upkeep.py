@@ -93,7 +93,10 @@ def write_generations(
 def maintain_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> GenerationUpkeepReport:
-    """Bring a partition's generation up to its view and delete old generations whose time is over. Raises as ``write_generation``."""
+    """Bring a partition's generation up to its view and delete old generations whose time is over.
+
+    Raises BadData, OutOfBudget, Leased, Unavailable, StoreError.
+    """
     report, known = update_generation(tier, target, partition, options)
     retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
     return GenerationUpkeepReport(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
@@ -101,7 +104,7 @@ def maintain_generation(
 
 @dataclass(frozen=True)
 class PinterestOutput:
-    """Generations of Pinterest's layout as an output (compactor.outputs.port)."""
+    """Output that writes compacted copies (generations) of partitions for Pinterest's consumers."""
 
     target: GenerationTarget
 
@@ -112,7 +115,7 @@ class PinterestOutput:
         return PinterestOutput(replace(target, store=wrap_store(target.store)))
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Write the partition's generation and delete old generations. Raises as ``OutputWriter.update_output``."""
+        """Write the partition's generation (compacted copy) and delete old generations. Raises BadData, OutOfBudget, Leased, StoreError."""
         done = maintain_generation(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = (

@@ -278,14 +278,14 @@ def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) 
     """
     decoder = FieldDecoder(request.settings)
 
-    def decode(field: str, offset: int, data: bytes | None) -> str | None:
+    def decode_field_text(field: str, offset: int, data: bytes | None) -> str | None:
         found = decoder.decode(data, request.key_format if field == "key" else request.value_format)
         if found.error and request.fails_on_decoding_error:
             hint = "onDecodingError = null reads on; the columns key and value have the bytes"
             raise BadData(f"the {field} cannot be decoded: {found.error}", segment=str(partition), offset=offset, hint=hint)
         return found.format_text() if found.is_decoded else None
 
-    return decode
+    return decode_field_text
 
 
 def require_supported_schema(schema: StructType) -> None:
@@ -303,9 +303,9 @@ def require_supported_schema(schema: StructType) -> None:
 
 
 @lru_cache(maxsize=64)
-def _open_cached_tier(settings: str, topic_id: TopicId, topic: str) -> Tier:
-    """Open a tier from settings in JSON; cached per process."""
-    return open_tier(config.Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
+def _open_cached_tier(settings_json: str, topic_id: TopicId, topic: str) -> Tier:
+    """Open a tier from its settings as JSON, once per process for the same arguments. ``topic_id``: id of ``topic``; empty if unknown."""
+    return open_tier(config.Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
 
 
 def _open_tier(settings: config.Settings, topic_id: TopicId = EMPTY_TOPIC_ID, topic: str = "") -> Tier:

@@ -269,7 +269,10 @@ def write_tables(
 
 
 def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit: int, now_ms: int | None) -> DataFrame:
-    """Implement ``compactor.spark.recompact``. Raises UsageError if no topic of the tier matches ``topics``."""
+    """Re-compact the whole log of each partition of the topics that match, and return a data frame with a row per partition.
+
+    Raises UsageError if no topic of the tier matches ``topics``.
+    """
     from compactor.spark.cluster.executor import TaskCost
     from compactor.spark.cluster.jobs import JobListener
     from compactor.spark.cluster.session import start_cluster

@@ -43,7 +43,7 @@ MIN_RANGE_BYTES: Final = 1 << 16
 
 
 class _KeyHashes(NamedTuple):
-    """Hashes of keys in one range. place: the segment or file that has them. data: the bytes of pairs of 64-bit numbers."""
+    """Key hashes that lie in one hash range. place: the segment or file that has the keys. data: the hashes, 16 bytes each."""
 
     place: str
     data: bytes
@@ -58,7 +58,12 @@ class ClusterDataFileWriter:
     job_listener: JobListener
 
     def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
-        """Write data files as ``DataFileWriter.write_files``. Raises Unavailable if Spark aborts the job."""
+        """Write data files in Spark tasks, and return the share of their keys of which it was checked that they occur once.
+
+        :param written: receives the files that were written; None for a slice without rows.
+        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile. :raises StoreError:
+        :raises Unavailable: if Spark aborts the job.
+        """
         if not files.tasks:
             return 1.0
         tier, name = files.tier, files.partition
@@ -106,41 +111,48 @@ class _WriteFilesTask:
     table: TopicTable
     ranges: int
 
-    def __call__(self, item: SliceWriteTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
-        """Yield hashes with the number of their range, then the outcome with the number after the last range."""
+    def __call__(self, task_or_path: SliceWriteTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
+        """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome).
+
+        :param task_or_path: order to write the file of a slice, or path of a file whose keys are read.
+        """
         hashes: list[Hashes] = []
-        outcome = run_task(-1, lambda _: self._write_file(item, hashes))
-        place = item if isinstance(item, str) else f"segment {item.file.slice.segment_id}"
+        outcome = run_task(-1, lambda _: self._write_slice_or_read_keys(task_or_path, hashes))
+        place = task_or_path if isinstance(task_or_path, str) else f"segment {task_or_path.file.slice.segment_id}"
         for found in hashes if outcome.error is None or isinstance(outcome.error, TableColumnsMissing) else ():
             range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
             for number in np.unique(range_of_hash).tolist():
                 yield number, _KeyHashes(place, found[range_of_hash == number].tobytes())
         yield self.ranges, outcome
 
-    def _write_file(self, item: SliceWriteTask | str, hashes: list[Hashes]) -> tuple[ViewSlice, DataFile | None] | None:
-        """Write a slice's file and return its description; or read the keys of a file. Append the hashes of keys to ``hashes``."""
+    def _write_slice_or_read_keys(
+        self, task_or_path: SliceWriteTask | str, key_hashes: list[Hashes]
+    ) -> tuple[ViewSlice, DataFile | None] | None:
+        """Write the file of a slice and return both, or read the keys of the file at a path and return None. In both cases, append the
+        hashes of the file's keys to ``key_hashes``.
+        """
         halves = siphash_key_halves(self.hash_key)
-        if isinstance(item, str):
-            hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys(item)]
+        if isinstance(task_or_path, str):
+            key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys(task_or_path)]
             return None
         tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
-        each, every_key = item.file.slice, LastRecordsRequest(0, 1, 0)
+        each, every_key = task_or_path.file.slice, LastRecordsRequest(0, 1, 0)
 
         def add_hashes(selection: SelectedRecords) -> None:
-            hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
+            key_hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())
 
-        return each, write_slice_file(tier, self.table, item, add_hashes)
+        return each, write_slice_file(tier, self.table, task_or_path, add_hashes)
 
 
 @dataclass(frozen=True)
 class _CompareKeysTask:
-    """Picklable function of a task that compares the keys of one range, or returns the outcomes of the tasks that wrote files."""
+    """Picklable function of a task that checks that no key of one hash range occurs twice, or collects outcomes of writing tasks."""
 
     partition: TopicPartition
     budget_bytes: int
 
     def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
-        """Return the outcomes that were gathered. Raises BadData if a key occurs twice."""
+        """Return the outcomes among the gathered items; the others are key hashes. Raises BadData if a key occurs twice."""
         keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
         for answer in gathered:
             if isinstance(answer, TaskOutcome):

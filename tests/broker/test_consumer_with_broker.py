@@ -13,7 +13,7 @@ from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
-from compactor.consumer.broker import ConfluentBroker
+from compactor.consumer.broker import ConfluentBrokerClient
 from compactor.consumer.messages import MessageLike, TierMessage
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -69,7 +69,7 @@ def test_tier_and_broker_are_one_log(isolation: str, broker: KafkaCluster, broke
     def consumer() -> TieredConsumer:
         connection = KafkaConnection(broker.bootstrap)
         options = ConsumerOptions(isolation="read_committed" if committed else "read_uncommitted", refresh_s=0.1)
-        return TieredConsumer(tier, ConfluentBroker(connection, read_committed=committed), options)
+        return TieredConsumer(tier, ConfluentBrokerClient(connection, read_committed=committed), options)
 
     story.plain()
     story.transactions()

@@ -1,4 +1,4 @@
-"""One suite for every BrokerLog: the one in memory, and the one over confluent-kafka against a real broker."""
+"""One suite for every BrokerClient: the one in memory, and the one over confluent-kafka against a real broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.consumer.broker import BrokerLog, ConfluentBroker, LogBounds
+from compactor.consumer.broker import BrokerClient, ConfluentBrokerClient, LogBounds
 from compactor.consumer.messages import MessageLike
 from compactor.model.ids import TopicPartition
 from tests.builders import LogBuilder, read
@@ -38,7 +38,7 @@ class Rig(Protocol):
 
     def delete_below(self, offset: int) -> None: ...
 
-    def open(self, *, committed: bool) -> BrokerLog: ...
+    def open(self, *, committed: bool) -> BrokerClient: ...
 
 
 @dataclass
@@ -63,7 +63,7 @@ class MemoryRig:
         self.start = offset
         self._tell()
 
-    def open(self, *, committed: bool) -> BrokerLog:
+    def open(self, *, committed: bool) -> BrokerClient:
         self.made.append(PlainBroker(self.name, committed=committed, id_of_topic=self.topic_id))
         self._tell()
         return self.made[-1]
@@ -106,8 +106,8 @@ class ConfluentRig:
     def delete_below(self, offset: int) -> None:
         self._admin.delete_records(*self.name, offset)
 
-    def open(self, *, committed: bool) -> BrokerLog:
-        return ConfluentBroker(KafkaConnection(self._cluster.bootstrap), read_committed=committed)
+    def open(self, *, committed: bool) -> BrokerClient:
+        return ConfluentBrokerClient(KafkaConnection(self._cluster.bootstrap), read_committed=committed)
 
 
 @pytest.fixture(params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
@@ -118,7 +118,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
 
 
 @pytest.fixture(params=[True, False], ids=["read_committed", "read_uncommitted"])
-def opened(request: pytest.FixtureRequest, rig: Rig) -> Iterator[tuple[Rig, BrokerLog, bool]]:
+def opened(request: pytest.FixtureRequest, rig: Rig) -> Iterator[tuple[Rig, BrokerClient, bool]]:
     """With ten records (0 to 9), an aborted transaction (10 to 12 and its marker at 13), and 14 behind it."""
     rig.put(range(10))
     rig.put(range(10, 13), committed=False)
@@ -128,7 +128,7 @@ def opened(request: pytest.FixtureRequest, rig: Rig) -> Iterator[tuple[Rig, Brok
     log.close()
 
 
-def fetched(log: BrokerLog, until: int, limit: int = 100) -> list[MessageLike]:
+def fetched(log: BrokerClient, until: int, limit: int = 100) -> list[MessageLike]:
     """Return all messages up to the one with offset ``until``."""
     found: list[MessageLike] = []
     for _ in range(300):
@@ -141,7 +141,7 @@ def fetched(log: BrokerLog, until: int, limit: int = 100) -> list[MessageLike]:
     raise AssertionError(f"no record at {until}: {[message.offset() for message in found]}")
 
 
-def out_of_range(log: BrokerLog) -> list[TopicPartition]:
+def out_of_range(log: BrokerClient) -> list[TopicPartition]:
     for _ in range(300):
         got = log.fetch_messages(10, 0.2)
         assert not got.messages
@@ -150,7 +150,7 @@ def out_of_range(log: BrokerLog) -> list[TopicPartition]:
     raise AssertionError("the offset was not reported as out of range")
 
 
-def assert_quiet(log: BrokerLog) -> None:
+def assert_quiet(log: BrokerClient) -> None:
     for _ in range(5):
         got = log.fetch_messages(10, 0.1)
         assert (list(got.messages), list(got.out_of_range)) == ([], [])
@@ -160,7 +160,7 @@ def offsets(messages: Sequence[MessageLike]) -> list[Any]:
     return [message.offset() for message in messages]
 
 
-def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerClient, bool]) -> None:
     rig, log, committed = opened
     log.start_reading_from({rig.name: 3})
     found = fetched(log, 14, limit=4)
@@ -174,7 +174,7 @@ def test_a_partition_is_read_in_order_from_an_offset(opened: tuple[Rig, BrokerLo
     assert offsets(fetched(log, 16)) == [15, 16]
 
 
-def test_a_partition_can_continue_elsewhere_and_can_be_stopped(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_a_partition_can_continue_elsewhere_and_can_be_stopped(opened: tuple[Rig, BrokerClient, bool]) -> None:
     rig, log, _ = opened
     log.start_reading_from({rig.name: 0})
     assert offsets(fetched(log, 14))[:10] == [*range(10)]
@@ -187,7 +187,7 @@ def test_a_partition_can_continue_elsewhere_and_can_be_stopped(opened: tuple[Rig
     assert offsets(fetched(log, 15)) == [15]
 
 
-def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerClient, bool]) -> None:
     rig, log, _ = opened
     rig.delete_below(5)
     log.start_reading_from({rig.name: 2})
@@ -201,7 +201,7 @@ def test_offsets_outside_the_log_are_reported(opened: tuple[Rig, BrokerLog, bool
     assert offsets(fetched(log, 15))[0] == 5
 
 
-def test_an_offset_after_the_end_of_its_leader_epoch_is_reported_as_truncation(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_an_offset_after_the_end_of_its_leader_epoch_is_reported_as_truncation(opened: tuple[Rig, BrokerClient, bool]) -> None:
     rig, log, _ = opened
     log.start_reading_from({rig.name: 15}, {rig.name: 0})
     assert_quiet(log)
@@ -220,7 +220,7 @@ def test_the_topic_id_is_that_of_the_cluster(rig: Rig) -> None:
     log.close()
 
 
-def test_offsets_are_found_by_time(opened: tuple[Rig, BrokerLog, bool]) -> None:
+def test_offsets_are_found_by_time(opened: tuple[Rig, BrokerClient, bool]) -> None:
     rig, log, _ = opened
     assert [log.offset_for_time(rig.name, FIRST_MS + after) for after in (-5, 0, 4, 12)] == [0, 0, 4, 12]
     assert log.offset_for_time(rig.name, 4 * FIRST_MS) is None

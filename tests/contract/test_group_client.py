@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.consumer.group import ConfluentGroup, GroupClient, GroupOffset
+from compactor.consumer.group import ConfluentGroupClient, GroupClient, GroupOffset
 from compactor.model.ids import TopicPartition
 from tests.support.memory_group import MemoryCoordinator
 from tests.support.waiting import wait_for
@@ -66,7 +66,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[GroupRig]:
         admin.create_topic(topic, replicas=[[1]] * 4, settings={"remote.storage.enable": "false"})
 
         def make() -> GroupClient:
-            return ConfluentGroup(KafkaConnection(cluster.bootstrap), topic, BY_PROTOCOL[request.param])
+            return ConfluentGroupClient(KafkaConnection(cluster.bootstrap), topic, BY_PROTOCOL[request.param])
 
     def open_client() -> GroupClient:
         opened.append(make())

@@ -30,7 +30,7 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
 from compactor.outputs.iceberg_plan import DataFileName, TablePartitionEntry, partition_entry_key
-from compactor.outputs.iceberg_table import TopicTable, open_table
+from compactor.outputs.iceberg_table import TopicTable, open_table_loader
 from compactor.outputs.port import OutputReport
 from tests.builders import LogBuilder
 from tests.support.tier_cli import GrowingTier, visible
@@ -71,7 +71,7 @@ class House(GrowingTier):
         opened = self.opened()
         settings = opened.settings.outputs.iceberg.table_settings("orders")
         assert settings is not None
-        with open_table(settings, opened.identity.read_catalog().tier_id, "orders", create_if_missing=False) as read:
+        with open_table_loader(settings, opened.identity.read_catalog().tier_id, "orders", create_if_missing=False) as read:
             yield read
 
     def table(self, name: str = "kafka.orders") -> Table:
@@ -186,10 +186,10 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
     house.advance("d=2", "g=1")
     house.check()
     live = {segment.id for segment in house.opened().open_partition_log(ORDERS).refresh().live}
-    stayed = {path for path in first if (name := DataFileName.parse(path)) and name.slice.segment_id in live}
+    stayed = {path for path in first if (name := DataFileName.from_path(path)) and name.slice.segment_id in live}
     assert stayed
     assert stayed == first & house.files()
-    names = [DataFileName.parse(path) for path in house.files()]
+    names = [DataFileName.from_path(path) for path in house.files()]
     assert {name.slice.segment_id for name in names if name} <= live
 
 
@@ -270,7 +270,7 @@ def test_a_truncation_cuts_the_rows_and_the_new_branch_takes_their_place(tmp_pat
     assert house.update().status == "written"
     shown = house.entry()
     assert (longer.cleaner_offset, shown.cleaner_offset, shown.leader_epochs) == ((7, 4, ((0, 0),)) if is_retired else (7, 0, ()))
-    assert shown.order > longer.order
+    assert shown.snapshot_order > longer.snapshot_order
     assert [row[:2] for row in house.rows()] == ([(b"a", b"2"), (b"b", b"1")] if is_retired else [])
     assert house.files() < files
     house.cli.run()
@@ -305,7 +305,7 @@ def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monk
 
 def test_a_view_that_changes_while_files_are_written_is_not_committed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.cli.run()
-    write, views = iceberg._TableUpdate._write_files, list[int]()
+    write, views = iceberg._TableUpdate._write_missing_files, list[int]()
 
     def write_slowly(update: Any, *rest: Any) -> float:
         checked = write(update, *rest)
@@ -317,7 +317,7 @@ def test_a_view_that_changes_while_files_are_written_is_not_committed(house: Hou
             house.cli.do("retire")
         return checked
 
-    monkeypatch.setattr(iceberg._TableUpdate, "_write_files", write_slowly)
+    monkeypatch.setattr(iceberg._TableUpdate, "_write_missing_files", write_slowly)
     assert house.update().status == "written"
     assert len(house.table().snapshots()) == 1
     house.check()
@@ -467,7 +467,7 @@ def test_a_table_shows_the_last_values_throughout_a_random_life(tmp_path: Path, 
         for snapshot in house.table().snapshots()
         if snapshot.summary
     ]
-    orders = [entry.order for entry in entries]
+    orders = [entry.snapshot_order for entry in entries]
     assert orders == sorted(set(orders))
 
 

@@ -111,7 +111,7 @@ def in_one_thread(world: World) -> Iterator[None]:
         while not feed._queue and feed._due_reads:
             turn = feed._due_reads.popleft()
             try:
-                item = feed._read_partition_into_queue(turn)
+                item = feed._queue_records_and_return_last_item(turn)
             except LogChanged:
                 feed._requeue_partition(turn)
                 continue

@@ -1,4 +1,4 @@
-"""A broker's log in memory, read the plain way: what BrokerLog's suite is held against, and a broker that a test can bend."""
+"""A broker's log in memory, read the plain way: what BrokerClient's suite is held against, and a broker that a test can bend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def message_of(name: TopicPartition, record: Record, epoch: int) -> TierMessage:
 
 @dataclass
 class PlainBroker:
-    """BrokerLog over ``batches``; those of one partition, all that were ever appended. ``start`` is its log start."""
+    """BrokerClient over ``batches``; those of one partition, all that were ever appended. ``start`` is its log start."""
 
     name: TopicPartition
     batches: list[Batch] = field(default_factory=list)

@@ -41,7 +41,7 @@ class HereCluster:
     def cancel_jobs(self) -> None:
         """Nothing runs in the background."""
 
-    def check_not_cancelled(self) -> None:
+    def require_not_cancelled(self) -> None:
         """Never over."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from compactor.access.tier import Tier
 from compactor.consumer import OFFSET_INVALID, ConsumerOptions, Place, TieredConsumer, open_consumer
 from compactor.consumer.group import GroupOffset
 from compactor.consumer.membership import CommitOptions
-from compactor.consumer.messages import BrokerMessage, LogError, MessageLike, TierMessage, to_broker_messages
+from compactor.consumer.messages import BrokerMessage, MessageLike, PartitionReadError, TierMessage, to_broker_messages
 from compactor.consumer.opening import parse_consumer_settings
 from compactor.consumer.serving import MODES, NEXT_SOURCE, compute_assignment_change
 from compactor.errors import UsageError
@@ -140,7 +140,7 @@ def test_a_partition_without_a_committed_offset_is_reported_if_there_is_no_reset
 
 def test_an_error_of_the_group_is_a_message_like_any_other(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
     client = MemoryCoordinator([NAME]).open()
-    error = TierMessage("", -1, -1, error=LogError(-147, "_MAX_POLL_EXCEEDED", "too slow"))
+    error = TierMessage("", -1, -1, error=PartitionReadError(-147, "_MAX_POLL_EXCEEDED", "too slow"))
     monkeypatch.setattr(client, "poll_rebalances", lambda: [error])
     with TieredConsumer(tier, None, ConsumerOptions(), client, CommitOptions()) as consumer:
         consumer.subscribe(["orders"])

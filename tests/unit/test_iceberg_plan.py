@@ -52,13 +52,13 @@ def entry(**changes: object) -> TablePartitionEntry:
 
 
 def path(name: str, first: int, last: int, incarnation: int = 1) -> str:
-    return "s3://bucket/t/data/" + DataFileName(3, incarnation, ViewSlice(name, first, last)).format(NONCE)
+    return "s3://bucket/t/data/" + DataFileName(3, incarnation, ViewSlice(name, first, last)).file_name_with_nonce(NONCE)
 
 
 def test_a_file_name_states_partition_incarnation_and_slice() -> None:
-    assert DataFileName.parse(path(C, 5, 17, 2)) == DataFileName(3, 2, ViewSlice(C, 5, 17))
+    assert DataFileName.from_path(path(C, 5, 17, 2)) == DataFileName(3, 2, ViewSlice(C, 5, 17))
     for foreign in ("s3://bucket/t/data/00000-0-x.parquet", path(A, 1, 2) + ".crc", path(A, 1, 2).replace(NONCE, "1")):
-        assert DataFileName.parse(foreign) is None
+        assert DataFileName.from_path(foreign) is None
 
 
 def test_a_view_is_cut_by_log_start_and_cleaner_offset() -> None:
@@ -118,7 +118,7 @@ def test_a_round_undone_in_part_leaves_an_incomplete_view_and_one_undone_wholly_
 def test_an_entry_names_the_round_that_is_shown() -> None:
     runs = (run(1, RunStatus.CLEANED, 20), run(2, RunStatus.REVERTED, 40), run(3, RunStatus.UNDONE, 40))
     shown = partition_entry_of_view(state(20, runs=runs), 5)
-    assert (shown.run, shown.log_start, shown.cleaner_offset, shown.order) == ("r1", 5, 20, (1, 9, 5))
+    assert (shown.run, shown.log_start, shown.cleaner_offset, shown.snapshot_order) == ("r1", 5, 20, (1, 9, 5))
     assert partition_entry_of_view(state(3), 5).cleaner_offset == 5
     assert parse_partition_entry(shown.model_dump_json(), "t") == shown
 

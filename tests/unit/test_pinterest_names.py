@@ -154,11 +154,13 @@ def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
     generation = Generation(
         name="g", number=3, began=1, whole=1, slot=9, parts=(PublishedSegment(segment="a", base=0, last=4), PublishedSegment(segment="b"))
     )
-    assert [s.id for s in generation.segments_to_append(live("a", "b", "c"), 0) or []] == ["c"]
-    assert generation.segments_to_append(live("a", "b"), 0) == []
-    assert generation.segments_to_append(live("a", "b"), 1) is None, "its first object holds records below the log start"
+    assert [s.id for s in generation.segments_to_append_unless_new_generation_due(live("a", "b", "c"), 0) or []] == ["c"]
+    assert generation.segments_to_append_unless_new_generation_due(live("a", "b"), 0) == []
+    assert generation.segments_to_append_unless_new_generation_due(live("a", "b"), 1) is None, (
+        "its first object holds records below the log start"
+    )
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
-        assert generation.segments_to_append(live(*changed), 0) is None
+        assert generation.segments_to_append_unless_new_generation_due(live(*changed), 0) is None
     assert generation.segment_times == (SegmentTime(0, 0),)
 
 

@@ -18,7 +18,7 @@ from compactor.spark.round.bundles import (
     IndexedBundle,
     IndexedSegment,
     RowNumberRange,
-    decode_bundle,
+    decode_bundle_result,
     decode_scan_summaries,
     encode_bundle_result,
     plan_segment_bundles,
@@ -75,7 +75,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     data = b"rows" + pack_tail_arrays(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
     tail = read_tail_arrays(store, keys.key, len(data))
-    again = decode_bundle(tail, keys.key, len(data))
+    again = decode_bundle_result(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
     assert (again.gate, again.keys) == (gate, StoredKeyRows(keys.key, len(data), 7, 11, 9, 2))

@@ -28,7 +28,7 @@ from compactor.round.skip import filter_usage_of_runs
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import segment_index, worker
-from compactor.spark.round.bundles import decode_bundle
+from compactor.spark.round.bundles import decode_bundle_result
 from compactor.spark.round.exchange import read_tail_arrays
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
@@ -219,7 +219,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     assert state_of(it.twins.remote).intent is None
     store = it.twins.remote.ports.control
     left = [
-        decode_bundle(read_tail_arrays(store, info.key, info.size), info.key, info.size)
+        decode_bundle_result(read_tail_arrays(store, info.key, info.size), info.key, info.size)
         for info in store.list(f"partitions/{NAME}/scratch/")
         if "keys-" in info.key
     ]

@@ -100,16 +100,20 @@ class TaskCost:
     sidecar_bytes: int = 0
 
     def add_cost(self, other: TaskCost) -> None:
-        """Add the cost of another task: sums are added; of peaks and coverage the higher value is kept."""
+        """Add the cost of another task. Of peaks, and of the gate's coverage (share of keys that it checked), keep the higher value."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
 
 
 @lru_cache(maxsize=4)
-def open_tier_on_executor(settings: str, topic: str, topic_id: TopicId) -> Tier:
-    """Open a tier from settings in JSON; cached per process. topic_id: id of ``topic`` in a broker-managed tier; otherwise empty."""
-    return open_tier(Settings.model_validate_json(settings), topics={topic: topic_id} if topic_id else None)
+def open_tier_on_executor(settings_json: str, topic: str, topic_id: TopicId) -> Tier:
+    """Open a tier, once per process for the same arguments.
+
+    :param settings_json: the tier's settings as JSON.
+    :param topic_id: id of ``topic`` in a broker-managed tier; otherwise empty.
+    """
+    return open_tier(Settings.model_validate_json(settings_json), topics={topic: topic_id} if topic_id else None)
 
 
 def open_task_tier(shared: RoundTaskSettings) -> Tier:
@@ -122,8 +126,8 @@ def open_task_tier(shared: RoundTaskSettings) -> Tier:
 
 @contextmanager
 def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[StagingFolder]:
-    """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. Fetched bytes and
-    peaks are added to ``cost``.
+    """Provide a staging folder on the executor's local disk, limited to the task's disk budget, and delete it at the end. The bytes fetched
+    and the highest use of disk are added to ``cost``.
     """
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or shared.settings.tier.state_dir
     os.makedirs(local, exist_ok=True)
@@ -140,7 +144,7 @@ def open_task_staging(shared: RoundTaskSettings, cost: TaskCost) -> Iterator[Sta
 
 
 def record_peak_memory(cost: TaskCost) -> None:
-    """Record the highest memory use of this process so far. Linux reports ru_maxrss in kilobytes."""
+    """Record in ``cost`` the highest memory use of this process so far, in bytes."""
     cost.peak_memory_bytes = max(cost.peak_memory_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
@@ -181,5 +185,5 @@ def create_local_worker(
 
 
 def _design_no_bloom_filter(record_count: int, segment_bytes: int) -> None:
-    """Return None: new segments get no filter."""
+    """Return None, so that new segments get no Bloom filter. Used in place of ``design_bloom_filter`` if filters are switched off."""
     return

@@ -189,7 +189,7 @@ class SparkCluster:
         """Cancel all jobs; every thread that waits for one gets Unavailable."""
         self._over.set()
 
-    def check_not_cancelled(self) -> None:
+    def require_not_cancelled(self) -> None:
         """Raise Unavailable if ``cancel_jobs`` was called."""
         if self._over.is_set():
             raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
@@ -231,7 +231,7 @@ class SparkCluster:
         :param check_leadership: called every few seconds while waiting; raises Fenced.
         :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
         """
-        self.check_not_cancelled()
+        self.require_not_cancelled()
         job_listener = job_listener or JobListener()
         job_listener.on_step(description, item_count)
         with _RunningJob(self, description, rdd, work, plan) as running:
@@ -251,7 +251,7 @@ def shuffle_partition_of_target(target: int) -> int:
 
 @contextmanager
 def name_started_stages(context: SparkContext, description: str) -> Iterator[None]:
-    """Name the Spark stages that this thread starts. PySpark would otherwise name them after its own source lines."""
+    """Give the Spark stages that this thread starts within the block a description. PySpark would name them after its own source lines."""
     with _naming_lock:
         SCCallSiteSync._spark_stack_depth += 1
     context.setLocalProperty("callSite.short", description)
@@ -280,7 +280,7 @@ class _RunningJob:
         self._error: BaseException | None = None
         task = RddPartitionTask(self._number, work, plan, cluster._accumulator)
 
-        def run() -> None:
+        def run_job_and_keep_exception() -> None:
             """Run the job and keep its exception for ``next_outcome``."""
             try:
                 self._context.setJobGroup(self._group, description, interruptOnCancel=True)
@@ -289,7 +289,7 @@ class _RunningJob:
             except BaseException as error:  # noqa: BLE001 - raised again where the results are awaited
                 self._error = error
 
-        self._thread: threading.Thread = InheritableThread(target=run, name=description, daemon=True)
+        self._thread: threading.Thread = InheritableThread(target=run_job_and_keep_exception, name=description, daemon=True)
 
     def __enter__(self) -> Self:
         self._cluster.router.inboxes[self._number] = self._inbox
@@ -305,7 +305,7 @@ class _RunningJob:
             except queue.Empty:
                 if over:
                     raise job_aborted_error(self._error) from None
-            self._cluster.check_not_cancelled()
+            self._cluster.require_not_cancelled()
             check_leadership()
 
     def __exit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundJobRunner:
-    """Runs the Spark jobs of one round.
+    """Runner of the Spark jobs of one round.
 
     control: the driver's control store.
     shared: settings that every task of the round receives.

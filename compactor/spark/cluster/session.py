@@ -83,9 +83,11 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
             shutil.rmtree(_local_directory_of_driver(folder, os.getpid()), ignore_errors=True)
 
 
-def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
+def _run_first_job(session: SparkSession, start_s: float) -> StartedCluster:
     """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
     UsageError otherwise.
+
+    :param start_s: when the start of the session began, in seconds of the monotonic clock.
     """
     from compactor.spark.cluster.jobs import SparkCluster, name_started_stages
 
@@ -108,7 +110,7 @@ def _run_first_job(session: SparkSession, begin: float) -> StartedCluster:
         context.setJobDescription(None)  # type: ignore[arg-type]
     if differing:
         raise UsageError(f"the executors run {min(differing)}, the driver {_code_version_of_this_process()}", hint=INSTALL_HINT)
-    return StartedCluster(SparkCluster(session), str(context.master), time.monotonic() - begin, context.uiWebUrl or "")
+    return StartedCluster(SparkCluster(session), str(context.master), time.monotonic() - start_s, context.uiWebUrl or "")
 
 
 def executors_not_ready_error(error: Exception) -> UsageError:

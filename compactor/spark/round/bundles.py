@@ -155,7 +155,7 @@ _TABLE_COLUMNS: Final = tuple(field.name for field in fields(BatchTable))
 
 
 def encode_bundle_result(bundle: IndexedBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
-    """Encode the result of a pass 1 task as arrays, which ``decode_bundle`` and ``decode_scan_summaries`` restore.
+    """Encode the result of a pass 1 task as arrays, which ``decode_bundle_result`` and ``decode_scan_summaries`` restore.
 
     :param bundle: the result for the segments that the task has read.
     :param scan_summaries: facts about batches by segment id, for the segments whose keys were indexed.
@@ -182,36 +182,43 @@ def encode_bundle_result(bundle: IndexedBundle, scan_summaries: Mapping[str, Bat
 _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
-def decode_bundle(tail: Arrays, key: str, size: int) -> IndexedBundle:
-    """Restore the result of a pass 1 task from the arrays at the end of its object. Raises BadData if another version wrote them."""
-    if "gate_rows" not in tail:
-        raise BadData("the end of a scratch object is of another version", segment=key, hint="Run it again")
-    places, entries = np.cumsum(tail["lengths"], axis=0).T if len(tail["lengths"]) else np.zeros((2, 0), np.int64)
+def decode_bundle_result(stored_arrays: Arrays, object_key: str, object_bytes: int) -> IndexedBundle:
+    """Restore the result of a pass 1 task from the arrays that are stored at the end of its scratch object.
+
+    :param object_key: key of the scratch object.
+    :param object_bytes: its size in bytes.
+    :raises BadData: if another version wrote the arrays.
+    """
+    if "gate_rows" not in stored_arrays:
+        raise BadData("the end of a scratch object is of another version", segment=object_key, hint="Run it again")
+    places, entries = np.cumsum(stored_arrays["lengths"], axis=0).T if len(stored_arrays["lengths"]) else np.zeros((2, 0), np.int64)
     segments = []
-    for at, name in enumerate(_decode_lines(tail["ids"])):
+    for at, name in enumerate(_decode_lines(stored_arrays["ids"])):
         begins = (int(places[at - 1]), int(entries[at - 1])) if at else (0, 0)
         some = slice(begins[0], int(places[at]))
-        raw = tail["txn_entries"][begins[1] * TXN_ENTRY.itemsize : int(entries[at]) * TXN_ENTRY.itemsize]
-        batches, undecided, first, ordinals, rows = (int(tail[number][at]) for number in _NUMBER_FIELDS)
-        table = BatchTable(**{column: tail[f"table_{column}"][some] for column in _TABLE_COLUMNS})
+        raw = stored_arrays["txn_entries"][begins[1] * TXN_ENTRY.itemsize : int(entries[at]) * TXN_ENTRY.itemsize]
+        batches, undecided, first, ordinals, rows = (int(stored_arrays[number][at]) for number in _NUMBER_FIELDS)
+        table = BatchTable(**{column: stored_arrays[f"table_{column}"][some] for column in _TABLE_COLUMNS})
         txn = np.frombuffer(raw.tobytes(), TXN_ENTRY)
-        segments.append(IndexedSegment(name, batches, tail["places"][some], table, txn, bool(undecided), first, ordinals, rows))
-    ranges, ordinals, dirty, clean = (int(number) for number in tail["keys"])
-    gate = [StoredGateRows(name, *(int(number) for number in tail["gate_rows"])) for name in _decode_lines(tail["gate"])]
-    return IndexedBundle(tuple(segments), StoredKeyRows(key, size, ranges, ordinals, dirty, clean), gate[0] if gate else None)
+        segments.append(IndexedSegment(name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows))
+    ranges, ordinals, dirty, clean = (int(number) for number in stored_arrays["keys"])
+    gate = [StoredGateRows(name, *(int(number) for number in stored_arrays["gate_rows"])) for name in _decode_lines(stored_arrays["gate"])]
+    return IndexedBundle(
+        tuple(segments), StoredKeyRows(object_key, object_bytes, ranges, ordinals, dirty, clean), gate[0] if gate else None
+    )
 
 
-def decode_scan_summaries(tail: Arrays) -> dict[str, BatchScanSummary]:
+def decode_scan_summaries(stored_arrays: Arrays) -> dict[str, BatchScanSummary]:
     """Restore the facts about batches, by segment id, for the segments whose keys were indexed."""
-    names = [name for name, first in zip(_decode_lines(tail["ids"]), tail["first"], strict=True) if first >= 0]
-    batches = tail["batches"][tail["first"] >= 0]
-    flags = np.split(np.unpackbits(tail["tombstones"], count=int(batches.sum())).astype(np.bool_), np.cumsum(batches)[:-1])
-    counts = np.split(tail["counts"], np.cumsum(tail["counted"])[:-1])
+    names = [name for name, first in zip(_decode_lines(stored_arrays["ids"]), stored_arrays["first"], strict=True) if first >= 0]
+    batches = stored_arrays["batches"][stored_arrays["first"] >= 0]
+    flags = np.split(np.unpackbits(stored_arrays["tombstones"], count=int(batches.sum())).astype(np.bool_), np.cumsum(batches)[:-1])
+    counts = np.split(stored_arrays["counts"], np.cumsum(stored_arrays["counted"])[:-1])
     return {name: BatchScanSummary(*both) for name, *both in zip(names, flags, counts, strict=False)}
 
 
 def _concatenate_arrays(parts: list[npt.NDArray[np.generic]], dtype: type[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the arrays as one, or an empty array of type ``dtype``."""
+    """Return the arrays joined to one; an empty array of type ``dtype`` if there are none."""
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
@@ -221,7 +228,7 @@ def _encode_lines(lines: list[str]) -> npt.NDArray[np.uint8]:
 
 
 def _decode_lines(text: npt.NDArray[np.uint8]) -> list[str]:
-    """Return the text lines of ``_encode_lines``."""
+    """Return the text lines that ``_encode_lines`` has turned into bytes."""
     return text.tobytes().decode().split("\n") if len(text) else []
 
 
@@ -235,13 +242,13 @@ class StoredSurvivorLocations:
     parts: Mapping[str, tuple[int, int, str]]
 
     def to_arrays(self) -> Arrays:
-        """Return the arrays that are stored at the end of the object."""
+        """Return the locations as arrays, which are stored at the end of the scratch object."""
         places = np.array([part[:2] for part in self.parts.values()], np.int64).reshape(-1, 2)
         digests = b"".join(bytes.fromhex(part[2]) for part in self.parts.values())
         return {"ids": _encode_lines(list(self.parts)), "places": places, "sha256": np.frombuffer(digests, np.uint8)}
 
     @staticmethod
-    def from_arrays(tail: Arrays) -> StoredSurvivorLocations:
-        """Restore the parts from the arrays at the end of the object."""
-        parts = zip(_decode_lines(tail["ids"]), tail["places"], tail["sha256"].reshape(-1, 32), strict=True)
+    def from_arrays(stored_arrays: Arrays) -> StoredSurvivorLocations:
+        """Restore the locations from the arrays that are stored at the end of the scratch object."""
+        parts = zip(_decode_lines(stored_arrays["ids"]), stored_arrays["places"], stored_arrays["sha256"].reshape(-1, 32), strict=True)
         return StoredSurvivorLocations({name: (int(place[0]), int(place[1]), digest.tobytes().hex()) for name, place, digest in parts})

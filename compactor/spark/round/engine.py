@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from compactor.spark.cluster.jobs import SparkCluster
 
 
-class SparkEngines:
-    """Factory of engines that share one Spark application per process."""
+class SparkEngineFactory:
+    """Factory of Spark engines for rounds, which share one Spark application per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,9 +39,9 @@ class SparkEngines:
                 self._checked = True
         from compactor.spark.round.worker import SparkWorker
 
-        return RemoteEngine("spark", lambda stats: SparkWorker(lambda: self.start_cluster(tier), tier, cleaner, stats))
+        return RemoteEngine("spark", lambda stats: SparkWorker(lambda: self.get_or_start_cluster(tier), tier, cleaner, stats))
 
-    def start_cluster(self, tier: Tier) -> SparkCluster:
+    def get_or_start_cluster(self, tier: Tier) -> SparkCluster:
         """Return the cluster, starting Spark on the first call. Raises UsageError if Spark does not start."""
         from compactor.spark.cluster.session import start_cluster
 

@@ -141,7 +141,7 @@ def pack_key_rows(
     first_offset: int,
     end_offset: int,
 ) -> ExchangeRows:
-    """Return the key rows of a chunk's records whose offsets are in [low, end), from the last record to the first.
+    """Return the key rows of a chunk's records with offsets from ``first_offset`` to ``end_offset`` (exclusive), last record first.
 
     :param begin: row number of each batch's last record.
     :param key_halves: the two halves of the hash key.

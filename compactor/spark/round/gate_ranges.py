@@ -39,7 +39,7 @@ class GateRangeInput:
     bounds: HashBounds
 
 
-def encode_sums_of_gate_ranges(shared: RoundTaskSettings, ranges: range, gate_input: GateRangeInput, cost: TaskCost) -> bytes:
+def compute_and_encode_gate_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateRangeInput, cost: TaskCost) -> bytes:
     """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
 
     The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the

@@ -169,7 +169,7 @@ class ExpectedRecordSums:
         """Restore the sums from the arrays of a scratch object."""
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
-    def sum_of_segment(self, source: SourceSegment) -> Words:
+    def expected_sum_of_segment(self, source: SourceSegment) -> Words:
         """Return the sum that is expected for one segment. Raises CompactorError if the gate has not seen the segment."""
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
@@ -199,7 +199,7 @@ def create_group_gate(
     :param expected_sums: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
-    left = {} if expected_sums is None else {source.ordinal: expected_sums.sum_of_segment(source) for source in sources}
+    left = {} if expected_sums is None else {source.ordinal: expected_sums.expected_sum_of_segment(source) for source in sources}
     return Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), known, left)
 
 

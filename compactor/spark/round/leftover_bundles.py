@@ -22,7 +22,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_key_prefix
 from compactor.round.engines import DraftPlanAtTime
 from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.round.bundles import decode_bundle
+from compactor.spark.round.bundles import decode_bundle_result
 from compactor.spark.round.exchange import is_scratch_object_of_kind, read_tail_arrays
 from compactor.spark.round.pass_one_tasks import GATE_PREFIX, KEYS_PREFIX
 from compactor.spark.round.segment_index import SegmentIndex
@@ -93,7 +93,7 @@ def add_matching_leftover_bundles(jobs: RoundJobRunner, index: SegmentIndex, lef
         if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
             continue
         try:
-            bundle = decode_bundle(read_tail_arrays(jobs.control, info.key, info.size), info.key, info.size)
+            bundle = decode_bundle_result(read_tail_arrays(jobs.control, info.key, info.size), info.key, info.size)
         except (BadData, StoreError):
             continue  # damaged, or its writer lives and has deleted it
         shared = jobs.shared

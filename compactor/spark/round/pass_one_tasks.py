@@ -167,7 +167,7 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
 
 @dataclass(frozen=True)
 class _TaskDiskReservation:
-    """Disk space reserved until the task ends. Lets a HashRangeRowFile request more space than it started with."""
+    """Reservation of disk space that lasts until the task ends. A HashRangeRowFile extends it when it needs more space."""
 
     reserve_bytes: Callable[[int], None]
 
@@ -222,25 +222,30 @@ class _BundleWriter:
             )
         return count
 
-    def write_bundle(self, bundle: IndexedBundle, name: str, path: Path, reserve: Callable[[int], None]) -> IndexedBundle:
+    def write_bundle(self, bundle: IndexedBundle, name: str, path: Path, reserve_bytes: Callable[[int], None]) -> IndexedBundle:
         """Create the scratch objects of the bundle, and return its result with their locations.
 
-        The object with the gate's rows comes first, so that it exists whenever the other one does.
+        The object with the rows for the gate (the independent check of the output) is created first, so that it exists whenever the object
+        with the key rows does.
+
+        :param name: last part of the objects' keys.
+        :param path: local file in which the objects are put together; deleted at the end.
+        :param reserve_bytes: reserves local disk for so many bytes.
         """
         shared, store = self.shared, open_task_tier(self.shared).ports.control
         gate = None
         if self.gate_rows is not None:
-            reserve(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
+            reserve_bytes(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
             gate = write_gate_bundle(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
             create_scratch_once(store, gate.key, path)
-        reserve(self.key_rows.row_count * KEY_ROW_BYTES)
+        reserve_bytes(self.key_rows.row_count * KEY_ROW_BYTES)
         with path.open("wb") as file:
             begins, _ = write_spooled_rows(self.key_rows, file)
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = StoredKeyRows(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
             tail = pack_tail_arrays(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
-            reserve(len(tail))
+            reserve_bytes(len(tail))
             file.write(tail)
         size = create_scratch_once(store, keys.key, path).size
         path.unlink()
@@ -383,7 +388,7 @@ def _find_survivors_of_range(
         keys = KeyHashSet(shared.map_budget_bytes, expected_key_count=guess)
         full = False
         for place, rows in range_rows.read_dirty_rows(range_input.dirty):
-            by_row, kept = _replace_ordinals_by_row_numbers(rows)
+            by_row, kept = _number_rows_by_position(rows)
             taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, 0, ranges, wanted, kept)
             while taken < len(rows) and keys.grow_within_budget():
                 taken = mark_newest_row_of_each_key(keys.table, keys.state, by_row, taken, ranges, wanted, kept)
@@ -398,7 +403,7 @@ def _find_survivors_of_range(
             part, parts = part * 2, parts * 2
             continue
         for place, rows in range_rows.read_section(clean, 1):
-            by_row, kept = _replace_ordinals_by_row_numbers(rows)
+            by_row, kept = _number_rows_by_position(rows)
             mark_rows_with_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
                 yield place, encode_surviving_row_numbers(rows, kept)
@@ -407,8 +412,8 @@ def _find_survivors_of_range(
         part += 1
 
 
-def _replace_ordinals_by_row_numbers(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
-    """Return a copy of the rows in which each row's number replaces its ordinal, and a zeroed bitmap with one bit per row."""
+def _number_rows_by_position(rows: ExchangeRows) -> tuple[ExchangeRows, npt.NDArray[np.uint8]]:
+    """Return a copy of the rows whose last column holds each row's position in the array, and a zeroed bitmap with one bit per row."""
     by_row = rows.copy()
     by_row[:, 3] = np.arange(len(rows), dtype=np.uint32)
     return by_row, np.zeros(-(-len(rows) // 8), np.uint8)

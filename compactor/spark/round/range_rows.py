@@ -32,12 +32,12 @@ class StoredHashRangeRows(Protocol):
         """Return the size of one row in bytes."""
 
     def read_range_directory(self, store: ObjectStore, first: int, last: int) -> Directory:
-        """Read the row numbers at which the hash ranges [first, last) begin, one line per range and one for the end. The first two columns
-        are the two sections.
+        """Read the row numbers at which the hash ranges [first, last) begin, as an array with a line per range and one for the end of the
+        last range. Column 0 is the dirty section, column 1 the clean one.
         """
 
     def read_rows(self, store: ObjectStore, begin: int, end: int) -> FetchedRows:
-        """Read the rows [begin, end)."""
+        """Read the rows with numbers from ``begin`` to ``end`` (exclusive)."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class HashRangeRows:
     prefetched: Mapping[tuple[int, int], tuple[int, Future[FetchedRows]]]
     pool: ThreadPoolExecutor
 
-    def read_dirty_rows(self, order: Sequence[RowNumberRange]) -> Iterator[tuple[int, FetchedRows]]:
-        """Yield (bundle index, rows) of the dirty section in the given order. A bundle stays in memory from the first of its rows to the
-        last.
+    def read_dirty_rows(self, row_ranges: Sequence[RowNumberRange]) -> Iterator[tuple[int, FetchedRows]]:
+        """Yield (bundle index, rows) of the dirty section, in the order of ``row_ranges``. A bundle stays in memory from the first of its
+        rows to the last.
         """
-        order = [piece for piece in order if self._has_rows(piece.place, 0)]
-        last = {piece.place: number for number, piece in enumerate(order)}
-        coming = self._fetch_rows(list(dict.fromkeys(piece.place for piece in order)), 0)
+        row_ranges = [piece for piece in row_ranges if self._has_rows(piece.place, 0)]
+        last = {piece.place: number for number, piece in enumerate(row_ranges)}
+        coming = self._fetch_rows(list(dict.fromkeys(piece.place for piece in row_ranges)), 0)
         held: dict[int, FetchedRows] = {}
-        for number, piece in enumerate(order):
+        for number, piece in enumerate(row_ranges):
             if piece.place not in held:
                 held.update([next(coming)])
             rows = held[piece.place]

@@ -129,7 +129,7 @@ class SegmentIndex:
         for segment in self.live:
             if segment.id in source_ids:
                 place = self.bundle_places.get(segment.id)
-                (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_for_survivors(segment.id))
+                (without if place is None else of_bundle.setdefault(place, [])).append(self._segment_with_verdicts(segment.id))
         found = [SurvivorBundle(f"{place}", tuple(of_bundle[place]), self.bundles[place]) for place in sorted(of_bundle)]
         together = range(0, len(without), SEGMENTS_PER_GATHER_TASK)
         return found + [SurvivorBundle(f"headers-{n}", tuple(without[n : n + SEGMENTS_PER_GATHER_TASK]), None) for n in together]
@@ -139,18 +139,18 @@ class SegmentIndex:
         """Return the keys of the scratch objects that were written."""
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
-    def _segment_for_survivors(self, segment_id: str) -> SegmentWithSurvivors:
-        """Return a segment that was read, with its transaction verdicts, as an item of gathering survivors."""
+    def _segment_with_verdicts(self, segment_id: str) -> SegmentWithSurvivors:
+        """Return a segment that was read, with its transaction verdicts, as input for writing its survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
         return SegmentWithSurvivors(indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes))
 
     def _segment_to_index_with_keys(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
-        """Return the instruction to read a segment again, this time with its keys."""
+        """Return the order to read a segment with its keys, with its transaction verdicts if these are known."""
         if segment.id not in self.folded:
             return SegmentToIndex(segment, True)
-        known = self._segment_for_survivors(segment.id)
+        known = self._segment_with_verdicts(segment.id)
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
     def _index_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToIndex], description: str) -> None:

@@ -56,7 +56,7 @@ class _QueuedPartition:
 
 
 class SharedJobRunner:
-    """Runs Spark jobs in the background for partitions that several threads submit. Used as a context manager."""
+    """Runner of background Spark jobs, each of which cleans several small partitions that threads have submitted. A context manager."""
 
     def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
         self.cluster = cluster
@@ -134,19 +134,22 @@ class SharedJobRunner:
         finally:
             self._release_task_slots(left)
 
-    def _retry_partition_alone(self, partitions: list[_QueuedPartition], number: int, partition: _QueuedPartition) -> None:
-        """Run a job for one partition and deliver its outcome or error."""
+    def _retry_partition_alone(self, partitions: list[_QueuedPartition], index: int, partition: _QueuedPartition) -> None:
+        """Run a job for one partition, whose shared job has failed, and deliver its outcome or error.
+
+        :param index: position of ``partition`` in ``partitions``.
+        """
         try:
             deque(
                 self._run_partition_bins(
-                    f"{partition.item.shared.partition}: by itself, after its job was given up", partitions, [[number]], set()
+                    f"{partition.item.shared.partition}: by itself, after its job was given up", partitions, [[index]], set()
                 ),
                 maxlen=0,
             )
         except CompactorError as error:
-            partition.answer.put(TaskOutcome(number, None, error, TaskCost()))
+            partition.answer.put(TaskOutcome(index, None, error, TaskCost()))
         except Exception as error:  # noqa: BLE001 - somebody waits for this answer
-            partition.answer.put(TaskOutcome(number, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
+            partition.answer.put(TaskOutcome(index, None, CompactorError(f"a bug: {type(error).__name__}: {error}"), TaskCost()))
 
     def _run_partition_bins(
         self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
@@ -220,5 +223,5 @@ class SharedJobWorker(RemoteWorker):
             try:
                 return partition.answer.get(timeout=FENCING_CHECK_SECONDS)
             except Empty:
-                self.jobs.cluster.check_not_cancelled()
+                self.jobs.cluster.require_not_cancelled()
                 session.check_leadership(is_waiting=True)

@@ -53,7 +53,7 @@ from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome,
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import StoredSurvivorLocations
 from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_tail_arrays
-from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateRangeInput, encode_sums_of_gate_ranges, write_expected_sums
+from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateRangeInput, compute_and_encode_gate_sums, write_expected_sums
 from compactor.spark.round.leftover_bundles import (
     add_matching_leftover_bundles,
     claim_leftover_bundles,
@@ -123,9 +123,9 @@ class SparkWorker:
         self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.unannounced_scratch_prefix(plan, state)
-        jobs = self.create_round_jobs(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
+        jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
         left = claim_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
-        sidecars = self.sidecars(state)
+        sidecars = self.open_sidecars(state)
         if sidecars is None or not plan_inputs.assessment.clean:
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
@@ -165,7 +165,7 @@ class SparkWorker:
             self.cost.add_cost(self._used)
             self._used = TaskCost()
 
-    def create_round_jobs(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
+    def create_job_runner(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
         """Return the job runner for one plan."""
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
@@ -174,7 +174,7 @@ class SparkWorker:
         """Return the key prefix of scratch objects that are written before this plan is announced."""
         return unannounced_scratch_prefix(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
-    def sidecars(self, state: PartitionState) -> SidecarStore | None:
+    def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
         """Return access to the partition's sidecars, or None if filters are switched off."""
         return self.tier.open_sidecar_store(state.topic_partition) if self.cleaner.bloom else None
 
@@ -249,7 +249,7 @@ class _AnnouncedPlanRun:
         self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        jobs = worker.create_round_jobs(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.check_leadership)
+        jobs = worker.create_job_runner(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.check_leadership)
         if prepared is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
             jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
@@ -268,7 +268,7 @@ class _AnnouncedPlanRun:
         sources = [by_id[name] for task in self._tasks for name in task.sources]
         wanted = {source.id for source in sources} | ({GATE_SUMS_NAME} if self._has_dirty_range and self._jobs.shared.gate else set())
         if not wanted <= stored.keys():
-            stored = self._scan_for_survivors_before_planning(sources)
+            stored = self._run_pass_one_and_record_survivors(sources)
         else:
             self._delete_scratch_objects(
                 [info.key for info in self._list_bundles_of_earlier_attempts()]
@@ -316,7 +316,7 @@ class _AnnouncedPlanRun:
                 hint=f"Set disk_budget_bytes to at least {need * each}, lower segment_bytes, or run fewer tasks at a time",
             )
 
-    def _scan_for_survivors_before_planning(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
+    def _run_pass_one_and_record_survivors(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
         """Run pass 1 and find the surviving records; record them so that later attempts skip this step.
 
         The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
@@ -363,7 +363,7 @@ class _AnnouncedPlanRun:
         plan = self._plan
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
-        heads = self._worker.sidecars(self._session.state)
+        heads = self._worker.open_sidecars(self._session.state)
         return {name: head.sidecar for name, head in heads.load_sidecar_heads(names).items() if head.sidecar} if heads else {}
 
     def _ids_of_segments_needing_keys(self, sources: Sequence[RemoteLogSegmentMetadata]) -> set[str]:
@@ -445,7 +445,7 @@ class HashRangeTask:
             (self.targets[place], answer) for place, answer in find_survivors_of_ranges(self.shared, ranges, self.range_input, cost)
         )
         if self.gate_input is not None:
-            yield self.gate_place, encode_sums_of_gate_ranges(self.shared, ranges, self.gate_input, cost)
+            yield self.gate_place, compute_and_encode_gate_sums(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
