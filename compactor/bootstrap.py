@@ -50,7 +50,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     contact = FirstAnswerTracker()
     conditions = ConditionCheck(Path(settings.tier.state_dir) / "stores")
 
-    def control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
+    def open_control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
         """Open the store of control logs with these limits and retries."""
         return open_store(
             control_at,
@@ -78,8 +78,8 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     control: ObjectStore = NullStore("control_url under [tier] is not set" if kind.compacts else read_only_error(settings).message)
     urgent = control
     if control_at:
-        control = control_store(settings.limits)
-        urgent = control_store(LimitSettings(), RetrySettings(deadline_s=settings.lease.ttl_ms / 3000))
+        control = open_control_store(settings.limits)
+        urgent = open_control_store(LimitSettings(), RetrySettings(deadline_s=settings.lease.ttl_ms / 3000))
     data = data if kind.compacts else ReadOnlyStore(data)
     metadata = _create_metadata_source(settings, kind, data, control)
     ports = Ports(

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from typing_extensions import override
 
+ExitCode = int
+"""Exit code of a command: 0 for success, else that of the error class, or 1 for a bug."""
+
 
 class CompactorError(Exception):
     """Base of all errors: what happened and where (``message``), and what to do next (``hint``), in words for a person."""
@@ -45,13 +48,13 @@ def _rebuild_error(kind: type[CompactorError], state: dict[str, object]) -> Comp
 
 
 class UsageError(CompactorError):
-    """The command line, the configuration or the request is wrong. Exit code 2."""
+    """Raised if the command line, the configuration or a request is not valid. Exit code 2."""
 
     exit_code = 2
 
 
 class BadData(CompactorError):
-    """Bytes that cannot be cleaned or trusted. Exit code 3.
+    """Raised if data is damaged or contradicts its records, so that it cannot be cleaned. Exit code 3.
 
     :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
@@ -77,31 +80,31 @@ class BadData(CompactorError):
 
 
 class Fenced(CompactorError):
-    """Another compactor has taken over; this process has changed nothing since. Exit code 4."""
+    """Raised if another compactor has taken over the partition. This process has changed nothing since then. Exit code 4."""
 
     exit_code = 4
 
 
 class Leased(Fenced):
-    """Another compactor leads the partition and is alive. Exit code 4."""
+    """Raised if another compactor leads the partition and is alive. Exit code 4."""
 
 
 class StoreError(CompactorError):
-    """Failure of the object store, a broker or the network. Exit code 5."""
+    """Raised if the object store, a broker or the network fails. Exit code 5."""
 
     exit_code = 5
 
 
 class NotFound(StoreError):
-    """The object does not exist."""
+    """Raised if an object does not exist in the store."""
 
 
 class AlreadyExists(StoreError):
-    """An object with this key exists, so it was not created."""
+    """Raised if an object was not created because one with this key exists."""
 
 
 class Unavailable(StoreError):
-    """The store or broker failed temporarily. The request may or may not have taken effect; trying again may help."""
+    """Raised if the store or broker fails temporarily. The request may or may not have taken effect; trying again may help."""
 
 
 class Refused(StoreError):
@@ -111,20 +114,22 @@ class Refused(StoreError):
 
 
 class CannotCopy(StoreError):
-    """The store does not copy ranges of objects on the server side, so the data has to be downloaded and uploaded."""
+    """Raised if the store does not copy ranges of objects on the server side, so that the data has to be downloaded and uploaded."""
 
 
 class CopyDiffers(StoreError):
-    """A server-side copy differs from its source, because the source is damaged or the store copies wrongly. The copy has been removed."""
+    """Raised if a server-side copy differs from its source, because the source is damaged or the store copies wrongly.
+    The copy has been removed.
+    """
 
 
 class OutOfBudget(CompactorError):
-    """Disk or memory budget is too small, or the disk is full. Exit code 6."""
+    """Raised if the disk or memory budget is too small, or the disk is full. Exit code 6."""
 
     exit_code = 6
 
 
-def gravest_exit_code(codes: list[int]) -> int:
+def gravest_exit_code(codes: list[ExitCode]) -> ExitCode:
     """Return the exit code of a command over several partitions: the gravest of 1, 6, 5, 3, 4, 0, in this order (2 counts like 1)."""
     for code in (1, 2, 6, 5, 3, 4):
         if code in codes:

@@ -7,7 +7,7 @@ How a command is added (``commands/config.py`` is an example):
    at once; a test looks for it.
 2. Write the module, ``compactor/cli/commands/<name>.py``. It is imported only if the command is called, and imports what it needs at its
    top. Imports stay inside a function where most calls do without something slow or with an extra that may be missing.
-3. Write the function, ``def run_clean(args: Namespace, out: Output) -> int | None``. It reads the settings with
+3. Write the function, ``def run_offline_cleaning(args: Namespace, out: Output) -> int | None``. It reads the settings with
    ``command_parser.load_command_settings(args)``, calls *one* function below that does the work, and passes the result to
    ``out.print_result(document, *tables)``: the document is the JSON contract, the tables are for people. Long work is shown with
    ``out.progress``, and remarks go to ``out.note``. It returns an exit code, or None for 0. A command over several partitions returns

@@ -106,7 +106,7 @@ COMMANDS = (
             Command(
                 "delete-records",
                 "delete the records of a partition below an offset or a time",
-                "topics.run_delete_records",
+                "topics.delete_records_command",
                 (
                     PARTITION_ARGUMENT,
                     argument(
@@ -180,7 +180,7 @@ COMMANDS = (
     Command(
         "plan",
         "show what a round would do, and what it would cost",
-        "plan.run_plan",
+        "plan.print_round_forecasts",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -245,7 +245,7 @@ COMMANDS = (
     Command(
         "clean",
         "clean one Kafka log directory offline, without a tier",
-        "clean.run_clean",
+        "clean.run_offline_cleaning",
         (
             argument(
                 "log_dir", metavar="LOG_DIR", type=Path, help="contains <20 digits>.log and their indexes; all segments count as sealed"
@@ -391,7 +391,7 @@ COMMANDS = (
     Command(
         "doctor",
         "find what harms a broker-managed tier, or is going to, compacted or not",
-        "doctor.run_doctor",
+        "doctor.diagnose_broker_managed_tier",
         (
             PARTITIONS_ARGUMENT,
             argument("--fail-on", choices=("error", "warning"), default="error", help="exit with 3 if there is one (default: error)"),
@@ -475,7 +475,7 @@ COMMANDS = (
     Command(
         "undo",
         "undo a round: readers get the segments back that it replaced",
-        "undo.run_undo",
+        "undo.undo_round_command",
         (
             RUN_ARGUMENT,
             argument("--partition", metavar="TOPIC-PARTITION", help="its partition (default: found by the run's id)"),
@@ -485,7 +485,7 @@ COMMANDS = (
     Command(
         "explain",
         "explain why a partition is not cleaned, or what happened to a key or an offset",
-        "explain.run_explain",
+        "explain.print_explanation",
         (
             PARTITION_OR_TOPIC_ARGUMENT,
             exclusive_arguments(
@@ -518,7 +518,7 @@ COMMANDS = (
     Command(
         "pause",
         "prevent new rounds on these partitions until resume",
-        "pauses.run_pause",
+        "pauses.pause_rounds_command",
         (
             argument(
                 "pattern",
@@ -532,13 +532,13 @@ COMMANDS = (
     Command(
         "resume",
         "allow rounds on paused partitions again",
-        "pauses.run_resume",
+        "pauses.resume_rounds_command",
         (argument("pattern", metavar="PATTERN", help="the pattern that was paused"), REASON_OPTION),
     ),
     Command(
         "wake",
         "ask the daemons for a round on these partitions at once",
-        "pauses.run_wake",
+        "pauses.request_daemon_rounds",
         (
             argument("partitions", nargs="+", metavar="TOPIC[-PARTITION]", help="partitions, topics or whole regular expressions"),
             REASON_OPTION,
@@ -553,7 +553,7 @@ COMMANDS = (
             Command(
                 "list",
                 "list manual actions, newest first",
-                "audit.list_audit",
+                "audit.list_audited_actions",
                 (
                     argument("pattern", nargs="?", metavar="PATTERN", help="a topic, a TOPIC-PARTITION or a regular expression"),
                     argument("--since", type=parse_time_ms, metavar="TIME", default=0, help="a time, or '7d ago'"),

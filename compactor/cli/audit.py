@@ -77,8 +77,7 @@ def record_audited_action(
 def record_audited_action_if(
     is_recorded: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return ``record_audited_action`` if ``is_recorded``, else a context that does nothing.
-
-    For commands that must be recorded only with some of their options.
+    """Return a context that records a manual action before its block, and the outcome after it; if ``is_recorded`` is false, a context that
+    does nothing. For commands that must be recorded only with some of their options.
     """
     return record_audited_action(args, settings, out, command, targets, **details) if is_recorded else nullcontext()

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from compactor import extras
 from compactor.config.units import parse_duration_ms, parse_size
-from compactor.errors import CompactorError, OutOfBudget, StoreError, UsageError
+from compactor.errors import CompactorError, ExitCode, OutOfBudget, StoreError, UsageError
 
 if TYPE_CHECKING:
     from compactor.cli.output import Output
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 DEBUG = "TIERED_COMPACTOR_DEBUG"
 """Environment variable. If it is 1, errors are shown with their stack trace."""
 
-CommandFunction = Callable[[argparse.Namespace, "Output"], "int | None"]
+CommandFunction = Callable[[argparse.Namespace, "Output"], ExitCode | None]
 """A command's function: receives the parsed arguments and the output, and returns the exit code, None for 0."""
 
 
 class Argument(NamedTuple):
-    """One argument of a command, or several that exclude each other: what argparse's ``add_argument`` receives.
+    """Description of one argument of a command, or of several that exclude each other, as argparse's ``add_argument`` receives it.
 
     names: name of a positional argument, or the spellings of an option. settings: argparse's keywords. exclusive: arguments of which at
     most one may be given, in place of ``names``.
@@ -142,7 +142,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"See `{self.prog} --help`")
 
 
-def move_common_options(arguments: Sequence[str]) -> list[str]:
+def move_common_options_to_end(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with common options moved from before the command to its end: ``--config FILE run`` becomes ``run --config
     FILE``.
 

@@ -16,7 +16,7 @@ FIRST = ("partition",)
 
 
 @dataclass(frozen=True)
-class LineFormat:
+class StderrLineFormat:
     """Format of lines on stderr.
 
     as_json: write JSON objects with ``time``, ``level``, ``message`` and the fields. stamped: write time and level in text lines as well.

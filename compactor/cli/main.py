@@ -16,9 +16,10 @@ from typing import NoReturn
 
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
-from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options
-from compactor.cli.lines import LineFormat, NoteFunction, NoteLogHandler
+from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options_to_end
+from compactor.cli.lines import NoteFunction, NoteLogHandler, StderrLineFormat
 from compactor.cli.output import Output
+from compactor.errors import ExitCode
 
 SERVICES = ("daemon.run_daemon", "agent.run_agent")
 """Functions of commands that run until they are stopped. Their lines on stderr carry time and level."""
@@ -34,8 +35,9 @@ def _reduce_start_up_time() -> None:
     atexit.register(gc.freeze)  # else Python ends by looking through all that was imported, three times: a fifth
 
 
-def entry(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code (see ``compactor.errors``; 130 after Ctrl-C, 143 after SIGTERM).
+def entry(argv: list[str] | None = None) -> ExitCode:
+    """Run one command of ``tiered-compactor`` and return its exit code: 0 for success, 130 after Ctrl-C, 143 after SIGTERM, else the
+    code of the error.
 
     :param argv: arguments without the program's name; None for those of the process.
     """
@@ -44,7 +46,7 @@ def entry(argv: list[str] | None = None) -> int:
         return _run_command(sys.argv[1:] if argv is None else argv)
 
 
-def _run_command(arguments: list[str]) -> int:
+def _run_command(arguments: list[str]) -> ExitCode:
     """Parse the arguments, run the command, and return the exit code."""
     out = Output("table")
 
@@ -55,10 +57,12 @@ def _run_command(arguments: list[str]) -> int:
     if is_json_requested(arguments):
         out = Output("json")
     try:
-        arguments = move_common_options(arguments) or ["--help"]
+        arguments = move_common_options_to_end(arguments) or ["--help"]
         args = build_parser(arguments[:1]).parse_args(arguments)
         service = args.run in SERVICES
-        out = Output(getattr(args, "output", "table"), lines=LineFormat(getattr(args, "log_format", "text") == "json", stamped=service))
+        out = Output(
+            getattr(args, "output", "table"), lines=StderrLineFormat(getattr(args, "log_format", "text") == "json", stamped=service)
+        )
         remarks.show_from_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
         module, _, function = args.run.partition(".")
         run: CommandFunction = getattr(importlib.import_module(f"compactor.cli.commands.{module}"), function)
@@ -102,11 +106,11 @@ def _signals_as_exceptions() -> Iterator[None]:
     moment later.
     """
 
-    def terminate(number: int, frame: object) -> NoReturn:
+    def raise_terminated(number: int, frame: object) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Terminated
 
-    def interrupt(number: int, frame: object) -> NoReturn:
+    def raise_interrupted(number: int, frame: object) -> NoReturn:
         raise Interrupted
 
     def resend_dropped_signal(what: sys.UnraisableHookArgs) -> None:
@@ -114,16 +118,16 @@ def _signals_as_exceptions() -> Iterator[None]:
         if number is None or threading.current_thread() is not threading.main_thread():
             hook(what)
             return
-        signal.signal(number, terminate if number == signal.SIGTERM else interrupt)
+        signal.signal(number, raise_terminated if number == signal.SIGTERM else raise_interrupted)
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     hook, sys.unraisablehook = sys.unraisablehook, resend_dropped_signal
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, raise_terminated)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored here, and stays so
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, raise_interrupted)
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
-from compactor.cli.lines import LineFormat
+from compactor.cli.lines import StderrLineFormat
 from compactor.views.time_formats import format_size as format_size
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class Tree(NamedTuple):
 
 
 class Output:
-    """Destination of one command's output. At most one call of ``print_result``."""
+    """Destination of one command's output: result to stdout, remarks and progress to stderr. ``print_result`` may be called once."""
 
     def __init__(
         self,
         mode: Literal["table", "json"],
         stdout: IO[str] | None = None,
         stderr: IO[str] | None = None,
-        lines: LineFormat = LineFormat(),  # noqa: B008, frozen
+        lines: StderrLineFormat = StderrLineFormat(),  # noqa: B008, frozen
     ) -> None:
         self.mode = mode
         self.lines = lines
@@ -248,7 +248,7 @@ class Progress:
             self._update_display()
 
     def print_above_bar(self, text: str) -> bool:
-        """Print a remark above the bar. Returns False if no bar is drawn."""
+        """Print a remark above the bar. Return False, and print nothing, if no bar is drawn."""
         with self._lock:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from compactor.profiling import CostRecorder, StageCost, record_costs
 
 
 class CommandProfile:
-    """Recorder of a command's costs (such as CPU time): by stage, outside the stages, and in total. They are known after the work."""
+    """Recorder of a command's costs (such as CPU time): by stage, outside the stages, and in total. They can be printed after the work."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
@@ -20,7 +20,7 @@ class CommandProfile:
 
     @contextmanager
     def record_costs(self) -> Iterator[None]:
-        """Record the work of all threads while the block runs, if ``--profile`` was given."""
+        """Record the costs of all threads while the block runs, if ``--profile`` was given."""
         if not self._asked:
             yield
             return

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from compactor.cli.output import Output
-from compactor.errors import UsageError
+from compactor.errors import ExitCode, UsageError
 from compactor.local import allocator
 from compactor.service.journal import EventLogger, ServiceEventLogger
 
@@ -52,7 +52,7 @@ def run_service(
     read_settings: Callable[[], Settings],
     unfinished_jobs: Callable[[], Iterable[object]],
     out: Output,
-) -> int:
+) -> ExitCode:
     """Run a service until SIGTERM or SIGINT, and return the exit code. SIGHUP makes it reread the configuration.
 
     :param name: name of the command.

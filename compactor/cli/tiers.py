@@ -22,7 +22,7 @@ from compactor.control.incarnations import current_incarnations
 from compactor.control.logs import PartitionLog
 from compactor.control.pauses import pattern_matches
 from compactor.control.summary import PartitionSummary
-from compactor.errors import BadData, CompactorError, Leased, UsageError, gravest_exit_code
+from compactor.errors import BadData, CompactorError, ExitCode, Leased, UsageError, gravest_exit_code
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
@@ -153,7 +153,7 @@ def read_partition_summaries(
     """Read the control logs of these partitions and return a summary of each. Those that cannot be read are reported and left out."""
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_summaries(tier, partitions, check_marks=True, on_partition=progress.advance)
+        looks = read_summaries(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
     for inspection in looks:
         if inspection.error is not None:
             outcomes.record_failure(str(inspection.partition), inspection.error)
@@ -176,7 +176,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
     return sum(summary.bytes for summary in found) + replaced
 
 
-def print_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> int:
+def print_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
     """Print what a check found and return the exit code. Errors are named on stderr as well; equal notes are counted together.
 
     :param findings: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``; those of broker-managed
@@ -230,13 +230,13 @@ def partition_document(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
-def report_document(value: Any) -> dict[str, Any]:
+def report_document(report: Any) -> dict[str, Any]:
     """Return a report (a dataclass) as a dictionary for JSON output."""
-    return asdict(value)
+    return asdict(report)
 
 
 class PartitionOutcomes:
-    """Outcomes of a command over several partitions, for its exit code. A partition that fails does not stop the others (I9).
+    """Outcomes of a command over several partitions, for its exit code. A partition that fails does not stop the others.
 
     :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
     """
@@ -272,7 +272,7 @@ class PartitionOutcomes:
         self._out.print_note(f"error: {partition} is quarantined: {reason}. {advice}")
         self._codes.append(3)
 
-    def exit_code(self) -> int:
+    def exit_code(self) -> ExitCode:
         """Return the command's exit code: that of the gravest failure, or 0 if every partition succeeded."""
         if self._leased and not self._codes:
             return Leased.exit_code

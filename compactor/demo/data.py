@@ -46,7 +46,7 @@ class DemoTopicSettings:
 
 
 @dataclass
-class _LogWriter:
+class _LogDirectoryWriter:
     """Writer of a log directory. Appends batches to segments as a broker does, and rolls a segment when the next batch does not fit."""
 
     folder: Path
@@ -83,7 +83,7 @@ class _LogWriter:
 def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
     """Write a log directory with the generated topic, and yield the number of records of each batch, for a progress bar."""
     folder.mkdir(parents=True)
-    log = _LogWriter(folder, settings.segment_bytes)
+    log = _LogDirectoryWriter(folder, settings.segment_bytes)
     batches = -(-settings.records // settings.batch_records)
     transactions = {(2 * n + 1) * batches // (2 * settings.transactions): n for n in range(settings.transactions)}
     elections = {0: 0, batches // 3: 1, 3 * batches // 4: 3}

@@ -166,9 +166,9 @@ class KafkaCheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointEntryChange:
-    """HistoryDifference between two checkpoint files in one entry. what: the partition or the leader epoch. before or after is None if
-    that file
-    has no such entry.
+    """Difference between two checkpoint files in one entry.
+
+    what: the entry's partition or leader epoch. before, after: its offset in each file; None if that file has no such entry.
     """
 
     what: str

@@ -87,20 +87,21 @@ class RecordedHistory:
         """Return the log's records, oldest first."""
         return [record for record, _ in self._steps]
 
-    def parse_history_point(self, text: str) -> PartitionHistoryPoint:
-        """Return the moment of the history that a text names: a log position (slot), a time (milliseconds since 1970 or ISO 8601) or a run
-        id. Raises UsageError.
+    def find_history_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
+        """Return a moment of the history: after a record of the control log, at a time, or after a run. Raises UsageError if there is none.
+
+        :param slot_time_or_run_id: number of the record (slot), time (milliseconds since 1970 or ISO 8601), or id of the run.
         """
-        if text.isascii() and text.isdigit():
-            number = int(text)
+        if slot_time_or_run_id.isascii() and slot_time_or_run_id.isdigit():
+            number = int(slot_time_or_run_id)
             return self._history_point_at_time(number) if number >= MILLISECONDS_FROM else self._history_point_at_slot(number)
-        run = self.latest_history_point.state.find_run(text) if self.latest_history_point.state else None
+        run = self.latest_history_point.state.find_run(slot_time_or_run_id) if self.latest_history_point.state else None
         if run is not None:
             return self._history_point_after_run(run)
-        moment = _parse_iso_time_ms(text)
+        moment = _parse_iso_time_ms(slot_time_or_run_id)
         if moment is None:
             raise UsageError(
-                f"{text!r} is not a valid slot, time or run of {self._base.topic_partition}",
+                f"{slot_time_or_run_id!r} is not a valid slot, time or run of {self._base.topic_partition}",
                 hint=f"Write a slot, milliseconds, a time like 2026-01-31T12:00:00Z, or a run that `runs list"
                 f" {self._base.topic_partition}` shows",
             )

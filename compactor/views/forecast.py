@@ -52,9 +52,10 @@ class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
     due: whether `run` has something to do; also if only retention has.
-    retention: what retention does to the partition, in words; empty if it does not apply. The fields beside it are those of
-        RetentionOutlook. What expires first counts neither as read nor as rewritten.
-    min_cleanable_dirty_ratio: the ratio above which a round is due; the two fields that follow are those of DirtyRatioThreshold.
+    retention: what retention does to the partition, in words; empty if it does not apply. The number
+        and size of the segments that expire first follow; these count neither as read nor as rewritten.
+    min_cleanable_dirty_ratio: the ratio above which a round is due. If it was chosen automatically, the two fields that follow say why, and
+        how much it saves in comparison with Kafka's default.
     skip: number of segments that the round is expected to skip. asked: number of segments that it skips if their filters say so; the same
     share of them is expected to be skipped as in earlier rounds.
     cost_usd: price of the requests; 0 for a directory. stored_usd_month: monthly price of all live and replaced segments.

@@ -2,8 +2,8 @@
 
 The catalog has change hints. A hint can be lost when a process dies between its publication and the hint. Therefore each partition's log is
 also checked once per ``MAX_AGE_MS``, and at every call while a compactor or an import is at work: two requests if nothing is new. Commands
-for people also check that the log still has the last record that local state knows (``check_marks``), because a log may have been
-restored from a backup.
+for people also check that the log still has the last record that local state knows (``check_for_restored_logs``), because a
+log may have been restored from a backup.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def read_summaries(
     partitions: Sequence[TopicPartition],
     *,
     max_age_ms: int = MAX_AGE_MS,
-    check_marks: bool = False,
+    check_for_restored_logs: bool = False,
     on_partition: OnPartition = lambda: None,
 ) -> list[PartitionSummaryOrError]:
     """Return a summary or an error for each partition, in the given order. Raises StoreError only if the catalog cannot be read.
 
     :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
-    :param check_marks: check each summary from local state with one request, in case its log was restored to an earlier point.
+    :param check_for_restored_logs: check each summary from local state with one request, in case its log was restored to an earlier point.
     """
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
@@ -63,9 +63,9 @@ def read_summaries(
             and tier.min_log_slot(name) <= known[0].slot
             and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
-        if fresh and check_marks:
+        if fresh and check_for_restored_logs:
             trusted.add(name)
-        if known and fresh and not check_marks:
+        if known and fresh and not check_for_restored_logs:
             found[name] = PartitionSummaryOrError(name, known[1])
             on_partition()
         else:

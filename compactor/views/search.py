@@ -56,12 +56,15 @@ class FoundRecord:
 class RecordSearch:
     """Search for records in a partition's segments, from the log's end to its beginning. The outcomes of transactions come from the control
     records read on the way.
+
+    :param on_bytes: receives the size of each segment that was read.
+    :param staging_purpose: word by which the staged files of this search are named.
     """
 
-    def __init__(self, tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None], purpose: str = "explain") -> None:
+    def __init__(self, tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None], staging_purpose: str = "explain") -> None:
         self._tier = tier
         self._name = partition
-        self._purpose = purpose
+        self._purpose = staging_purpose
         self._limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
         self._on_bytes = on_bytes
         self._known: dict[int, int] = {}

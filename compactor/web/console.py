@@ -217,10 +217,10 @@ class RequestRouter:
             return text_response(HTTPStatus.OK, "ok")
         return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
 
-    def _find_partition_document(self, text: str) -> StrictFrozenModel | None:
-        """Return the document of the partition whose name is ``text``, the last part of a path; None if there is no such partition."""
+    def _find_partition_document(self, partition_name: str) -> StrictFrozenModel | None:
+        """Return the document of a partition; None if there is no such partition. ``partition_name``: last part of a path, URL-quoted."""
         try:
-            return self._pages.partition_document(TopicPartition.parse_store_prefix(unquote(text)))
+            return self._pages.partition_document(TopicPartition.parse_store_prefix(unquote(partition_name)))
         except UsageError:
             return None
 

@@ -65,17 +65,17 @@ class _ListedPartition:
 
     @property
     def dirty_ratio(self) -> float:
-        """Dirty ratio; -1 if the partition was not polled yet."""
+        """Return the dirty ratio; -1 if the partition was not polled yet."""
         return self.schedule.status.dirty_ratio if self.schedule.status else -1.0
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of live segments; -1 if the partition was not polled yet."""
+        """Return the bytes of live segments; -1 if the partition was not polled yet."""
         return self.schedule.status.bytes if self.schedule.status else -1
 
     @property
     def last_round_ended_ms(self) -> int:
-        """End of the latest round in milliseconds; -1 if there was none."""
+        """Return when the latest round ended, in milliseconds; -1 if there was none."""
         seen = self.schedule.status
         return seen.last_round.ended_ms if seen is not None and seen.last_round is not None else -1
 

@@ -42,8 +42,8 @@ class ListQuery:
     page: int = 1
     per_page: int = PER_PAGE
 
-    def url_with_changes(self, **changes: object) -> str:
-        """Return the query string, beginning with a question mark, after changing these fields of the query. Any change except that of
+    def query_string_with_changes(self, **changes: object) -> str:
+        """Return the query string, beginning with a question mark, of this query with some fields changed. Any change except that of
         ``page`` leads to the first page.
         """
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields

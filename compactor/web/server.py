@@ -25,15 +25,15 @@ HEADERS = {
 """Security headers of every response. The pages load nothing from elsewhere and run no script but their own."""
 
 
-class Responder(Protocol):
-    """Source of responses, by path."""
+class HttpResponder(Protocol):
+    """Source of the responses to HTTP requests."""
 
     def respond_to_request(self, target: str) -> HttpResponse:
         """Return the response to a request for this path with its query string."""
 
 
 @contextmanager
-def serve_pages(listen: str, pages: Responder, setting_name: str = "daemon.listen") -> Iterator[str]:
+def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.listen") -> Iterator[str]:
     """Serve the pages while the block runs, and yield the address, in which port 0 is replaced by the real port.
 
     :param listen: host and port.

@@ -97,7 +97,7 @@ def make_verdict(
     :param running_jobs: number of running jobs.
     :param due_partitions: number of partitions that wait for work.
     """
-    level, text, detail = _verdict_level(
+    level, text, detail = _verdict_level_text_and_detail(
         ready=ready, stopping=stopping, problem=problem, has_scanned=has_scanned, failing_partitions=failing_partitions
     )
     doing = [count_noun(running_jobs, "job") + " at work"] if running_jobs else []
@@ -105,8 +105,10 @@ def make_verdict(
     return ServiceVerdict(level=level, text=text, detail=detail or ", ".join(doing) or "No job runs, and no partition is due")
 
 
-def _verdict_level(*, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int) -> tuple[Level, str, str]:
-    """Return the level, the text and the detail of the verdict."""
+def _verdict_level_text_and_detail(
+    *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int
+) -> tuple[Level, str, str]:
+    """Return level, text and detail of the verdict about a service. The detail is empty if there is no reason to state."""
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"
     if problem:

@@ -41,9 +41,9 @@ class TestPoints:
 
     def test_slots_from_the_empty_log_on(self, crafted: Crafted) -> None:
         past = RecordedHistory(crafted.log())
-        assert past.parse_history_point("0").cleaner_offsets == ()
-        assert past.parse_history_point(str(past.latest_history_point.slot)) == past.latest_history_point
-        found = compare_history_points(past.parse_history_point("0"), past.latest_history_point)
+        assert past.find_history_point("0").cleaner_offsets == ()
+        assert past.find_history_point(str(past.latest_history_point.slot)) == past.latest_history_point
+        found = compare_history_points(past.find_history_point("0"), past.latest_history_point)
         assert found.cleaner_offsets == (CleanerOffsetChange(0, None, 100), CleanerOffsetChange(1, None, 155))
         assert found.fenced == 1
         assert found.leader == ("", "host-b:2 (epoch 1)")
@@ -52,17 +52,17 @@ class TestPoints:
         past = RecordedHistory(crafted.log())
         start = crafted.clock.now_ms - 120_000
         between = start + 30_000
-        assert past.parse_history_point(str(between)).cleaner_offsets == vector((0, 100))
-        assert past.parse_history_point(format_iso_time(between)).slot == past.parse_history_point(str(between)).slot
-        assert past.parse_history_point(str(start - 1)).slot == 0
+        assert past.find_history_point(str(between)).cleaner_offsets == vector((0, 100))
+        assert past.find_history_point(format_iso_time(between)).slot == past.find_history_point(str(between)).slot
+        assert past.find_history_point(str(start - 1)).slot == 0
 
     def test_after_a_run(self, crafted: Crafted) -> None:
-        assert RecordedHistory(crafted.log()).parse_history_point("run-a").cleaner_offsets == vector((0, 100))
+        assert RecordedHistory(crafted.log()).find_history_point("run-a").cleaner_offsets == vector((0, 100))
 
     @pytest.mark.parametrize("text", ["99", "yesterday", "run-z", "2026-13-45"])
     def test_what_is_no_point(self, crafted: Crafted, text: str) -> None:
         with pytest.raises(UsageError):
-            RecordedHistory(crafted.log()).parse_history_point(text)
+            RecordedHistory(crafted.log()).find_history_point(text)
 
 
 class TestAfterACut:
@@ -82,12 +82,12 @@ class TestAfterACut:
 
     def test_old_slots_and_times_are_refused_with_what_there_is(self, past: RecordedHistory, crafted: Crafted) -> None:
         with pytest.raises(UsageError, match="holds slots"):
-            past.parse_history_point("2")
+            past.find_history_point("2")
         with pytest.raises(UsageError, match="does not reach back"):
-            past.parse_history_point(str(crafted.clock.now_ms - 600_000))
+            past.find_history_point(str(crafted.clock.now_ms - 600_000))
 
     def test_what_came_after_it_is_compared_as_ever(self, past: RecordedHistory) -> None:
-        found = compare_history_points(past.parse_history_point(str(past.latest_history_point.slot - 1)), past.latest_history_point)
+        found = compare_history_points(past.find_history_point(str(past.latest_history_point.slot - 1)), past.latest_history_point)
         assert found.leader == ("host-b:2 (epoch 1)", "host-c:3 (epoch 2)")
         assert found.segments == ()
 

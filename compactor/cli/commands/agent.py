@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic.leaders import KafkaLeaders
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
-from compactor.errors import UsageError
+from compactor.errors import ExitCode, UsageError
 from compactor.tier.kinds import owned_root_settings_hint, tier_kind
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
@@ -23,7 +23,7 @@ BROKER_SECONDS = 5.0
 """Timeout of one request to the brokers. The agent retries by itself."""
 
 
-def run_agent(args: argparse.Namespace, out: Output) -> int:
+def run_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     serving.prepare_process()
 
     extras.require_extra("kafka", "agent")

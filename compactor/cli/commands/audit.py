@@ -12,7 +12,7 @@ from compactor.errors import UsageError
 from compactor.views.time_formats import count_noun, format_iso_time
 
 
-def list_audit(args: argparse.Namespace, out: Output) -> None:
+def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_read_only(args)
     try:
         wanted = re.compile(args.pattern or ".*")

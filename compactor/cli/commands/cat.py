@@ -16,21 +16,21 @@ from compactor.consumer.damage import DamagedOffsetRange
 from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
 from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_with_topic_schema
-from compactor.errors import BadData, UsageError
+from compactor.errors import BadData, ExitCode, UsageError
 from compactor.views.time_formats import format_iso_time
 
 WIDEST_KEY = 40
 """Largest number of columns that the key takes in a table."""
 
 
-def print_records(args: argparse.Namespace, out: Output) -> int:
+def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.skip_damaged and args.view == "latest":
         hint = "An older value of a key would take the place of one that cannot be read"
         raise UsageError("--skip-damaged and --view latest exclude each other", hint=hint)
     tier, name = tiers.open_tier_and_partition(args)
     skipped: list[DamagedOffsetRange] = []
 
-    def note_damage(damage: DamagedOffsetRange) -> None:
+    def report_damage(damage: DamagedOffsetRange) -> None:
         skipped.append(damage)
         out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
@@ -43,11 +43,11 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
         read_committed=args.isolation == "read_committed",
         latest_only=args.view == "latest",
         key=None if args.key is None else parse_key_with_topic_schema(args.key, name.topic, decoder),
-        on_damage=note_damage if args.skip_damaged else None,
+        on_damage=report_damage if args.skip_damaged else None,
     )
     count = 0
 
-    def counted_blocks() -> Iterator[RecordBlock]:
+    def count_and_pass_on_blocks() -> Iterator[RecordBlock]:
         nonlocal count
         for block in blocks:
             count += len(block)
@@ -57,11 +57,11 @@ def print_records(args: argparse.Namespace, out: Output) -> int:
     formats: tuple[FieldFormat, FieldFormat] = (args.key_format, args.value_format)
     match args.format or ("json" if width is None or out.mode == "json" else "table"):
         case "table":
-            out.write_chunks(_table_lines(counted_blocks(), decoder, formats, width))
+            out.write_chunks(_table_lines(count_and_pass_on_blocks(), decoder, formats, width))
         case "json":
-            out.write_chunks(_json_lines(counted_blocks(), decoder, formats))
+            out.write_chunks(_json_lines(count_and_pass_on_blocks(), decoder, formats))
         case _:
-            out.write_chunks(_raw_lines(counted_blocks()))
+            out.write_chunks(_value_lines(count_and_pass_on_blocks()))
     if not count:
         state = tier.open_partition_log(name).state
         first = max(state.start_offset, tier.first_readable_offset(state))
@@ -89,7 +89,7 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: t
         yield "".join(lines).encode()
 
 
-def _raw_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
+def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
     """Yield the values, a newline after each, as kcat prints them. A null is printed as an empty line."""
     for block in blocks:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, Tree, format_size
-from compactor.errors import UsageError
+from compactor.errors import ExitCode, UsageError
 from compactor.views.checkpoints import (
     Document,
     KafkaCheckpointFile,
@@ -21,8 +21,8 @@ from compactor.views.difference import HistoryDifference, PartitionHistoryPoint,
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time
 
 
-def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
-    files = [text for text in args.targets if _is_checkpoint_file(text)]
+def list_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
+    files = [text for text in args.targets if _is_checkpoint_file_path(text)]
     if files and len(files) == len(args.targets):
         return _print_checkpoint_files(files, out)
     if files:
@@ -50,8 +50,8 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def show_checkpoint(args: argparse.Namespace, out: Output) -> int:
-    if _is_checkpoint_file(args.target):
+def show_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
+    if _is_checkpoint_file_path(args.target):
         return _print_checkpoint_files([args.target], out)
     tier = tiers.open_read_only(args)
     (name,) = tier.list_partitions([args.target])
@@ -87,7 +87,7 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
 
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
-    if _is_checkpoint_file(args.target):
+    if _is_checkpoint_file_path(args.target):
         _print_file_diff(args, out)
         return
 
@@ -96,8 +96,8 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     past = RecordedHistory(tier.open_partition_log(name))
     around = past.history_points_around_run(args.before) if args.after is None else None
     before, after = around or (
-        past.parse_history_point(_resolve_relative_time(args.before)),
-        past.parse_history_point(_resolve_relative_time(args.after)) if args.after is not None else past.latest_history_point,
+        past.find_history_point(_resolve_relative_time(args.before)),
+        past.find_history_point(_resolve_relative_time(args.after)) if args.after is not None else past.latest_history_point,
     )
     found = compare_history_points(before, after)
     document = {
@@ -116,7 +116,7 @@ def _resolve_relative_time(text: str) -> str:
     return text if command_parser.parse_relative_time_ms(text) is None else str(command_parser.parse_time_ms(text))
 
 
-def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:
+def verify_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
     from compactor.upkeep.verify_offsets import verify_checkpoints_of_partitions
 
     tier = tiers.open_read_only(args)
@@ -129,7 +129,7 @@ def verify_checkpoints(args: argparse.Namespace, out: Output) -> int:
 # --- Kafka's own files ---
 
 
-def _is_checkpoint_file(text: str) -> bool:
+def _is_checkpoint_file_path(text: str) -> bool:
     """Return whether an argument is the path of a Kafka checkpoint file, not a partition's name.
 
     Raises UsageError if it can only be a path and there is no such file.
@@ -141,7 +141,7 @@ def _is_checkpoint_file(text: str) -> bool:
     return False
 
 
-def _print_checkpoint_files(paths: Sequence[str], out: Output) -> int:
+def _print_checkpoint_files(paths: Sequence[str], out: Output) -> ExitCode:
     """Parse and print checkpoint files of a Kafka broker, and return the exit code."""
     files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
     documents = [_checkpoint_file_document(file) for file in files]
@@ -180,7 +180,7 @@ def _checkpoint_file_table(file: KafkaCheckpointFile) -> Table:
 
 def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
     """Print the differences between two of Kafka's checkpoint files."""
-    if args.after is not None or not _is_checkpoint_file(args.before):
+    if args.after is not None or not _is_checkpoint_file_path(args.before):
         raise UsageError(f"{args.target} is a file", hint="Compare it with one other file: checkpoints diff FILE FILE")
     before, after = read_kafka_checkpoint_file(Path(args.target)), read_kafka_checkpoint_file(Path(args.before))
     changes = compare_kafka_checkpoint_files(before, after)

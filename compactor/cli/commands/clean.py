@@ -13,7 +13,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.cli.profile import CommandProfile
 
 
-def run_clean(args: argparse.Namespace, out: Output) -> None:
+def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
     request = CleanRequest(
         now_ms=command_parser.cleaner_clock_ms(args),
         first_dirty_offset=args.first_dirty_offset,

@@ -17,7 +17,7 @@ from compactor.cli import command_parser
 from compactor.cli.output import Output, Table
 from compactor.config.settings import Settings
 from compactor.config.store_sections import MINIMUM_DAYS
-from compactor.errors import BadData, CompactorError, StoreError, Unavailable, UsageError
+from compactor.errors import BadData, CompactorError, ExitCode, StoreError, Unavailable, UsageError
 from compactor.storage.factory import open_store
 from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
@@ -31,16 +31,19 @@ from compactor.upkeep.brokers.check import (
 )
 from compactor.views.checkpoints import read_only_tier
 
+SettingFinding = dict[str, str]
+"""Problem or note about a setting, as the fields of its JSON document: severity, kind, object, detail, hint."""
+
 CHECK_FIRST_ANSWER_MS = 4_000
 """Longest wait of `config check` for the first answer of a store, in milliseconds. Several parts of the check wait for it in turn."""
 CHECK_BROKERS_S = 5.0
 """Longest wait of `config check` for each of the first answers of the brokers, in seconds."""
 
 
-def check_settings(args: argparse.Namespace, out: Output) -> int:
+def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     """Check stores, brokers, topics and folders that the settings name, and go on after a failed check.
 
-    Return the exit code. Settings that are invalid by themselves were refused before.
+    Return the exit code. Settings whose values are invalid were refused when they were loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed,
@@ -69,7 +72,7 @@ def _with_short_first_answer_timeout(settings: Settings) -> Settings:
     return settings.model_copy(update=short)
 
 
-def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
+def _check_compactor_managed(settings: Settings) -> list[SettingFinding]:
     """Check the store and the contents of a compactor-managed tier, and return the problems.
 
     Nothing is written if the data belongs to another tier.
@@ -81,17 +84,17 @@ def _check_compactor_managed(settings: Settings) -> list[dict[str, str]]:
     return [*problems, *_check_storage_class(settings), *_check_topic_deletion(settings), *_find_ineffective_settings(settings)]
 
 
-def _check_broker_managed(settings: Settings) -> list[dict[str, str]]:
+def _check_broker_managed(settings: Settings) -> list[SettingFinding]:
     """Check brokers, store and contents of a broker-managed tier, and return the problems."""
     return [*_check_brokers(settings), *_check_stores(settings)]
 
 
-def _check_listed(settings: Settings) -> list[dict[str, str]]:
-    """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
-    return [*_check_listed_tier(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
+def _check_listed(settings: Settings) -> list[SettingFinding]:
+    """Check that a listed tier (known only by listing its objects) can be read and that its settings make sense. Return the problems."""
+    return [*_check_listed_tier_can_be_read(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
 
 
-def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
+def _check_topic_deletion(settings: Settings) -> list[SettingFinding]:
     """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem if not."""
     if settings.tier.on_topic_deletion == "keep":
         return []
@@ -106,7 +109,7 @@ def _check_topic_deletion(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "error", "kind": "settings", "object": "tier.on_topic_deletion", "detail": detail, "hint": hint}]
 
 
-def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
+def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
     """Return notes about settings that have no effect on this kind of tier."""
     if not settings.publish.metadata_records_per_hour:
         return []
@@ -114,7 +117,7 @@ def _find_ineffective_settings(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
 
 
-def _check_storage_class(settings: Settings) -> list[dict[str, str]]:
+def _check_storage_class(settings: Settings) -> list[SettingFinding]:
     """Return a note about the least time for which the configured storage class is billed."""
     name = settings.s3.storage_class
     if name not in MINIMUM_DAYS:
@@ -124,8 +127,8 @@ def _check_storage_class(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "note", "kind": "storage-class", "object": "s3.storage_class", "detail": detail, "hint": hint}]
 
 
-def _check_state_dir(settings: Settings) -> list[dict[str, str]]:
-    """Check that state_dir exists or can be created, and is writable."""
+def _check_state_dir(settings: Settings) -> list[SettingFinding]:
+    """Check that ``state_dir`` exists or can be created, and is writable. Return the problem if not."""
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
@@ -135,8 +138,8 @@ def _check_state_dir(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
 
 
-def _check_stores(settings: Settings) -> list[dict[str, str]]:
-    """Check each store to which this program writes, with a small object that is deleted again."""
+def _check_stores(settings: Settings) -> list[SettingFinding]:
+    """Check each store to which this program writes, with a small object that is deleted again. Return the problems."""
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
     # Where brokers keep their segments, reading is all that is tried.
@@ -146,14 +149,14 @@ def _check_stores(settings: Settings) -> list[dict[str, str]]:
         stores.append((tier.control_url, "probe/"))
     if tier.pinterest.target:
         stores.append((tier.pinterest.target, ".tiered-compactor/probe/"))
-    problems: list[dict[str, str]] = []
+    problems: list[SettingFinding] = []
     for url, prefix in stores:
         store = open_store(url, settings=settings, limits=settings.limits)
         problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, _system_clock_ms, prefix)]
     return problems
 
 
-def _check_topic_patterns(settings: Settings) -> list[dict[str, str]]:
+def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
     """Return warnings about [topics] tables that match no topic. Regular expressions are easily mistaken for shell patterns."""
     try:
         topics = {name.topic for name in read_only_tier(open_tier(settings)).list_partitions()}
@@ -181,7 +184,7 @@ def _pattern_hint(pattern: str) -> str:
     return "It is a regular expression over whole names; `topics` lists them"
 
 
-def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
+def _check_listed_tier_can_be_read(settings: Settings) -> list[SettingFinding]:
     """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
     try:
         tier = open_tier(settings)
@@ -198,8 +201,8 @@ def _check_listed_tier(settings: Settings) -> list[dict[str, str]]:
     return [{"severity": "warning", "kind": "empty", "object": settings.tier_url, "detail": detail, "hint": hint}]
 
 
-def _check_brokers(settings: Settings) -> list[dict[str, str]]:
-    """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects."""
+def _check_brokers(settings: Settings) -> list[SettingFinding]:
+    """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects. Return the problems."""
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
     connection = kafka_connection(settings) if servers else None
@@ -225,8 +228,11 @@ def _check_brokers(settings: Settings) -> list[dict[str, str]]:
     return [finding._asdict() for finding in found]
 
 
-def _check_tier_identity(settings: Settings) -> list[dict[str, str]]:
-    """Check that the stores answer, and that tier and control store belong together. An empty tier with an empty control store passes."""
+def _check_tier_identity(settings: Settings) -> list[SettingFinding]:
+    """Check that the stores answer, and that tier and control store belong together. Return the problem if not.
+
+    An empty tier with an empty control store passes.
+    """
     tier = open_tier(settings)
     try:
         state = tier.catalog.refresh()

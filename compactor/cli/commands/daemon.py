@@ -8,14 +8,14 @@ import logging
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.daemon.daemon import Daemon
-from compactor.errors import StoreError, UsageError
+from compactor.errors import ExitCode, StoreError, UsageError
 from compactor.views.prices import price_table_of_tier
 from compactor.web.console import RequestRouter
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.server import serve_pages
 
 
-def run_daemon(args: argparse.Namespace, out: Output) -> int:
+def run_daemon(args: argparse.Namespace, out: Output) -> ExitCode:
     serving.prepare_process()
 
     tell = serving.SERVICE_JOURNAL

@@ -13,19 +13,19 @@ from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.units import count_noun
 from compactor.demo.demo import Demo, DemoComparison, count_keys_with_value
-from compactor.errors import BadData, CompactorError
+from compactor.errors import BadData, CompactorError, ExitCode
 from compactor.model.status import RoundStatus
 from compactor.transfer.import_options import ImportProgress
 
 
-def run_demo(args: argparse.Namespace, out: Output) -> int:
+def run_demo(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.dir is not None:
         return _run_demo_in_folder(args, args.dir, out, is_folder_kept=True)
     with tempfile.TemporaryDirectory(prefix="tiered-compactor-demo-") as folder:
         return _run_demo_in_folder(args, Path(folder), out, is_folder_kept=False)
 
 
-def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_folder_kept: bool) -> int:
+def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, is_folder_kept: bool) -> ExitCode:
     """Run the demo in a folder and print its result.
 
     :param is_folder_kept: whether the folder remains after the command.

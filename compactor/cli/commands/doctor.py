@@ -8,13 +8,13 @@ from compactor.bootstrap import kafka_connection
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import tiers
 from compactor.cli.output import Output
-from compactor.errors import BadData, UsageError
+from compactor.errors import BadData, ExitCode, UsageError
 from compactor.upkeep.brokers.checkup import examine_tier
 from compactor.views.prices import price_table_of_tier
 from compactor.views.time_formats import count_noun
 
 
-def run_doctor(args: argparse.Namespace, out: Output) -> int:
+def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     if not tier.kind.is_broker_managed or not tier.settings.kafka.has_configured_brokers:
         raise UsageError(

@@ -15,7 +15,7 @@ from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.pauses import pause_reason
 from compactor.decoding.fields import parse_key
-from compactor.errors import UsageError
+from compactor.errors import ExitCode, UsageError
 from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.erasure.holders import KeyRemoval
@@ -36,7 +36,7 @@ MAX_HOLDER_ROWS = 50
 """Largest number of holders in the table. JSON has all of them."""
 
 
-def run_erasure(args: argparse.Namespace, out: Output) -> int:
+def run_erasure(args: argparse.Namespace, out: Output) -> ExitCode:
     keys = _requested_keys(args)
     if not keys:
         raise UsageError("a key is needed", hint="tiered-compactor erasure TOPIC --key K")
@@ -54,7 +54,7 @@ def run_erasure(args: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], int]:
+def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], ExitCode]:
     """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_reading()

@@ -18,7 +18,7 @@ MAX_EVENT_ROWS = 60
 """Largest number of facts in the table. JSON has all of them."""
 
 
-def run_explain(args: argparse.Namespace, out: Output) -> None:
+def print_explanation(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, [args.partition])
     found = [(name, _explain_partition(tier, name, args, out)) for name in names]

@@ -7,12 +7,12 @@ import argparse
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
-from compactor.errors import BadData, UsageError
+from compactor.errors import BadData, ExitCode, UsageError
 from compactor.tier.names import is_topic_id
 from compactor.transfer.export import export_partition
 
 
-def run_export(args: argparse.Namespace, out: Output) -> int:
+def run_export(args: argparse.Namespace, out: Output) -> ExitCode:
     topic_id = args.new_topic_id or ""
     if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
         raise UsageError(

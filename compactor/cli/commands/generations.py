@@ -7,7 +7,7 @@ from typing import Any
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.errors import CompactorError, UsageError
+from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import GenerationReport, configured_generation_target
 from compactor.outputs.upkeep import (
@@ -20,7 +20,7 @@ from compactor.outputs.upkeep import (
 from compactor.transfer.import_root import topic_name_filter
 
 
-def write_generations_command(args: argparse.Namespace, out: Output) -> int:
+def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.partitions and args.topics is not None:
         raise UsageError("partitions and --topics exclude each other", hint="Name one or the other")
     wanted = topic_name_filter(args.topics)
@@ -51,7 +51,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def list_generations_command(args: argparse.Namespace, out: Output) -> int:
+def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     wanted = topic_name_filter(args.topics)
     tier = tiers.open_read_only(args)
     target = configured_generation_target(tier)
@@ -82,7 +82,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def retire_generations_command(args: argparse.Namespace, out: Output) -> int:
+def retire_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     wanted = topic_name_filter(args.topics)
     tier = tiers.open_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_generation_target(tier)

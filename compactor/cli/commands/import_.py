@@ -18,7 +18,7 @@ from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import Settings, load_settings
-from compactor.errors import StoreError, UsageError
+from compactor.errors import ExitCode, StoreError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
 from compactor.transfer.from_tier import import_tier, partitions_to_import
@@ -40,7 +40,7 @@ PartitionCallback = Callable[[PartitionImportResult], None]
 BytesCallback = Callable[[TopicPartition, int], None]
 
 
-def run_import(args: argparse.Namespace, out: Output) -> int:
+def run_import(args: argparse.Namespace, out: Output) -> ExitCode:
     if tier_kind(command_parser.load_command_settings(args)).is_broker_managed:
         raise UsageError("import into a broker-managed tier is refused: its brokers write it", hint="Import into a tier of kind object-log")
     options = ImportOptions(
@@ -139,7 +139,7 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
     return name
 
 
-def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
+def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     """Import all partitions below a directory and print the results."""
     directories = list_partition_directories(args.log_dir, args.topics)
     if not directories:
@@ -157,7 +157,7 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
         )
 
 
-def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> int:
+def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     for given, name in ((args.log_dir, "a directory"), (args.topic, "--topic"), (args.partition, "--partition"), (args.live, "--live")):
         if given:
             raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")
@@ -174,7 +174,7 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
 def _import_with_progress(
     out: Output, sizes: Mapping[TopicPartition, int], import_all: Callable[[PartitionCallback, BytesCallback], list[PartitionImportResult]]
-) -> int:
+) -> ExitCode:
     """Import many partitions with a progress display, print the result of each, and return the exit code.
 
     :param sizes: bytes of each partition in the source. A partition that is done counts with all of them.

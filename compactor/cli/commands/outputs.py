@@ -10,7 +10,7 @@ from typing import TypeVar
 from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.errors import CompactorError, UsageError
+from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.extras import require_extra
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
@@ -21,7 +21,7 @@ from compactor.views.time_formats import format_duration
 T = TypeVar("T")
 
 
-def write_outputs_command(args: argparse.Namespace, out: Output) -> int:
+def write_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args)
     writer = configured_output(tier, lambda store: store)
     if writer is None:
@@ -34,7 +34,7 @@ def write_outputs_command(args: argparse.Namespace, out: Output) -> int:
     return code
 
 
-def list_outputs_command(args: argparse.Namespace, out: Output) -> int:
+def list_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
@@ -55,7 +55,7 @@ def list_outputs_command(args: argparse.Namespace, out: Output) -> int:
 
 def _query_each_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
-) -> tuple[list[tuple[TopicPartition, T]], int]:
+) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
     """Call a function for each selected partition, ``daemon.threads`` at a time; return the results and the exit code."""
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]

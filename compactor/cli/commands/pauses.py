@@ -13,7 +13,7 @@ from compactor.control.pauses import pattern_matches, pause_reason, pause_rounds
 from compactor.views.time_formats import format_duration, format_iso_time
 
 
-def run_pause(args: argparse.Namespace, out: Output) -> None:
+def pause_rounds_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
     names = tier.list_partitions()
     if args.pattern is not None:
@@ -38,7 +38,7 @@ def run_pause(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def run_resume(args: argparse.Namespace, out: Output) -> None:
+def resume_rounds_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_for_control_writes(args)
     names = tier.list_partitions()
     with audit.record_audited_action(args, tier.settings, out, "resume", [args.pattern]):
@@ -50,7 +50,7 @@ def run_resume(args: argparse.Namespace, out: Output) -> None:
     out.print_result({"pattern": args.pattern, "still_paused": still}, summary=summary)
 
 
-def run_wake(args: argparse.Namespace, out: Output) -> None:
+def request_daemon_rounds(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_for_control_writes(args)
     names = tiers.select_partitions(tier, args.partitions)
     with audit.record_audited_action(args, tier.settings, out, "wake", [*map(str, names)]):

@@ -13,7 +13,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import pause_reason
-from compactor.errors import CompactorError
+from compactor.errors import CompactorError, ExitCode
 from compactor.storage.probe import deletes_free_space
 from compactor.views.forecast import RoundForecast, forecast_from_summary, read_sidecar_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
@@ -22,7 +22,7 @@ from compactor.views.time_formats import count_noun
 DEFAULT_SAMPLE_BYTES = 8 << 20
 
 
-def run_plan(args: argparse.Namespace, out: Output) -> int:
+def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
     with tiers.open_configured_tier(args, local_state=True) as tier:
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         prices = price_table_of_tier(tier.settings.tier_url, args.prices)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.errors import CompactorError
+from compactor.errors import CompactorError, ExitCode
 from compactor.model.status import RoundStatus
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.cluster.session import StartedCluster, start_cluster
@@ -25,7 +25,7 @@ from compactor.spark.recompaction import (
 from compactor.views.time_formats import count_noun
 
 
-def run_recompact(args: argparse.Namespace, out: Output) -> int:
+def run_recompact(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
@@ -72,7 +72,7 @@ def run_recompact(args: argparse.Namespace, out: Output) -> int:
     return outcomes.exit_code()
 
 
-def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> int:
+def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, outcomes: tiers.PartitionOutcomes) -> ExitCode:
     """Print what recompaction would do with each partition, without doing it, and return the exit code."""
     rows, cells = [], []
     for inspection in candidates:

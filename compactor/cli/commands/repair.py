@@ -11,7 +11,7 @@ from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.config.settings import load_settings
-from compactor.errors import BadData, UsageError
+from compactor.errors import BadData, ExitCode, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
 from compactor.upkeep.repair import RepairReport, repair_partition
@@ -20,7 +20,7 @@ from compactor.views.checkpoints import read_only_tier
 from compactor.views.time_formats import count_noun
 
 
-def run_repair(args: argparse.Namespace, out: Output) -> int:
+def run_repair(args: argparse.Namespace, out: Output) -> ExitCode:
     if not tier_kind(command_parser.load_command_settings(args)).owns_root:
         raise UsageError(
             "`repair` needs the digests of all objects, and other programs that write a tier record none",
@@ -38,9 +38,13 @@ def run_repair(args: argparse.Namespace, out: Output) -> int:
     return _print_report(report, name, out, dry_run=args.dry_run)
 
 
-def _open_repair_source(text: str, tier: Tier, partition: TopicPartition) -> RepairSource:
-    """Return the place that ``--from`` names. Raises UsageError if there is no such directory or configuration."""
-    path = Path(text)
+def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition) -> RepairSource:
+    """Open the source from which damaged objects are restored: a log directory, or another tier's configuration. Raises UsageError if
+    there is neither.
+
+    :param source_name: path that the user gave with ``--from``.
+    """
+    path = Path(source_name)
     if path.is_dir():
         below = path / str(partition.first_incarnation)
         folder = below if below.is_dir() else path
@@ -51,13 +55,13 @@ def _open_repair_source(text: str, tier: Tier, partition: TopicPartition) -> Rep
         return DirectorySource(folder)
     if not path.is_file():
         raise UsageError(f"there is neither a directory nor a configuration {path}", hint="Name a Kafka log directory or a configuration")
-    other = read_only_tier(open_tier(load_settings(text, {})))  # what the environment sets is this tier's
+    other = read_only_tier(open_tier(load_settings(source_name, {})))  # what the environment sets is this tier's
     if other.ports.layout.url == tier.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {other.ports.layout.url}", hint="--from is where to look for what is lost")
     return TierSource(other, other.list_partitions([str(partition.first_incarnation)])[0])
 
 
-def _print_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> int:
+def _print_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> ExitCode:
     rows: list[tuple[object, ...]] = [(one.how, format_size(one.bytes), one.object, one.new_object) for one in report.repaired]
     for left in report.unrepaired:
         out.print_note(f"error: {left.object}: {left.reason}")

@@ -16,7 +16,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
 from compactor.control.logs import PartitionLog, collect_queued_hints
 from compactor.control.records import RetireInspection
-from compactor.errors import CompactorError
+from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
@@ -29,7 +29,7 @@ NOTED_TOGETHER = 100
 
 @dataclass
 class _InspectionRecorder:
-    """Collects the results of inspecting partitions and records them in the catalog, many partitions per record.
+    """Collector of the results of inspecting partitions, which it records in the catalog, many partitions per record.
 
     records_next_deletion_times: whether to record also, for each partition, the time before which it has nothing to delete.
     now_ms: time of the inspection by the store's clock, in milliseconds.
@@ -60,7 +60,7 @@ class _InspectionRecorder:
         self.looks.clear()
 
 
-def run_retire(args: argparse.Namespace, out: Output) -> int:
+def run_retire(args: argparse.Namespace, out: Output) -> ExitCode:
     is_manual = args.force_now and not args.dry_run
     details = {} if args.now is None else {"now": format_iso_time(args.now)}
     with audit.record_audited_action_if(
@@ -69,7 +69,7 @@ def run_retire(args: argparse.Namespace, out: Output) -> int:
         return _retire_partitions(args, out)
 
 
-def _retire_partitions(args: argparse.Namespace, out: Output) -> int:
+def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     """Delete the replaced segments whose grace is over in the selected partitions, print the result and return the exit code."""
     clock = GraceClock(args.now, args.force_now)
     tier = tiers.open_configured_tier(args, writing_command="retire")

@@ -19,6 +19,7 @@ from compactor.control.stages import Stage
 from compactor.control.summary import PartitionSummary
 from compactor.daemon.progress import JobProgress
 from compactor.daemon.scheduling import DaemonAction, Job
+from compactor.errors import ExitCode
 from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
@@ -29,7 +30,7 @@ from compactor.views.forecast import forecast_from_summary
 from compactor.views.overview import read_summaries
 
 
-def run_rounds(args: argparse.Namespace, out: Output) -> int:
+def run_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
     with tiers.open_configured_tier(args, local_state=True, writing_command="run") as tier:
         names = tiers.select_partitions(tier, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
@@ -139,12 +140,12 @@ def _run_due_rounds(
 
 
 def _pause_reasons(paused: list[dict[str, object]]) -> str:
-    """Return a text that names the due partitions which were not cleaned because they are paused; empty if there are none."""
+    """Return a line with the reason for each due partition that was not cleaned because it is paused; empty if there are none."""
     return "\n".join(f"{tiers.partition_text_of_row(row)} is {row['reason']}" for row in paused if row["status"] == RoundStatus.PAUSED)
 
 
 class _StageDisplay:
-    """Shows a round's progress: its stage, the bytes moved in it, and with ``-v`` a line for each step."""
+    """Display of a round's progress: its stage, the bytes moved in it, and with ``-v`` a line for each step. Called for each stage."""
 
     def __init__(self, progress: Progress, reported: JobProgress) -> None:
         self._progress = progress

@@ -7,7 +7,7 @@ import argparse
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import Run
-from compactor.errors import UsageError
+from compactor.errors import ExitCode, UsageError
 from compactor.views.history import find_state_and_run_id, run_document, undo_problem
 from compactor.views.time_formats import format_duration, format_iso_time
 
@@ -15,7 +15,7 @@ SHORT = 8
 """Characters of a run's id in tables. They suffice to name it."""
 
 
-def list_runs(args: argparse.Namespace, out: Output) -> int:
+def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))

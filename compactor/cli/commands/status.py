@@ -9,7 +9,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import WATCH_SECONDS
 from compactor.daemon.status import read_tier_status
-from compactor.errors import BadData, StoreError
+from compactor.errors import BadData, ExitCode, StoreError
 from compactor.views.time_formats import count_noun, format_duration, format_until, format_utc_time
 from compactor.web.daemon_pages import DaemonPages
 from compactor.web.documents import DaemonTotals, PartitionRow, StatusDocument
@@ -20,7 +20,7 @@ SHOWN_PARTITIONS = 15
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
-def show_status(args: argparse.Namespace, out: Output) -> int:
+def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     while True:
         try:

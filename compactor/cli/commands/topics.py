@@ -15,12 +15,12 @@ from compactor.control.importing import record_topic_adoption
 from compactor.control.incarnations import superseding_topic_id
 from compactor.control.pauses import pattern_matches
 from compactor.control.records import BadControlRecord, TopicAdopted
-from compactor.errors import CompactorError, UsageError
+from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.time_formats import count_noun, format_duration
 
 
-def list_topics(args: argparse.Namespace, out: Output) -> int:
+def list_topics(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     with tiers.open_configured_tier(args, local_state=True) as tier:
         found = [summary for summary in tiers.read_partition_summaries(tier, tier.list_partitions(), out, outcomes) if summary.segments]
@@ -80,7 +80,7 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, table, summary=summary)
 
 
-def run_delete_records(args: argparse.Namespace, out: Output) -> None:
+def delete_records_command(args: argparse.Namespace, out: Output) -> None:
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.consumer.reading import offset_for_time_or_end
     from compactor.upkeep.operator_changes import delete_records
@@ -107,7 +107,7 @@ def run_delete_records(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, table)
 
 
-def adopt_topic_command(args: argparse.Namespace, out: Output) -> int:
+def adopt_topic_command(args: argparse.Namespace, out: Output) -> ExitCode:
     _refuse_broker_managed(args, "topics", "There is nothing to adopt")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []

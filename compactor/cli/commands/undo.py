@@ -15,35 +15,36 @@ from compactor.views.history import find_state_and_run_id, undo_problem
 from compactor.views.time_formats import format_iso_time
 
 
-def _latest_round_error(tier: Tier, text: str) -> UsageError:
-    """Return the error for a user who gave ``text``, the name of a partition or a topic or a pattern, where the id of a run is needed.
+def _run_id_needed_error(tier: Tier, given_name: str) -> UsageError:
+    """Return the error for a user who gave the name of a partition or topic, or a pattern, where the id of a run is needed.
 
-    Its hint is the command that undoes the latest round. If ``text`` names no partition of the tier, the hint is the nearest name.
+    Its hint is the command that undoes the latest round. If ``given_name`` names no partition of the tier, the hint is the nearest name.
     """
     try:
-        names = tiers.select_partitions(tier, [text])
+        names = tiers.select_partitions(tier, [given_name])
     except UsageError as error:
         is_near_miss = error.hint.startswith("Did you mean")
-        return UsageError(f"no partition remembers a run {text}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
+        return UsageError(f"no partition remembers a run {given_name}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
     states = [tier.open_partition_log(name).refresh() for name in names]
     runs = [(state, run) for state in states for run in state.runs if not undo_problem(state, run.run_id)]
     if not runs:
-        return UsageError(f"no round of {text} can be undone", hint=f"`runs list {text}` shows its rounds")
+        return UsageError(f"no round of {given_name} can be undone", hint=f"`runs list {given_name}` shows its rounds")
     state, run = max(runs, key=lambda found: found[1].started_ms)
     return UsageError(
-        f"{text} is not a run; the latest round that can be undone is that of {state.topic_partition} at {format_iso_time(run.started_ms)}",
+        f"{given_name} is not a run; the latest round that can be undone is that of {state.topic_partition}"
+        f" at {format_iso_time(run.started_ms)}",
         hint=f"tiered-compactor undo {run.run_id}",
     )
 
 
-def run_undo(args: argparse.Namespace, out: Output) -> None:
+def undo_round_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier(args, writing_command="undo")
     names = tier.list_partitions([args.partition] if args.partition else None)
     is_name = args.run_id in {*map(str, names), *(name.topic for name in names)}
     with out.show_progress("looking for the run", len(names), "partitions") as progress:
         found = None if is_name else find_state_and_run_id(tier, args.run_id, names, progress.advance)
     if found is None:
-        raise _latest_round_error(tier, args.run_id)
+        raise _run_id_needed_error(tier, args.run_id)
     before, run_id = found
     name = before.topic_partition
     if was_round_undone(before, run_id):

@@ -10,7 +10,7 @@ from typing import TypeVar
 from compactor.access.tier import Tier
 from compactor.cli import tiers
 from compactor.cli.output import Output
-from compactor.errors import UsageError
+from compactor.errors import ExitCode, UsageError
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.brokers.verify import verify_broker_partition
 from compactor.upkeep.verify_listed import verify_listed_partition
@@ -21,7 +21,7 @@ REPAIRABLE = ("missing", "size", "digest")
 """Problems that `repair` makes good: objects that are not as recorded."""
 
 
-def run_verify(args: argparse.Namespace, out: Output) -> int:
+def run_verify(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     if args.fast and not tier.kind.is_broker_managed:
         raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
@@ -33,7 +33,7 @@ def run_verify(args: argparse.Namespace, out: Output) -> int:
     return checks[tier.kind.metadata](tier, args, out)
 
 
-def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> int:
+def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     found = verify_catalog(tier)
     if not found:
         found = _verify_each_partition(tier, args, out, partial(verify_partition, deep=args.deep))
@@ -45,7 +45,7 @@ def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> i
     return code
 
 
-def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> int:
+def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     return tiers.print_findings(_verify_each_partition(tier, args, out, verify_listed_partition), out)
 
 
@@ -63,6 +63,6 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
     return found
 
 
-def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> int:
+def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
     """Verify a broker-managed tier and print the findings."""
     return tiers.print_findings(_verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast)), out)
