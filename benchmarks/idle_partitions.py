@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
-from compactor.control.logs import collect_queued_hints, record_inspections
+from compactor.control.logs import collect_queued_hints, record_retire_inspections
 from compactor.control.records import RetireInspection
 from compactor.daemon.daemon import Daemon
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
@@ -35,10 +35,10 @@ def retire_once(tier: Tier) -> None:
         report = retire_partition(tier.ports, log, tier.lease, tier.retention)
         inspected[str(name)] = RetireInspection(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(inspected) == 100:
-            record_inspections(tier.catalog, inspected)
+            record_retire_inspections(tier.catalog, inspected)
             inspected.clear()
     if inspected and len(every) > MAX_UNHINTED_INSPECTIONS:
-        record_inspections(tier.catalog, inspected)
+        record_retire_inspections(tier.catalog, inspected)
 
 
 class Meter:

@@ -33,7 +33,7 @@ from compactor.storage.settings import RetrySettings, TransferSettings
 from compactor.tier.kinds import TierKind, control_url, read_only_error, tier_kind
 from compactor.tier.names import TopicIdLookup
 from compactor.tier.ports import SegmentPublisher
-from compactor.tier.publishers import ObjectLogPublisher, ReadOnlyPublisher
+from compactor.tier.publishers import ControlLogPublisher, ReadOnlyPublisher
 
 if TYPE_CHECKING:
     from compactor.brokers.metadata_topic.connection import KafkaConnection
@@ -120,7 +120,7 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
 def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPublisher:
     """Return the publisher that switches this tier's readers to new segments. Makes no request."""
     if not isinstance(metadata, BrokerManagedMetadata):
-        return ReadOnlyPublisher() if metadata.exists_elsewhere else ObjectLogPublisher()
+        return ReadOnlyPublisher() if metadata.exists_elsewhere else ControlLogPublisher()
     from compactor.brokers.view import LiveBrokerMetadata
 
     if not isinstance(metadata.brokers, LiveBrokerMetadata):

@@ -22,15 +22,15 @@ from compactor.control.logs import (
     HASH_KEY_BYTES,
     CatalogLog,
     PartitionLog,
-    check_tier_settings,
+    require_matching_tier_settings,
     create_tier,
     open_catalog,
     open_partition_log,
     publish_hints,
-    record_inspections,
+    record_retire_inspections,
     record_min_slots,
 )
-from compactor.control.ports import Lease, Ports, Retention
+from compactor.control.ports import Lease, Ports, ObjectRetention
 from compactor.control.records import RetireInspection
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
@@ -133,7 +133,7 @@ class TierIdentity:
     def _check_catalog_is_own(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
         tier = self.settings.tier
-        check_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
+        require_matching_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
         problem = other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
         if problem:
             raise UsageError(
@@ -210,7 +210,7 @@ class ChangeNotifier:
     def record_retire_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
         """Record for which partitions there is nothing to delete, and until when. The note is lost if the store fails."""
         with suppress(StoreError):
-            record_inspections(self.catalog, inspections)
+            record_retire_inspections(self.catalog, inspections)
 
 
 READER_THREADS = 16
@@ -278,7 +278,7 @@ class Tier:
         return Lease(self.settings.lease.ttl_ms, self.settings.lease.stall_ms)
 
     @property
-    def retention(self) -> Retention:
+    def retention(self) -> ObjectRetention:
         """Retention of replaced objects: how long section [publish] says that they are kept."""
         return configured_retention(self.settings)
 
@@ -438,7 +438,7 @@ def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition
     return UsageError(f"the tier holds no partition {given_name}", hint=hint)
 
 
-def configured_retention(settings: Settings) -> Retention:
+def configured_retention(settings: Settings) -> ObjectRetention:
     """Return how long replaced objects are kept, as section [publish] sets it."""
     publish = settings.publish
-    return Retention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)
+    return ObjectRetention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)

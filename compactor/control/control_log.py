@@ -28,7 +28,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from compactor.control import records
-from compactor.control.records import BadControlRecord, Record
+from compactor.control.records import BadControlRecord, ControlRecord
 from compactor.control.state import LogState
 from compactor.errors import AlreadyExists, NotFound, Unavailable
 from compactor.model.base import StrictFrozenModel
@@ -48,7 +48,7 @@ S = TypeVar("S", bound=LogState)
 Body = Any
 
 
-class Boundary(StrictFrozenModel):
+class LogBoundary(StrictFrozenModel):
     """Object stating that the control log's records up to and including ``slot`` (a numbered position) may have been deleted, because a
     snapshot replaces them. Boundaries are numbered from 1.
     """
@@ -59,7 +59,7 @@ class Boundary(StrictFrozenModel):
     slot: int
 
 
-class Snapshot(StrictFrozenModel, Generic[S]):
+class StateSnapshot(StrictFrozenModel, Generic[S]):
     """Stored state of a control log after the records up to and including position ``state.slot``."""
 
     version: int
@@ -84,13 +84,13 @@ class StateIdentity(StrictFrozenModel):
     attempt: the number of that record among its writer's creates.
     """
 
-    boundary: Boundary
+    boundary: LogBoundary
     incarnation: str = ""
     attempt: int = 0
 
 
 @dataclass(frozen=True)
-class LogFormat(Generic[S]):
+class ControlLogFormat(Generic[S]):
     """Properties that distinguish one kind of control log (partition or catalog) from another.
 
     record, snapshot: types of the stored objects.
@@ -100,9 +100,9 @@ class LogFormat(Generic[S]):
         be deleted, with a function slot -> milliseconds.
     """
 
-    record: type[Record[Any]]
-    snapshot: type[Snapshot[S]]
-    apply: Callable[[S, Record[Any]], S]
+    record: type[ControlRecord[Any]]
+    snapshot: type[StateSnapshot[S]]
+    apply: Callable[[S, ControlRecord[Any]], S]
     state_with_modification_times: Callable[[S, Callable[[int], int]], S]
 
 
@@ -119,7 +119,7 @@ class ControlLog(Generic[S]):
         prefix: str,
         name: str,
         empty_state: S,
-        log_format: LogFormat[S],
+        log_format: ControlLogFormat[S],
         *,
         incarnation: str,
         clock_ms: Callable[[], int],
@@ -148,7 +148,7 @@ class ControlLog(Generic[S]):
         self._last: tuple[str, int] | None = None
         self._kept: tuple[S, StateIdentity] | None = None
         self._attempt = 0
-        self._boundary = self._nothing = Boundary(version=records.VERSION, log=name, number=0, slot=0)
+        self._boundary = self._nothing = LogBoundary(version=records.VERSION, log=name, number=0, slot=0)
         self.diverged = False
         """Whether a kept state was of another log (or of a later copy of this one) and was thrown away."""
 
@@ -192,7 +192,7 @@ class ControlLog(Generic[S]):
         """Return the object key of the record at a position (slot) of the log."""
         return f"{self.prefix}/log/{slot:020d}.json"
 
-    def candidate_record(self, body: Body) -> Record[Any]:
+    def candidate_record(self, body: Body) -> ControlRecord[Any]:
         """Return the record that appending ``body`` would create now, so that the ordering rules can be checked before the append."""
         return self._form.record(
             version=records.VERSION,
@@ -256,12 +256,12 @@ class ControlLog(Generic[S]):
         self._fold_to_log_end(None)
         return self.state
 
-    def records_with_states(self) -> tuple[S, list[tuple[Record[Any], S]]]:
+    def records_with_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
         """Return the state from which the log still begins, and each later record with the state after it. For display; writes nothing."""
         while True:
             self._reset_to_snapshot()
             base = state = self._folded_state
-            steps: list[tuple[Record[Any], S]] = []
+            steps: list[tuple[ControlRecord[Any], S]] = []
             for record in self._iterate_records_after(base.slot):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
@@ -387,7 +387,7 @@ class ControlLog(Generic[S]):
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
-    def _fold_to_log_end(self, appended: Record[Any] | None) -> S:
+    def _fold_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
         """Read the log to its end and then its boundary; read everything again if the log was cut meanwhile. Return the state.
 
         :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
@@ -421,11 +421,11 @@ class ControlLog(Generic[S]):
         snapshot, or lost.
         """
         if not identity.incarnation:
-            return self._read_control_object(Boundary, self._boundary_key(identity.boundary.number)) == identity.boundary
+            return self._read_control_object(LogBoundary, self._boundary_key(identity.boundary.number)) == identity.boundary
         record = self._read_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
-    def _iterate_records_after(self, slot: int) -> Iterator[Record[Any]]:
+    def _iterate_records_after(self, slot: int) -> Iterator[ControlRecord[Any]]:
         """Yield the records after position ``slot`` up to the end of the log, one request each."""
         while (record := self._read_slot(slot + 1)) is not None:
             yield record
@@ -466,7 +466,7 @@ class ControlLog(Generic[S]):
         where = f"{self.store.url}/{self._snapshot_key(boundary.slot)}"
         raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
 
-    def _read_slot(self, slot: int) -> Record[Any] | None:
+    def _read_slot(self, slot: int) -> ControlRecord[Any] | None:
         """Return the record at a position (slot) of the log, or None if there is none. Raises BadControlRecord if the object belongs to
         another position or log.
         """
@@ -509,17 +509,17 @@ class ControlLog(Generic[S]):
         """Return the object key of a boundary by its number."""
         return f"{self.prefix}/boundary/{number:020d}.json"
 
-    def _read_boundary(self) -> Boundary:
+    def _read_boundary(self) -> LogBoundary:
         """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new one; otherwise
         searches by doubling and halving the number.
         """
         known = self._boundary
         step = 1
-        while (found := self._read_control_object(Boundary, self._boundary_key(known.number + step))) is not None:
+        while (found := self._read_control_object(LogBoundary, self._boundary_key(known.number + step))) is not None:
             known, step = found, step * 2
         while step > 1:
             step //= 2
-            found = self._read_control_object(Boundary, self._boundary_key(known.number + step))
+            found = self._read_control_object(LogBoundary, self._boundary_key(known.number + step))
             if found is not None:
                 known = found
         self._boundary = known
@@ -530,7 +530,7 @@ class ControlLog(Generic[S]):
         is read again before anything is deleted.
         """
         number = self._boundary.number + 1
-        boundary = Boundary(version=records.VERSION, log=self.name, number=number, slot=slot)
+        boundary = LogBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)
         try:
             self.store.create(self._boundary_key(number), records.append_checksum(boundary.model_dump_json().encode()))
         except (AlreadyExists, Unavailable):
@@ -572,6 +572,6 @@ class ControlLog(Generic[S]):
             return None
 
 
-def is_same_attempt(stored: Record[Any], attempted: Record[Any]) -> bool:
+def is_same_attempt(stored: ControlRecord[Any], attempted: ControlRecord[Any]) -> bool:
     """Return whether a stored record is the one that this process tried to create: same writer incarnation and same attempt number."""
     return stored.incarnation == attempted.incarnation and stored.attempt == attempted.attempt

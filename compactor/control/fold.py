@@ -12,7 +12,7 @@ from typing import Any
 from checkpoint import lineage, offsets
 from compactor.constants import NO_COMPACTOR_EPOCH
 from compactor.control import incarnations, mirror, records as r
-from compactor.control.records import Record
+from compactor.control.records import ControlRecord
 from compactor.control.state import (
     HISTORY,
     CatalogState,
@@ -26,7 +26,7 @@ from compactor.control.state import (
     Pause,
     Quarantine,
     RequestedRound,
-    Run,
+    RunHistoryEntry,
     WaitingGroup,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -38,11 +38,11 @@ TAIL = 16
 VOIDED = 1000
 """Number of last void ids that a state remembers."""
 
-RuleCheck = Callable[[PartitionState, Record[Any]], str]
+RuleCheck = Callable[[PartitionState, ControlRecord[Any]], str]
 Changes = dict[str, Any]
 
 
-def apply_partition_record(state: PartitionState, record: Record[Any], find_violation: RuleCheck) -> PartitionState:
+def apply_partition_record(state: PartitionState, record: ControlRecord[Any], find_violation: RuleCheck) -> PartitionState:
     """Return the partition's state after one more record of its control log.
 
     :param find_violation: returns why the record has no effect in a state, or an empty string.
@@ -53,14 +53,14 @@ def apply_partition_record(state: PartitionState, record: Record[Any], find_viol
     return state.model_copy(update=changes)
 
 
-def apply_catalog_record(state: CatalogState, record: Record[Any]) -> CatalogState:
+def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> CatalogState:
     """Return the state of the tier-wide log after one more record. Only the first tier identity is valid; a later one lost the race to
     create it.
     """
     return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
 
 
-def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Changes:
+def _catalog_changes(state: CatalogState, record: ControlRecord[Any], body: Any) -> Changes:
     """Return the fields of the catalog that a record changes."""
     if isinstance(body, r.PartitionChanged):
         return _changes_by_partition_hints(state, record, {str(body.topic_partition): body.slot})
@@ -87,7 +87,7 @@ def _catalog_changes(state: CatalogState, record: Record[Any], body: Any) -> Cha
     return {} if state.tier_id else body.model_dump(exclude={"type", "created_by"})
 
 
-def _changes_by_partition_hints(state: CatalogState, record: Record[Any], slots: Mapping[str, int]) -> Changes:
+def _changes_by_partition_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> Changes:
     """Return the changed fields after hints that partitions have new records.
 
     A hint that does not state a log position invalidates the last retirement check. A hint that states one is compared with that check
@@ -111,19 +111,19 @@ def state_with_modification_times(state: PartitionState, slot_time_ms: Callable[
     measured, before those records are deleted.
     """
 
-    def with_time(entry: Any) -> Any:
+    def with_modification_time(entry: Any) -> Any:
         return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": slot_time_ms(entry.slot)})
 
     return state.model_copy(
         update={
-            "leader": state.leader if state.leader is None or state.leader.released else with_time(state.leader),
-            "waiting": tuple(with_time(group) for group in state.waiting),
-            "registrations": {name: with_time(entry) for name, entry in state.registrations.items()},
+            "leader": state.leader if state.leader is None or state.leader.released else with_modification_time(state.leader),
+            "waiting": tuple(with_modification_time(group) for group in state.waiting),
+            "registrations": {name: with_modification_time(entry) for name, entry in state.registrations.items()},
         }
     )
 
 
-def _changes_by_record_without_effect(state: PartitionState, record: Record[Any], reason: str) -> Changes:
+def _changes_by_record_without_effect(state: PartitionState, record: ControlRecord[Any], reason: str) -> Changes:
     """Return the changes by a record that has no effect: one entry in the list of fenced appends."""
     body = record.body
     entry = FencedAppend(
@@ -138,13 +138,13 @@ def _changes_by_record_without_effect(state: PartitionState, record: Record[Any]
     return {"fenced": (*state.fenced, entry)[-HISTORY:]}
 
 
-def _writer_name(state: PartitionState, record: Record[Any]) -> str:
+def _writer_name(state: PartitionState, record: ControlRecord[Any]) -> str:
     """Return the name of the process that wrote a record, found among the remembered leaders; its writer incarnation if it never led."""
     known = (epoch.holder for epoch in reversed(state.epochs) if epoch.incarnation == record.incarnation)
     return next(known, record.incarnation)
 
 
-def _apply_leadership_acquired(state: PartitionState, record: Record[Any], body: r.LeadershipAcquired) -> Changes:
+def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipAcquired) -> Changes:
     leader = Leader(
         epoch=body.leader_epoch,
         incarnation=record.incarnation,
@@ -164,24 +164,24 @@ def _apply_leadership_acquired(state: PartitionState, record: Record[Any], body:
     return {"leader": leader, "epochs": (*_epochs_with_last_ended(state, record, "replaced"), entry)[-HISTORY:]}
 
 
-def _apply_leadership_released(state: PartitionState, record: Record[Any], body: r.LeadershipReleased) -> Changes:
+def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipReleased) -> Changes:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
     return {"leader": leader, "epochs": _epochs_with_last_ended(state, record, "released")}
 
 
-def _epochs_with_last_ended(state: PartitionState, record: Record[Any], ending: str) -> tuple[EpochHistory, ...]:
+def _epochs_with_last_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[EpochHistory, ...]:
     """Return the compactor epochs with the last one marked as ended. ``ending``: how it ended, ``replaced`` or ``released``."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
 
 
-def _apply_ids_registered(state: PartitionState, record: Record[Any], body: r.SegmentIdsRegistered) -> Changes:
+def _apply_ids_registered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentIdsRegistered) -> Changes:
     entry = OpenImport(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
     return {"registrations": state.registrations | {body.import_id: entry}}
 
 
-def _apply_segments_tiered(state: PartitionState, record: Record[Any], body: r.SegmentsTiered) -> Changes:
+def _apply_segments_tiered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentsTiered) -> Changes:
     entry = state.registrations[body.import_id]
     tiered = {segment.id for segment in body.segments}
     end = body.segments[-1].end_offset
@@ -197,7 +197,7 @@ def _apply_segments_tiered(state: PartitionState, record: Record[Any], body: r.S
     return changes | _changes_by_broker_lineage(state, newer, end + 1)
 
 
-def _apply_segments_prepended(state: PartitionState, record: Record[Any], body: r.SegmentsPrepended) -> Changes:
+def _apply_segments_prepended(state: PartitionState, record: ControlRecord[Any], body: r.SegmentsPrepended) -> Changes:
     entry = state.registrations[body.import_id]
     entry = entry.model_copy(update={"ids": (), "tiered_end": body.segments[-1].end_offset})
     older = body.lineage or lineage.merge_segment_lineages([segment.leader_epochs for segment in body.segments])
@@ -207,7 +207,7 @@ def _apply_segments_prepended(state: PartitionState, record: Record[Any], body: 
     }
 
 
-def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.TailTruncated) -> Changes:
+def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], body: r.TailTruncated) -> Changes:
     """Return the changes by a truncation: the new branch replaces the discarded one.
 
     Discarded segments wait for grace (a period before their deletion), and cleaner offsets above the truncation are lowered to it. Open
@@ -249,7 +249,7 @@ def _apply_tail_truncated(state: PartitionState, record: Record[Any], body: r.Ta
     }
 
 
-def _changes_by_voided_imports(state: PartitionState, record: Record[Any], reason: str) -> Changes:
+def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any], reason: str) -> Changes:
     """Close all open imports; the ids that they have registered become unusable for ever."""
     entries = state.registrations.values()
     closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=reason) for entry in entries)
@@ -257,7 +257,7 @@ def _changes_by_voided_imports(state: PartitionState, record: Record[Any], reaso
     return changes | _changes_by_voided_ids(state, (name for entry in entries for name in entry.ids))
 
 
-def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.TopicAdopted) -> Changes:
+def _apply_topic_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> Changes:
     """Return the changes by the declaration of a topic id. A topic that replaces another one has other leader epochs and batches, so the
     recorded leader epochs and last batches are dropped.
     """
@@ -266,7 +266,7 @@ def _apply_topic_adopted(state: PartitionState, record: Record[Any], body: r.Top
     return changes | {"lineage": (), "lineage_end": -1, "tail": ()} if other else changes
 
 
-def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r.PartitionDeleted) -> Changes:
+def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], body: r.PartitionDeleted) -> Changes:
     """Return the changes by a deletion: the partition is empty. Live segments wait for their deletion and cannot be restored; announced or
     registered ids become unusable for ever.
     """
@@ -309,7 +309,7 @@ def _apply_partition_deleted(state: PartitionState, record: Record[Any], body: r
     )
 
 
-def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.LogStartRaised) -> Changes:
+def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], body: r.LogStartRaised) -> Changes:
     """Return the changes by a raised log start: readers no longer see the segments below it. These wait for their deletion and cannot be
     restored.
     """
@@ -331,7 +331,9 @@ def _apply_log_start_raised(state: PartitionState, record: Record[Any], body: r.
     return changes | {"live": tuple(segment for segment in state.live if segment.id not in gone), "waiting": (*state.waiting, group)}
 
 
-def _changes_by_updated_import(state: PartitionState, record: Record[Any], registration: OpenImport, void_reason: str = "") -> Changes:
+def _changes_by_updated_import(
+    state: PartitionState, record: ControlRecord[Any], registration: OpenImport, void_reason: str = ""
+) -> Changes:
     """Return the changes by a changed import, which stays open until each of its ids is tiered or void.
 
     :param void_reason: why the remaining ids are void; empty if they are not.
@@ -343,7 +345,7 @@ def _changes_by_updated_import(state: PartitionState, record: Record[Any], regis
     return {"registrations": others, "closed_imports": (*state.closed_imports, closed)[-HISTORY:]}
 
 
-def _apply_import_voided(state: PartitionState, record: Record[Any], body: r.ImportVoided) -> Changes:
+def _apply_import_voided(state: PartitionState, record: ControlRecord[Any], body: r.ImportVoided) -> Changes:
     entry = state.registrations[body.import_id]
     return _changes_by_updated_import(state, record, entry, void_reason=body.reason or "void") | _changes_by_voided_ids(state, entry.ids)
 
@@ -376,19 +378,19 @@ def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset
     deletions.
     """
 
-    def with_lower_offset(entry: Any) -> Any:
+    def with_lowered_cleaner_offset(entry: Any) -> Any:
         both = {name: offsets.clamp_cleaner_vector(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
     return {
         "vector": offsets.clamp_cleaner_vector(state.vector, divergence_offset),
-        "waiting": tuple(with_lower_offset(group) for group in state.waiting),
+        "waiting": tuple(with_lowered_cleaner_offset(group) for group in state.waiting),
     }
 
 
-def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.PlanAnnounced) -> Changes:
+def _apply_plan_announced(state: PartitionState, record: ControlRecord[Any], body: r.PlanAnnounced) -> Changes:
     plan = body.plan
-    run = Run(
+    run = RunHistoryEntry(
         run_id=plan.run_id,
         leader_epoch=body.leader_epoch,
         holder=state.leader.holder if state.leader else "",
@@ -402,7 +404,7 @@ def _apply_plan_announced(state: PartitionState, record: Record[Any], body: r.Pl
     return {"intent": Intent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}
 
 
-def _apply_receipts_added(state: PartitionState, record: Record[Any], body: r.ReceiptsAdded) -> Changes:
+def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], body: r.ReceiptsAdded) -> Changes:
     intent = _require_open_intent(state)
     return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
 
@@ -414,12 +416,12 @@ def _require_open_intent(state: PartitionState) -> Intent:
     return state.intent
 
 
-def _apply_intent_undone(state: PartitionState, record: Record[Any], body: r.IntentUndone) -> Changes:
+def _apply_intent_undone(state: PartitionState, record: ControlRecord[Any], body: r.IntentUndone) -> Changes:
     runs = _run_history_with_changed_run(state, body.run_id, status=RunStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
     return {"intent": None, "runs": runs} | _changes_by_voided_ids(state, _announced_segment_ids(state))
 
 
-def _apply_round_published(state: PartitionState, record: Record[Any], body: r.RoundPublished) -> Changes:
+def _apply_round_published(state: PartitionState, record: ControlRecord[Any], body: r.RoundPublished) -> Changes:
     """Return the changes by a publication: new segments replace their sources for all readers at once. The sources' objects begin to wait
     for grace, a period before their deletion.
     """
@@ -507,7 +509,7 @@ def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Wait
     }
 
 
-def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.SegmentDeletionBegun) -> Changes:
+def _apply_segment_deletion_begun(state: PartitionState, record: ControlRecord[Any], body: r.SegmentDeletionBegun) -> Changes:
     ids = set(body.ids)
     gone = [segment for group in state.waiting for segment in group.segments if segment.id in ids]
     return {
@@ -517,12 +519,12 @@ def _apply_retire_begun(state: PartitionState, record: Record[Any], body: r.Segm
     }
 
 
-def _apply_retired(state: PartitionState, record: Record[Any], body: r.SegmentDeletionEnded) -> Changes:
+def _apply_segment_deletion_ended(state: PartitionState, record: ControlRecord[Any], body: r.SegmentDeletionEnded) -> Changes:
     ids = set(body.ids)
     return {"retiring": tuple(segment for segment in state.retiring if segment.id not in ids)} | _changes_by_voided_ids(state, body.ids)
 
 
-def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.RoundUndone) -> Changes:
+def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body: r.RoundUndone) -> Changes:
     """Return the changes by an undo: readers get the round's sources back. Its outputs wait for grace like other removed segments."""
     group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
     outputs = set(group.replaced_by.values())
@@ -548,7 +550,7 @@ def _apply_round_undone(state: PartitionState, record: Record[Any], body: r.Roun
     }
 
 
-def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnded) -> Changes:
+def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.RunEnded) -> Changes:
     """Return the changes by the end of a run: its outcome and figures in the run history. A quarantined run increases the partition's
     number of failures in a row.
     """
@@ -556,7 +558,7 @@ def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnde
     runs = _run_history_with_changed_run(state, body.run_id, **reported)
     if state.find_run(body.run_id) is None:  # it failed before there was a plan
         holder = state.leader.holder if state.leader else ""
-        run = Run(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
+        run = RunHistoryEntry(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
         runs = (*runs, run.model_copy(update=reported | {"ended_ms": record.at_ms}))[-HISTORY:]
     if body.status != RunStatus.QUARANTINED:
         return {"runs": runs}
@@ -565,12 +567,12 @@ def _apply_run_ended(state: PartitionState, record: Record[Any], body: r.RunEnde
     return {"runs": runs, "quarantine": why}
 
 
-def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[Run, ...]:
+def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[RunHistoryEntry, ...]:
     """Return the run history with changed fields of one run."""
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
 
-EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
+EFFECTS: dict[type, Callable[[PartitionState, ControlRecord[Any], Any], Changes]] = {
     r.LeadershipAcquired: _apply_leadership_acquired,
     r.LeadershipReleased: _apply_leadership_released,
     r.SegmentIdsRegistered: _apply_ids_registered,
@@ -582,7 +584,7 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,
     r.LineageRecorded: lambda state, record, body: _changes_by_broker_lineage(state, body.lineage, body.end_offset),
-    r.SegmentsMirrored: lambda state, record, body: mirror.changes_by_mirrored_segments(state, body),
+    r.SegmentsMirrored: lambda state, record, body: mirror.changes_by_broker_changes_record(state, body),
     r.BrokerLogStartSeen: lambda state, record, body: {"broker_log_start": body.offset},
     r.ImportVoided: _apply_import_voided,
     r.PlanAnnounced: _apply_plan_announced,
@@ -591,8 +593,8 @@ EFFECTS: dict[type, Callable[[PartitionState, Record[Any], Any], Changes]] = {
     r.IntentUndone: _apply_intent_undone,
     r.PublicationBegun: lambda state, record, body: {"intent": _require_open_intent(state).model_copy(update={"begun_slot": record.slot})},
     r.RoundPublished: _apply_round_published,
-    r.SegmentDeletionBegun: _apply_retire_begun,
-    r.SegmentDeletionEnded: _apply_retired,
+    r.SegmentDeletionBegun: _apply_segment_deletion_begun,
+    r.SegmentDeletionEnded: _apply_segment_deletion_ended,
     r.RoundUndone: _apply_round_undone,
     r.RunEnded: _apply_run_ended,
 }

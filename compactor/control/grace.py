@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.control.state import OpenImport, WaitingGroup
-from compactor.control.summary import ImportSummary, WaitingSummary
+from compactor.control.summary import ImportSummary, WaitingGroupSummary
 
-ReplacedGroup = WaitingGroup | WaitingSummary
+ReplacedGroup = WaitingGroup | WaitingGroupSummary
 """Segments that left the view and wait for deletion."""
 
 
-def grace_period_ms(group: ReplacedGroup, retention: Retention) -> int:
+def grace_period_ms(group: ReplacedGroup, retention: ObjectRetention) -> int:
     """Return how long a group of replaced segments is kept after readers stopped using it: the larger of the recorded and the configured
     time, in milliseconds.
 
@@ -26,7 +26,7 @@ def grace_period_ms(group: ReplacedGroup, retention: Retention) -> int:
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
-def earliest_retire_ms(group: ReplacedGroup, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+def earliest_retire_ms(group: ReplacedGroup, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
     """Return the first time at which a group of replaced segments may be deleted, in milliseconds.
 
     :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
@@ -35,7 +35,7 @@ def earliest_retire_ms(group: ReplacedGroup, retention: Retention, slot_times_ms
 
 
 def import_abandoned_at_ms(
-    registration: OpenImport | ImportSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
+    registration: OpenImport | ImportSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> int:
     """Return the first time at which an open import is regarded as abandoned, in milliseconds.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
-from compactor.control.records import Record, TopicAdopted
+from compactor.control.records import ControlRecord, TopicAdopted
 from compactor.control.state import CatalogState, MissingTopic, PartitionState, RuleViolation
 from compactor.model.ids import TopicPartition
 
@@ -98,13 +98,13 @@ def topic_ids_of_cluster(state: CatalogState, topic_ids: Iterable[TopicId], clus
     return {topic_id for topic_id in topic_ids if state.topic_clusters.get(topic_id) == cluster_id}
 
 
-def is_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
+def is_topic_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
     """Return whether the topic's cluster has reported twice, far enough apart and without contradiction, that the topic does not exist."""
     found = state.missing.get(topic_id)
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
-def check_topic_id_unchanged(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
     without an id gets one by adoption only.
     """
@@ -120,7 +120,7 @@ def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> str:
     return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
 
 
-def check_topic_id_adoptable(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires a topic id, or a seam (the offset at
     which the next import continues) at the end of the tier; and the topic id that the tier had when this was decided.
     """
@@ -134,7 +134,7 @@ def check_topic_id_adoptable(state: PartitionState, record: Record[Any]) -> Rule
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
-def check_incarnation_was_opened(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why an import cannot register ids in the log of a later incarnation of its topic name, or an empty string. Requires, in the
     log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
     """
@@ -142,7 +142,7 @@ def check_incarnation_was_opened(state: PartitionState, record: Record[Any]) -> 
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
-def check_incarnation_is_unused(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_incarnation_is_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
     incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """
@@ -152,7 +152,7 @@ def check_incarnation_is_unused(state: PartitionState, record: Record[Any]) -> R
     return f"{state.topic_partition} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
-def check_deleted_topic_id_matches(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why a deleted topic is not the one in the tier, or an empty string. Requires the known topic id, if the record names the topic
     that the cluster has deleted.
     """

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from compactor.constants import CompactorEpoch, Offset
-from compactor.control.records import LogStartRaised, Record, SegmentsTiered
+from compactor.control.records import LogStartRaised, ControlRecord, SegmentsTiered
 from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batch_digests
 from compactor.control.summary import SegmentMetadataOrSummary
 
@@ -40,7 +40,7 @@ def build_log_start_record(state: PartitionState, offset: int, leader_epoch: Com
     )
 
 
-def check_log_start_rises(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset from the log start to the
     end offset + 1; the log start itself only to remove segments.
     """
@@ -50,7 +50,7 @@ def check_log_start_rises(state: PartitionState, record: Record[Any]) -> RuleVio
     return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
 
 
-def check_removed_segments_lie_below_log_start(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the record removes other segments than those below its offset, or an empty string. Requires exactly the live segments
     wholly below the offset, never the newest.
     """
@@ -59,7 +59,7 @@ def check_removed_segments_lie_below_log_start(state: PartitionState, record: Re
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
-def check_digest_sums_of_removed_segments(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the record's sums of batches are not those of its segments, or an empty string. Requires the recorded sums of the batches
     that are removed and of those that stay.
     """
@@ -70,7 +70,7 @@ def check_digest_sums_of_removed_segments(state: PartitionState, record: Record[
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
-def check_imported_log_start(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why an import cannot set its log start, or an empty string. Requires a log start only with the first segments of a partition,
     within them or right after them.
     """
@@ -83,21 +83,21 @@ def check_imported_log_start(state: PartitionState, record: Record[Any]) -> Rule
     return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"
 
 
-def check_log_start_never_raised(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that older segments cannot be added below a raised log start, or an empty string. Requires a log start that was never raised,
     because what retention has removed does not come back.
     """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
-def check_truncation_above_log_start(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_truncation_above_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
     was ever raised.
     """
     return truncation_problem(state, record.body.offset)
 
 
-def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset above the
     highest one recorded.
     """
@@ -105,7 +105,7 @@ def check_broker_log_start_rises(state: PartitionState, record: Record[Any]) -> 
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
-def check_groups_expired_at_brokers(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
     groups that lie wholly below the log start of brokers and that are not also left out for another reason.
     """

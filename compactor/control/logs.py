@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from compactor.control import ordering
-from compactor.control.control_log import ControlLog, LogFormat, SlotContention, Snapshot
+from compactor.control.control_log import ControlLog, ControlLogFormat, SlotContention, StateSnapshot
 from compactor.control.fold import apply_catalog_record, apply_partition_record, state_with_modification_times
 from compactor.control.ports import Ports
 from compactor.control.records import (
@@ -28,7 +28,7 @@ from compactor.control.records import (
     PartitionRecord,
     PartitionsChanged,
     PartitionsInspected,
-    Record,
+    ControlRecord,
     RetireInspection,
     SlotsReached,
     TierCreated,
@@ -54,19 +54,22 @@ INBOX = 1000
 """Number of hints that are taken from the inbox at once."""
 
 
-def fold_partition_record(state: PartitionState, record: Record[Any]) -> PartitionState:
+def fold_partition_record(state: PartitionState, record: ControlRecord[Any]) -> PartitionState:
     """Fold one record into a partition's state, subject to the ordering rules."""
     return apply_partition_record(state, record, ordering.find_rule_violation)
 
 
-PARTITION = LogFormat(
+PARTITION = ControlLogFormat(
     record=PartitionRecord,
-    snapshot=Snapshot[PartitionState],
+    snapshot=StateSnapshot[PartitionState],
     apply=fold_partition_record,
     state_with_modification_times=state_with_modification_times,
 )
-CATALOG = LogFormat(
-    record=CatalogRecord, snapshot=Snapshot[CatalogState], apply=apply_catalog_record, state_with_modification_times=lambda state, _: state
+CATALOG = ControlLogFormat(
+    record=CatalogRecord,
+    snapshot=StateSnapshot[CatalogState],
+    apply=apply_catalog_record,
+    state_with_modification_times=lambda state, _: state,
 )
 
 
@@ -134,11 +137,11 @@ def create_tier(
         cluster_id=cluster_id,
     )
     state = log.append_until_done(lambda state: None if state.tier_id else made)
-    check_tier_settings(state, ports.layout.url, kind, layout, key_entropy_bits)
+    require_matching_tier_settings(state, ports.layout.url, kind, layout, key_entropy_bits)
     return state
 
 
-def check_tier_settings(state: CatalogState, url: str, kind: str, layout: str, key_entropy_bits: int) -> None:
+def require_matching_tier_settings(state: CatalogState, url: str, kind: str, layout: str, key_entropy_bits: int) -> None:
     """Raise UsageError if the configured kind, layout, URL or number of key entropy bits differs from the tier's identity."""
     if (state.kind, state.layout) != (kind, layout):
         raise UsageError(
@@ -205,7 +208,7 @@ def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     write_snapshot_if_due(catalog)
 
 
-def record_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInspection]) -> None:
+def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInspection]) -> None:
     """Record until when partitions need no retirement check, in one record. Skipped if the log is busy, which costs a later check."""
     left = dict(inspections)
 
@@ -282,7 +285,13 @@ def write_snapshot_if_due(log: ControlLog[Any]) -> None:
 
 
 def _open_control_log(
-    ports: Ports, prefix: str, name: str, empty_state: Any, log_format: LogFormat[Any], min_slot: int = 0, state_for_readers: Any = None
+    ports: Ports,
+    prefix: str,
+    name: str,
+    empty_state: Any,
+    log_format: ControlLogFormat[Any],
+    min_slot: int = 0,
+    state_for_readers: Any = None,
 ) -> ControlLog[Any]:
     """Return a control log under a new writer incarnation. Parameters as in ControlLog."""
     return ControlLog(

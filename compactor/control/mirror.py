@@ -47,7 +47,7 @@ def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offs
     )
 
 
-def build_mirroring_record(
+def build_broker_changes_record(
     state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
 ) -> SegmentsMirrored | None:
     """Return the record that brings the control log up to the brokers' view, or None if it is up to date. Known details of segments are
@@ -83,13 +83,13 @@ def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
-def changes_by_mirrored_segments(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
+def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """Return the fields of the state that a *segments mirrored* record changes.
 
     Cleaner offsets are lowered to the first offset at which the brokers' lineage diverges from the known one, or at which a segment of the
     brokers covers offsets that compaction had already cleaned, because a later leader has tiered them again.
     """
-    changes: dict[str, Any] = {"live": live_segments_after_mirroring(state, body), "mirrored": True}
+    changes: dict[str, Any] = {"live": live_segments_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
     begins = [begin for begin in (parted, _first_offset_tiered_again(state, body)) if begin is not None]
     parted = min(begins, default=None)
@@ -112,7 +112,7 @@ def _first_offset_tiered_again(state: PartitionState, body: SegmentsMirrored) ->
     return min(begins, default=None)
 
 
-def live_segments_after_mirroring(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
+def live_segments_after_broker_changes(state: PartitionState, body: SegmentsMirrored) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Return the segments that readers use after a record of the brokers' changes (*segments mirrored*)."""
     gone = set(body.gone)
     kept = (segment for segment in state.live if segment.id not in gone)
@@ -121,8 +121,8 @@ def live_segments_after_mirroring(state: PartitionState, body: SegmentsMirrored)
 
 def state_with_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
     """Return the state with the segments that brokers report, in memory only. For code that only reads."""
-    body = build_mirroring_record(state, view)
-    return state if body is None else state.model_copy(update=changes_by_mirrored_segments(state, body))
+    body = build_broker_changes_record(state, view)
+    return state if body is None else state.model_copy(update=changes_by_broker_changes_record(state, body))
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:

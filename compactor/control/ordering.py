@@ -23,7 +23,7 @@ from compactor.control.coverage import (
     offset_gap_problem,
     task_coverage_problem,
 )
-from compactor.control.records import Record
+from compactor.control.records import ControlRecord
 from compactor.control.state import Intent, PartitionState, RuleViolation, WaitingGroup
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
@@ -33,14 +33,14 @@ from compactor.model.status import RunStatus
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_epoch_follows_last(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_compactor_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
     return ""
 
 
-def check_writer_leads(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's writer may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation,
     not released.
     """
@@ -69,7 +69,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 # --- imports -----------------------------------------------------------------------------------------------------------------
 
 
-def check_import_ids_unused(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which id was used before, or an empty string. Requires an import id and segment ids that were never used before."""
     body: r.SegmentIdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
@@ -78,7 +78,7 @@ def check_import_ids_unused(state: PartitionState, record: Record[Any]) -> RuleV
     return _segment_id_in_use_problem(state, body.ids)
 
 
-def check_segment_ids_registered(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which id is not registered, or an empty string. Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
@@ -88,7 +88,7 @@ def check_segment_ids_registered(state: PartitionState, record: Record[Any]) -> 
     return f"import {body.import_id} has not registered {min(strange)}" if strange else ""
 
 
-def check_segments_continue_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's segments cannot follow the log, or an empty string. Requires segments that start at the end offset + 1,
     without gaps between them.
     """
@@ -100,7 +100,7 @@ def check_segments_continue_log(state: PartitionState, record: Record[Any]) -> R
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_lineage_agrees_with_tier(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's leader-epoch lineage contradicts the tier's, or an empty string. Requires a lineage that gives no live offset
     to another epoch (checked for records that state their last batches, which early versions did not).
     """
@@ -110,7 +110,7 @@ def check_lineage_agrees_with_tier(state: PartitionState, record: Record[Any]) -
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
-def check_segments_precede_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's segments cannot precede the log, or an empty string. Requires segments that end at the start offset - 1,
     without gaps between them.
     """
@@ -122,13 +122,13 @@ def check_segments_precede_log(state: PartitionState, record: Record[Any]) -> Ru
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_all_registered_segments_added(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_all_registered_segments_added(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def check_never_compacted(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return what was compacted, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
     return already_compacted_problem(state)
 
@@ -146,7 +146,7 @@ def already_compacted_problem(state: PartitionState) -> str:
     return ""
 
 
-def check_truncated_segments_end_log(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_truncated_segments_end_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the discarded part differs, or an empty string. Requires exactly the live segments that end at the offset or later, and,
     as a new segment, the part of the first one below the offset.
     """
@@ -162,7 +162,7 @@ def check_truncated_segments_end_log(state: PartitionState, record: Record[Any])
     return ""
 
 
-def check_segments_after_truncation(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_segments_after_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
     registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
     """
@@ -176,7 +176,7 @@ def check_segments_after_truncation(state: PartitionState, record: Record[Any]) 
     return invalid_segment_problem(new) or offset_gap_problem(new)
 
 
-def check_data_loss_accepted(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
     offset, or a loss that a person has accepted (checked for records from version 5 on).
     """
@@ -187,39 +187,39 @@ def check_data_loss_accepted(state: PartitionState, record: Record[Any]) -> Rule
     return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
 
 
-def check_partition_not_empty(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the partition holds nothing, or an empty string. Requires a partition with live segments, open imports or an open
     intent.
     """
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
 
-def check_lineage_ascends(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the lineage is not valid, or an empty string. Requires a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
-def check_import_is_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the record's import is complete or void, or an empty string. Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def check_open_round_keeps_sources(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_open_round_keeps_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which needed segment is removed, or an empty string. Requires that no segment of the open round is removed."""
     lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def check_mirrored_segments_contiguous(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return what would be invalid in the partition afterwards, or an empty string. Requires removed ids that were live, and a result
     without gaps between segments.
     """
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
         return f"segment {min(strange)} is not live"
-    after = mirror.live_segments_after_mirroring(state, record.body)
+    after = mirror.live_segments_after_broker_changes(state, record.body)
     ids = [segment.id for segment in after]
     return "a segment is in the view twice" if len(set(ids)) != len(ids) else invalid_segment_problem(after) or offset_gap_problem(after)
 
@@ -227,12 +227,12 @@ def check_mirrored_segments_contiguous(state: PartitionState, record: Record[Any
 # --- a round -----------------------------------------------------------------------------------------------------------------
 
 
-def check_no_open_intent(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_no_open_intent(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which round is still open, or an empty string. Requires that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
-def check_plan_valid(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's plan is not valid for this partition and leader, or an empty string. Requires a plan of this partition and
     leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
     """
@@ -247,7 +247,7 @@ def check_plan_valid(state: PartitionState, record: Record[Any]) -> RuleViolatio
     return _segment_id_in_use_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
-def check_round_is_restorable(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why a plan cannot restore an earlier round's sources, or an empty string. Requires, if the plan undoes a round, the latest one
     as a whole, with outputs that no later round has rewritten and sources that wait for deletion above the log start.
     """
@@ -265,19 +265,19 @@ def check_round_is_restorable(state: PartitionState, record: Record[Any]) -> Rul
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
-def check_cleaner_offsets_unchanged(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
     plan = _plan_of_record(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
-def check_sources_live(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_of_record(state, record)
     return _missing_source_problem(state, plan) if plan else ""
 
 
-def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which task is not valid, or an empty string. Requires tasks that cover exactly their sources (I1), in ascending order."""
     plan = _plan_of_record(state, record)
     if plan is None:
@@ -290,13 +290,13 @@ def check_tasks_cover_sources(state: PartitionState, record: Record[Any]) -> Rul
     return "" if all(a.end_offset < b.start_offset for a, b in pairwise(plan.tasks)) else "the tasks do not ascend"
 
 
-def check_intent_is_open(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the run is no longer open, or an empty string. Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
-def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which receipt differs, or an empty string. Requires at most one receipt per task, for the announced id and sources (I1)."""
     intent = state.intent
     if intent is None:
@@ -312,24 +312,24 @@ def check_receipts_match_tasks(state: PartitionState, record: Record[Any]) -> Ru
     return ""
 
 
-def check_receipts_of_single_run(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that runs are mixed or absent, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def check_all_groups_have_receipts(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which group is not done, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
-def check_publication_not_begun(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return since when the round's publication has begun, or an empty string. Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
-def check_replacements_match_receipts(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_replacements_match_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return how the published replacements differ from the round's receipts, or an empty string. Requires all outputs of the round, as its
     receipts state them, in ascending order (I5), except groups whose sources brokers deleted after publication had begun.
     """
@@ -348,7 +348,7 @@ def check_replacements_match_receipts(state: PartitionState, record: Record[Any]
     return "" if given == expected else "the replacements are not what the receipts say"
 
 
-def check_replacements_cover_sources(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_replacements_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which replacement is not valid, or an empty string. Requires that each replacement covers exactly its sources (I1)."""
     by_id = state.live_segments_by_id()
     for new in record.body.replacements:
@@ -358,7 +358,7 @@ def check_replacements_cover_sources(state: PartitionState, record: Record[Any])
     return ""
 
 
-def check_new_cleaner_offsets(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return that the cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and after it:
     the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores segments).
     """
@@ -375,7 +375,7 @@ def check_new_cleaner_offsets(state: PartitionState, record: Record[Any]) -> Rul
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_whole_groups_retired(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which segment lacks its group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _waiting_groups_within(state, ids):
@@ -385,7 +385,7 @@ def check_whole_groups_retired(state: PartitionState, record: Record[Any]) -> Ru
     return ""
 
 
-def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_cleaner_offsets_permit_deletion(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which segments must not be deleted, or an empty string. Requires segments replaced by publications whose cleaner offset is
     valid.
     """
@@ -397,13 +397,13 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Record[
     return ""
 
 
-def check_deletion_begun(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which deletion was not announced, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
-def check_round_is_undoable(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
     rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
     """
@@ -426,7 +426,7 @@ def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: Comp
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
 
-Requirement = Callable[[PartitionState, Record[Any]], str]
+Requirement = Callable[[PartitionState, ControlRecord[Any]], str]
 
 REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
     r.LeadershipAcquired: (check_epoch_follows_last,),
@@ -465,7 +465,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         log_start.check_digest_sums_of_removed_segments,
     ),
     r.LineageRecorded: (check_lineage_ascends,),
-    r.SegmentsMirrored: (check_writer_leads, check_open_round_keeps_sources, check_mirrored_segments_contiguous),
+    r.SegmentsMirrored: (check_writer_leads, check_open_round_keeps_sources, check_broker_changes_leave_no_gap),
     r.BrokerLogStartSeen: (check_writer_leads, log_start.check_broker_log_start_rises),
     r.ImportVoided: (check_writer_leads, check_import_is_open),
     r.PlanAnnounced: (
@@ -507,7 +507,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
 """Conditions under which a record counts, by its type. The docstring of each function states its condition."""
 
 
-def find_rule_violation(state: PartitionState, record: Record[Any]) -> RuleViolation:
+def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
     return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
@@ -559,7 +559,7 @@ def require_segments_deletable(state: PartitionState, incarnation: str, epoch: C
         raise CompactorError(f"segment {min(wrong)} of {state.topic_partition} must not be deleted", hint="This is a bug; please report it")
 
 
-def _plan_of_record(state: PartitionState, record: Record[Any]) -> CompactionPlan | None:
+def _plan_of_record(state: PartitionState, record: ControlRecord[Any]) -> CompactionPlan | None:
     """Return the plan that a record announces, or the plan of the open intent for any other record; None if there is none."""
     if isinstance(record.body, r.PlanAnnounced):
         return record.body.plan
@@ -579,7 +579,7 @@ def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> str:
     return f"segment {gone} is not live any more" if gone else ""
 
 
-def _run_id_of_record(record: Record[Any]) -> str:
+def _run_id_of_record(record: ControlRecord[Any]) -> str:
     """Return the id of the run that a record belongs to."""
     body = record.body
     run_id: str = body.receipts[0].run_id if isinstance(body, r.ReceiptsAdded) else body.run_id

@@ -25,7 +25,7 @@ class HeartbeatRunner(Protocol):
 
 
 @dataclass(frozen=True)
-class Retention:
+class ObjectRetention:
     """Settings ``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
 
     grace_ms: int = 600_000
@@ -71,7 +71,7 @@ class Ports:
     keep_alive: HeartbeatRunner
     urgent: ObjectStore | None = None
     ownership: OwnershipCheck | None = None
-    retention: Retention | None = None
+    retention: ObjectRetention | None = None
     brokers: Callable[[TopicPartition], BrokerView] | None = None
     broker_log_start: Callable[[TopicPartition], int] | None = None
 

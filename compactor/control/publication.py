@@ -93,7 +93,7 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
     return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_taken_effect)
 
 
-def store_survivors(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
+def record_survivor_objects(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
     """Record the scratch objects with the result of pass 1, so that a process which resumes the round does not repeat it."""
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
     return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
@@ -125,7 +125,7 @@ def publish_round(
     done = [task for task in intent.plan.tasks if task.group in receipts]
     replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in done]
 
-    def append_publish_begun() -> None:
+    def append_publication_begun() -> None:
         """Append *publish begun* and wait until messages of replaced leaders can no longer arrive."""
         leadership.append_record(
             PublicationBegun(leader_epoch=leadership.epoch, run_id=run_id), lambda state: _has_publication_begun(state, run_id)
@@ -143,7 +143,7 @@ def publish_round(
     leadership.ports.publisher.publish_replacements(
         leadership.state.topic_partition,
         replacements,
-        append_publish_begun,
+        append_publication_begun,
         append_round_published,
         find_expired=expired.find_expired,
         last_group_first=bool(intent.plan.restores),

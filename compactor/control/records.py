@@ -413,7 +413,7 @@ PartitionBody = Annotated[
 BodyT = TypeVar("BodyT")
 
 
-class Record(StrictFrozenModel, Generic[BodyT]):
+class ControlRecord(StrictFrozenModel, Generic[BodyT]):
     """One record of a control log: an event with the identity of its writer, at one position (slot) of the log.
 
     A process takes a record for its own only if the record has its incarnation and the attempt that it has made. Equal content proves
@@ -434,8 +434,8 @@ class Record(StrictFrozenModel, Generic[BodyT]):
     body: BodyT
 
 
-PartitionRecord = Record[PartitionBody]
-CatalogRecord = Record[CatalogBody]
+PartitionRecord = ControlRecord[PartitionBody]
+CatalogRecord = ControlRecord[CatalogBody]
 
 
 def append_checksum(document: bytes) -> bytes:
@@ -464,7 +464,7 @@ class _FormatVersion(StrictFrozenModel):
     version: int
 
 
-def check_format_version(document: bytes, source_name: str) -> None:
+def require_known_format_version(document: bytes, source_name: str) -> None:
     """Raise BadControlRecord if a document has a later version than this program knows. Called before its other fields are read."""
     try:
         version = _FormatVersion.model_validate_json(document).version
@@ -487,7 +487,7 @@ def decode_checksummed(kind: type[ValueT], data: bytes, source_name: str) -> Val
     try:
         return kind.model_validate_json(document)
     except ValidationError as error:
-        check_format_version(document, source_name)
+        require_known_format_version(document, source_name)
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise _corrupt_record_error(source_name, f"field {field}: {first['msg']}") from error

@@ -11,7 +11,7 @@ from compactor.control.state import Intent
 from compactor.errors import CompactorError
 
 
-class Stage(StrEnum):
+class RoundStage(StrEnum):
     """Stages of a round (I4). Those that are recorded in the log are in capitals in docs/publication.md."""
 
     ANNOUNCED = "announced"
@@ -26,8 +26,8 @@ class Stage(StrEnum):
     REVERTED = "reverted"
 
 
-_T = Stage
-STAGES: dict[Stage | None, frozenset[Stage]] = {
+_T = RoundStage
+STAGES: dict[RoundStage | None, frozenset[RoundStage]] = {
     None: frozenset({_T.ANNOUNCED}),
     _T.ANNOUNCED: frozenset({_T.UPLOADED, _T.UNDONE}),
     _T.UPLOADED: frozenset({_T.VERIFIED, _T.UNDONE}),
@@ -48,20 +48,20 @@ UPLOADED means that all groups have receipts: each was rewritten, passed the gat
 """
 
 
-def stage_of_intent(intent: Intent) -> Stage:
+def stage_of_intent(intent: Intent) -> RoundStage:
     """Return the stage that an open intent has reached according to the control log. A resumed round continues from there."""
     if intent.begun_slot:
-        return Stage.PUBLISH_BEGUN
-    return Stage.ANNOUNCED if intent.pending_tasks else Stage.UPLOADED
+        return RoundStage.PUBLISH_BEGUN
+    return RoundStage.ANNOUNCED if intent.pending_tasks else RoundStage.UPLOADED
 
 
 class StageTracker:
     """Present stage of one round, or of segments that are retired together. Refuses every change that STAGES does not allow."""
 
-    def __init__(self, stage: Stage | None = None) -> None:
+    def __init__(self, stage: RoundStage | None = None) -> None:
         self.stage = stage
 
-    def advance_to(self, stage: Stage) -> None:
+    def advance_to(self, stage: RoundStage) -> None:
         """Change the present stage to ``stage``. Raises CompactorError (a bug) if it may not follow the present one."""
         if stage not in STAGES[self.stage]:
             raise CompactorError(f"a round cannot go from {self.stage or 'nothing'} to {stage}", hint="This is a bug; please report it")

@@ -140,7 +140,7 @@ class WaitingGroup(StrictFrozenModel):
     """Recorded by the process that removed the segments from the view; None if the record did not state it."""
 
 
-class Run(StrictFrozenModel):
+class RunHistoryEntry(StrictFrozenModel):
     """One entry of the run history. ``status``: running, published, undone (the intent), reverted or reverted_in_part (``undo``), or as in
     RunEnded.
 
@@ -245,7 +245,7 @@ class PartitionState(LogState):
     mirrored: bool = False
     """Whether brokers decide which segments are live. The newest segment is then left to them."""
     quarantine: Quarantine | None = None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunHistoryEntry, ...] = ()
     published: tuple[str, ...] = ()
     """Ids of the rounds whose outputs readers have now, oldest first. Only the last one can be undone."""
     epochs: tuple[EpochHistory, ...] = ()
@@ -328,7 +328,7 @@ class PartitionState(LogState):
         """Return the digest sum over all batches of the live segments; None if one of them has no recorded sum."""
         return sum_batch_digests(self.live)
 
-    def find_run(self, run_id: str) -> Run | None:
+    def find_run(self, run_id: str) -> RunHistoryEntry | None:
         """Return the latest entry of the run history with this id, or None."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
-from compactor.control.state import Leader, PartitionState, Quarantine, Run, WaitingGroup
+from compactor.control.state import Leader, PartitionState, Quarantine, RunHistoryEntry, WaitingGroup
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -112,7 +112,7 @@ _HEAD = struct.Struct("<I")
 Packed = bytes
 
 
-class WaitingSummary(StrictFrozenModel):
+class WaitingGroupSummary(StrictFrozenModel):
     """Summary of a group of segments that wait for grace (state.WaitingGroup), with the number and size of the segments that replaced
     them.
     """
@@ -173,7 +173,7 @@ class PartitionSummary(StrictFrozenModel):
     open_run: str
     quarantine: Quarantine | None
     quarantined_since_ms: int = Field(default=0, exclude_if=lambda value: not value)
-    waiting: tuple[WaitingSummary, ...]
+    waiting: tuple[WaitingGroupSummary, ...]
     imports: tuple[ImportSummary, ...]
     retiring: int
     undone_slot: int
@@ -250,7 +250,7 @@ def _quarantined_since_ms(state: PartitionState) -> int:
     return min([state.quarantine.at_ms, *(max(run.started_ms, run.ended_ms) for run in failed)])
 
 
-def _summarize_last_round(runs: Sequence[Run]) -> LastRound | None:
+def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRound | None:
     """Return the latest run that has ended, or None."""
     run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
     if run is None:
@@ -287,9 +287,9 @@ def decode_summary(data: bytes) -> PartitionSummary:
     return summary.model_copy(update={"columns": data[start + length :]})
 
 
-def _summarize_waiting_group(group: WaitingGroup) -> WaitingSummary:
+def _summarize_waiting_group(group: WaitingGroup) -> WaitingGroupSummary:
     """Return the summary of one group of waiting segments."""
-    return WaitingSummary(
+    return WaitingGroupSummary(
         slot=group.slot,
         since_ms=group.since_ms,
         run_id=group.run_id,

@@ -9,7 +9,7 @@ from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RoundUndone
-from compactor.control.stages import Stage, StageTracker
+from compactor.control.stages import RoundStage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -44,7 +44,7 @@ def undo_round(ports: Ports, log: PartitionLog, lease: Lease, run_id: str) -> Pa
             raise UsageError(
                 f"run {run_id} of {log.state.topic_partition} cannot be undone: {refused}", hint="Nothing was changed"
             ) from refused
-        StageTracker(Stage.PUBLISHED).advance_to(Stage.REVERTED)
+        StageTracker(RoundStage.PUBLISHED).advance_to(RoundStage.REVERTED)
         return leadership.state
 
 

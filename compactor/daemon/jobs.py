@@ -10,7 +10,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.control.leadership import current_lease
 from compactor.control.logs import PartitionLog, open_catalog
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import CatalogState
 from compactor.daemon.scheduling import DaemonAction, Job
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
@@ -49,7 +49,7 @@ class JobObserver(Protocol):
     def record_moved_bytes(self, size: int) -> None:
         """Record bytes of segments that were read from the store or written to it."""
 
-    def record_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def record_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Report that a round has reached this stage, such as the rewriting of segments."""
 
 
@@ -79,7 +79,7 @@ def execute_job(
         deletion is skipped if the log has grown since, because another daemon has then deleted everything that was due.
     """
 
-    def on_stage(stage: Stage, plan: CompactionPlan) -> None:
+    def on_stage(stage: RoundStage, plan: CompactionPlan) -> None:
         observer.record_stage(stage, plan)
         resources.stop.raise_if_stopped_between_stages(stage)
 

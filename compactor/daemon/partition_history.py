@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.state import EpochHistory, Leader, PartitionState, Run
+from compactor.control.state import EpochHistory, Leader, PartitionState, RunHistoryEntry
 from compactor.model.base import StrictFrozenModel
 
 MOST_RUNS = 20
@@ -36,7 +36,7 @@ class PartitionHistory(StrictFrozenModel):
 
     slot: int
     leader: Leader | None
-    runs: tuple[Run, ...]
+    runs: tuple[RunHistoryEntry, ...]
     epochs: tuple[EpochHistory, ...]
     lineage: tuple[EpochEntry, ...]
     replaced: tuple[ReplacedRange, ...]

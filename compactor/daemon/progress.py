@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from compactor.config.units import count_noun
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.daemon.scheduling import DaemonAction, Job, PartitionStatus
 from compactor.model.plan import CompactionPlan
 from compactor.service.journal import EventLogger
@@ -64,23 +64,23 @@ class JobProgress:
         with self._lock:
             self._bytes += size
 
-    def record_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def record_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Record that the round has reached this stage, and log it."""
         groups = len(plan.tasks)
         with self._lock:
             self._plan = plan
-            self._groups += stage is Stage.UPLOADED
+            self._groups += stage is RoundStage.UPLOADED
             done = self._groups
-            if stage is Stage.ANNOUNCED:
+            if stage is RoundStage.ANNOUNCED:
                 self._enter_phase("rewrite")
-            elif stage is Stage.UPLOADED and done == groups:
+            elif stage is RoundStage.UPLOADED and done == groups:
                 self._enter_phase("verify")
-            elif stage is Stage.VERIFIED:
+            elif stage is RoundStage.VERIFIED:
                 self._enter_phase("publish")
-            elif stage is Stage.PUBLISHED:
+            elif stage is RoundStage.PUBLISHED:
                 self._enter_phase("close")
         name, run = str(self._job.partition), plan.run_id
-        if stage is Stage.ANNOUNCED:
+        if stage is RoundStage.ANNOUNCED:
             segments = count_noun(len(plan.source_segment_ids), "segment")
             what = f"{segments} to rewrite in {count_noun(groups, 'group')}, {len(plan.skipped)} skipped"
             self._log(f"announced, {what}, to be clean up to offset {plan.next_dirty_offset}", partition=name, run=run)
@@ -88,9 +88,9 @@ class JobProgress:
                 self._log(f"skipped: {left.reason}", level=logging.DEBUG, segment=left.id, partition=name, run=run)
             for read in plan.read:
                 self._log(f"to rewrite: {read.reason}", level=logging.DEBUG, segment=read.id, partition=name, run=run)
-        elif stage is Stage.UPLOADED:
+        elif stage is RoundStage.UPLOADED:
             self._log(f"uploaded, group {done} of {groups}", level=logging.DEBUG, partition=name, run=run)
-        elif stage in (Stage.VERIFIED, Stage.PUBLISH_BEGUN, Stage.PUBLISHED):
+        elif stage in (RoundStage.VERIFIED, RoundStage.PUBLISH_BEGUN, RoundStage.PUBLISHED):
             self._log(stage.value, partition=name, run=run)
 
     @property

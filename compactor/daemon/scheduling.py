@@ -18,7 +18,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_retire_ms, import_abandoned_at_ms
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentMetadataOrSummary
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -99,7 +99,7 @@ class PartitionStatus:
 
 
 def partition_status(
-    summary: PartitionSummary, cleaner: CleanerSettings, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int
+    summary: PartitionSummary, cleaner: CleanerSettings, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> PartitionStatus:
     """Return how dirty a partition is, whether a round is due and why, and when replaced segments may be deleted.
 
@@ -156,7 +156,7 @@ def next_time_round_may_be_due_ms(live: Iterable[SegmentMetadataOrSummary], clea
     return min((moment for moment in moments if now_ms < moment < NEVER_MS), default=NEVER_MS)
 
 
-def _next_deletion_ms(summary: PartitionSummary, retention: Retention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+def _next_deletion_ms(summary: PartitionSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
     if summary.retiring:
         return now_ms
     moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in summary.waiting]

@@ -43,8 +43,8 @@ from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.tier.contents import FileContent, create_object, read_and_verify_segment_file
-from compactor.tier.kinds import control_url, pinterest_keys
-from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PartitionKeys
+from compactor.tier.kinds import control_url, pinterest_object_keys
+from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PinterestObjectKeys
 from compactor.tier.layouts.pinterest.metadata import encode_metadata_file, format_watermark
 
 PUBLISH_ATTEMPTS = 5
@@ -95,7 +95,7 @@ class GenerationTarget:
     """
 
     store: ObjectStore
-    keys: PartitionKeys
+    keys: PinterestObjectKeys
     url: str
     keep_ms: int
     clock_ms: Callable[[], int]
@@ -131,7 +131,7 @@ def configured_generation_target(tier: Tier) -> GenerationTarget:
         if _is_url_same_or_below(pinterest.target, url) or _is_url_same_or_below(url, pinterest.target):
             raise UsageError(f"target under [tier.pinterest] and {url} lie within each other", hint="Name a prefix of its own")
     store = open_store(pinterest.target, settings=settings, limits=settings.limits, counters=tier.counters)
-    return GenerationTarget(store, pinterest_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
+    return GenerationTarget(store, pinterest_object_keys(settings), pinterest.target, pinterest.keep_ms, tier.ports.clock_ms)
 
 
 def _is_url_same_or_below(url: str, parent_url: str) -> bool:

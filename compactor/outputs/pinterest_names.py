@@ -33,7 +33,7 @@ from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.storage.port import ObjectStore
-from compactor.tier.layouts.pinterest.keys import PartitionKeys
+from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
 from compactor.tier.layouts.pinterest.metadata import SegmentTime
 
 GENERATIONS_FOLDER: Final = ".generations"
@@ -214,7 +214,7 @@ class GenerationLog:
     Steps never change, so each is read once. Not thread-safe.
     """
 
-    def __init__(self, store: ObjectStore, keys: PartitionKeys, partition: TopicPartition) -> None:
+    def __init__(self, store: ObjectStore, keys: PinterestObjectKeys, partition: TopicPartition) -> None:
         self._store = store
         self._steps: dict[int, GenerationStep] = {}
         self.name = partition
@@ -328,7 +328,7 @@ def generation_name(first_step_number: int, attempt: int = 0) -> str:
     return f"g{first_step_number:020d}" + (f"-{attempt}" if attempt else "")
 
 
-def format_pointer(base_prefix: str, bucket: str, keys: PartitionKeys, partition: TopicPartition, generation: Generation) -> bytes:
+def format_pointer(base_prefix: str, bucket: str, keys: PinterestObjectKeys, partition: TopicPartition, generation: Generation) -> bytes:
     """Return the content of the object that directs readers to a generation, as JSON. It holds what an endpoint provider needs: bucket and
     base prefix of S3StorageServiceEndpoint.Builder.
     """

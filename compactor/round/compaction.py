@@ -17,7 +17,7 @@ from compactor.constants import CompactorEpoch
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import Intent, PartitionState
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
@@ -65,7 +65,7 @@ OPEN_ROUND_MAX_MS = 86_400_000
 COPY_SEGMENT_STARTED hold up the expiry of segments behind them.
 """
 
-OnStage = Callable[[Stage, CompactionPlan], None]
+OnStage = Callable[[RoundStage, CompactionPlan], None]
 AssessRound = Callable[[PartitionState, CleanerSettings, int], RoundAssessment[RemoteLogSegmentMetadata]]
 
 

@@ -19,7 +19,7 @@ from compactor.control.leadership import Leadership, RecordRefused, hold_leaders
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import RunEnded, ScratchObject
-from compactor.control.stages import Stage, StageTracker, stage_of_intent
+from compactor.control.stages import RoundStage, StageTracker, stage_of_intent
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.base import ReasonOrEmpty
@@ -83,7 +83,7 @@ class _DriverSideOfWorkSession:
         return f"{scratch_key_prefix(self.leadership.log)}{self.run_id}/{object_name}"
 
     def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
-        publication.store_survivors(self.leadership, self.run_id, objects)
+        publication.record_survivor_objects(self.leadership, self.run_id, objects)
 
     def check_leadership(self, *, is_waiting: bool = False) -> None:
         self.leadership.check_still_leading(is_waiting=is_waiting)
@@ -175,13 +175,13 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
                 undone_reason = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
             steps = StageTracker()
-            steps.advance_to(Stage.ANNOUNCED)
+            steps.advance_to(RoundStage.ANNOUNCED)
             if leadership.state.live[: len(gathered)] != gathered:
                 # Pass 1 identifies segments by their index in the log, which segments added before its beginning have changed.
                 undone_reason = "segments were added before the log's beginning since the facts were gathered"
                 _undo_intent(leadership, steps, _require_intent(leadership), undone_reason)
                 continue
-            round_steps.on_stage(Stage.ANNOUNCED, plan)
+            round_steps.on_stage(RoundStage.ANNOUNCED, plan)
             return _finish_open_intent(leadership, round_steps, facts, steps, undone_reason)
     return RoundResult(RoundStatus.NOTHING_TO_DO, leadership.state, undone=undone_reason)
 
@@ -238,7 +238,7 @@ def _finish_open_intent(
     intent = _require_intent(leadership)
     plan = intent.plan
     expired = ExpiredSources(leadership)
-    expired.find_newly_expired_sources(intent)
+    expired.detect_newly_expired_sources(intent)
     try:
         failed = _run_pending_tasks(leadership, round_steps, inputs, expired)
     except (CompactorError, RecordRefused):
@@ -254,7 +254,7 @@ def _finish_open_intent(
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
     if intent.pending_tasks:
-        stage_tracker.advance_to(Stage.UPLOADED)
+        stage_tracker.advance_to(RoundStage.UPLOADED)
         intent = _require_intent(leadership)
     problem = publication.receipt_balance_problem(leadership.state, intent)
     if problem:
@@ -268,8 +268,8 @@ def _finish_open_intent(
     if problem:
         failure = CompactionFailure(run_id=plan.run_id, group=-1, kind="verify", message=problem)
         return _undo_and_quarantine(leadership, stage_tracker, failure, "")
-    stage_tracker.advance_to(Stage.VERIFIED)
-    round_steps.on_stage(Stage.VERIFIED, plan)
+    stage_tracker.advance_to(RoundStage.VERIFIED)
+    round_steps.on_stage(RoundStage.VERIFIED, plan)
     return _publish_intent(leadership, round_steps, inputs, stage_tracker, intent, undone_reason)
 
 
@@ -290,10 +290,10 @@ def _publish_intent(
     plan = intent.plan
 
     def record_start_of_publication() -> None:
-        if stage_tracker.stage is not Stage.PUBLISH_BEGUN:
-            stage_tracker.advance_to(Stage.PUBLISH_BEGUN)
+        if stage_tracker.stage is not RoundStage.PUBLISH_BEGUN:
+            stage_tracker.advance_to(RoundStage.PUBLISH_BEGUN)
         if round_steps is not None:
-            round_steps.on_stage(Stage.PUBLISH_BEGUN, plan)
+            round_steps.on_stage(RoundStage.PUBLISH_BEGUN, plan)
 
     gone = mirroring.problem_that_stops_open_round(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
     if gone:
@@ -305,16 +305,16 @@ def _publish_intent(
             leadership, intent, publication.RunOutcome(_run_history_status(plan, status), stats), record_start_of_publication
         )
     except RecordRefused as refused:
-        if stage_tracker.stage is Stage.PUBLISH_BEGUN:
+        if stage_tracker.stage is RoundStage.PUBLISH_BEGUN:
             raise CompactorError(
                 f"a round whose publication has begun cannot be completed: {refused}", hint="This is a bug; please report it"
             ) from refused
         return RoundResult(
             RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, str(refused)), plan, undone=str(refused)
         )
-    stage_tracker.advance_to(Stage.PUBLISHED)
+    stage_tracker.advance_to(RoundStage.PUBLISHED)
     if round_steps is not None:
-        round_steps.on_stage(Stage.PUBLISHED, plan)
+        round_steps.on_stage(RoundStage.PUBLISHED, plan)
     publication.delete_scratch_objects(leadership, intent)
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
@@ -345,12 +345,12 @@ def _run_pending_tasks(
         except NotFound as error:
             failure = CompactionFailure(run_id=run_id, group=-1, kind="missing object", message=error.message)
         except Refused:
-            if not expired_sources.find_newly_expired_sources(intent):
+            if not expired_sources.detect_newly_expired_sources(intent):
                 raise
             continue
         if failure is None:
             return None
-        if failure.kind == OVERDUE or not expired_sources.find_newly_expired_sources(intent):
+        if failure.kind == OVERDUE or not expired_sources.detect_newly_expired_sources(intent):
             if failure.kind == OVERDUE or inputs is None or not known:
                 return failure, segment
             inputs = None  # pass 1 had to be repeated, and met a segment that has expired
@@ -371,7 +371,7 @@ def _run_unexpired_pending_tasks(
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
-        round_steps.on_stage(Stage.UPLOADED, intent.plan)
+        round_steps.on_stage(RoundStage.UPLOADED, intent.plan)
     missing = [task for task in _require_intent(leadership).pending_tasks if not expired_sources.has_task_expired(task)]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
@@ -389,14 +389,14 @@ def _damaged_output_problem(leadership: Leadership, intent: Intent, expired_sour
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output()
-    return first_damaged_output() if found and expired_sources.find_newly_expired_sources(intent) else found
+    return first_damaged_output() if found and expired_sources.detect_newly_expired_sources(intent) else found
 
 
 def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: Intent, reason: str) -> PartitionState:
     """Undo the open intent, delete its objects, and return the new state. Possible only before anything was published."""
-    stage_tracker.advance_to(Stage.UNDONE)
+    stage_tracker.advance_to(RoundStage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
-    stage_tracker.advance_to(Stage.DELETED)
+    stage_tracker.advance_to(RoundStage.DELETED)
     return state
 
 

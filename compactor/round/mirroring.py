@@ -17,7 +17,7 @@ from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_
 from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.control.broker_expiry import ExpiredSources, fetch_and_record_log_start
 from compactor.control.leadership import Leadership, RecordRefused
-from compactor.control.mirror import build_mirroring_record, segment_ids_of_open_round, state_with_broker_view
+from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
 from compactor.control.ports import Ports
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
@@ -66,7 +66,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
         return leadership.state
     name = leadership.state.topic_partition
     view = _view_without_expired_segments(leadership, ports.brokers(name))
-    body = build_mirroring_record(leadership.state, view, leadership.epoch)
+    body = build_broker_changes_record(leadership.state, view, leadership.epoch)
     if body is None:
         return leadership.state
     if body.gone:
@@ -80,7 +80,9 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     if added and added[-1].id == view.links[-1].segment.id:
         raise_if_newest_segment_contradicts_lineage(ports.layout, name, added[-1], view.lineage)
     try:
-        return leadership.append_record(body.model_copy(update={"added": added}), lambda state: build_mirroring_record(state, view) is None)
+        return leadership.append_record(
+            body.model_copy(update={"added": added}), lambda state: build_broker_changes_record(state, view) is None
+        )
     except RecordRefused as refused:
         raise BadData(f"the segments that brokers read are not a complete log: {refused}", segment=str(name)) from refused
 

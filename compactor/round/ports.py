@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import Intent, PartitionState
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
@@ -151,5 +151,5 @@ class RoundSteps(Protocol[RoundInputsT]):
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         """Return the figures of a round for the run history."""
 
-    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Called when the round has reached a stage. An exception leaves the round in that stage."""

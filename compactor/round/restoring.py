@@ -21,7 +21,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import restore_round_problem
 from compactor.control.ports import Ports
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import Intent, PartitionState, WaitingGroup
 from compactor.errors import UsageError
 from compactor.kernels.common import SegmentOrdinal
@@ -160,7 +160,7 @@ class RestoreRound:
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts), "restores": self.run_id}
 
-    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Do nothing: no caller is informed about the stages of an undo."""
 
     def _waiting_group_of_run(self, state: PartitionState) -> WaitingGroup:

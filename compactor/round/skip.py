@@ -10,7 +10,7 @@ from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
 from bloom.sizing import TRIAL, FilterDesign, should_continue_filters
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun, format_size
-from compactor.control.state import PartitionState, Run
+from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.control.summary import SegmentMetadataOrSummary
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.base import ReasonOrEmpty
@@ -77,7 +77,7 @@ class FilterUsageStatistics:
         )
 
 
-def filter_usage_of_runs(runs: Iterable[Run]) -> FilterUsageStatistics:
+def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> FilterUsageStatistics:
     """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
     are tried again.
     """
@@ -94,7 +94,7 @@ def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> FilterUsa
     return FilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
 
 
-def expected_dirty_keys_of_next_rounds(cleaner: CleanerSettings, runs: Sequence[Run], dirty_keys_of_this_round: int) -> int:
+def expected_dirty_keys_of_next_rounds(cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int) -> int:
     """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
     rounds. Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
 

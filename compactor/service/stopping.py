@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.errors import CompactorError
 from compactor.storage.forwarding import ForwardingStore
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -41,12 +41,12 @@ class StopRequest:
         if self.event.wait(seconds):
             self.raise_if_stopped()
 
-    def raise_if_stopped_between_stages(self, stage: Stage) -> None:
+    def raise_if_stopped_between_stages(self, stage: RoundStage) -> None:
         """Raise Stopped between two stages of a round if the service was asked to stop.
 
         A published round is not interrupted: only its statistics are left to record.
         """
-        if stage is not Stage.PUBLISHED:
+        if stage is not RoundStage.PUBLISHED:
             self.raise_if_stopped()
 
 

@@ -167,7 +167,7 @@ def _object_has_content(store: ObjectStore, key: str, content: FileContent) -> b
 
 
 @dataclass(frozen=True)
-class Download:
+class DownloadedFile:
     """Result of a download: the file's size and digest. transferred: bytes received in all attempts."""
 
     found: SegmentFile
@@ -190,7 +190,7 @@ class Download:
 
 def download_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
-) -> Download:
+) -> DownloadedFile:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
     file = segment.recorded_size_and_digests(file_kind)
     arrived = _digest_download(layout.download_file(partition, segment, file_kind, path), path, file)
@@ -219,19 +219,19 @@ def read_and_verify_segment_file(
     return data
 
 
-def _digest_download(transferred: int, path: Path, file: SegmentFile) -> Download:
+def _digest_download(transferred: int, path: Path, file: SegmentFile) -> DownloadedFile:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
         from compactor.records.headers import header_digest_of_verified_file  # loads the compiler, which few commands need
 
         found = SegmentFile(size=found.size, batches=header_digest_of_verified_file(path))
-    return Download(found, transferred)
+    return DownloadedFile(found, transferred)
 
 
-def _digest_bytes(data: bytes, file: SegmentFile) -> Download:
+def _digest_bytes(data: bytes, file: SegmentFile) -> DownloadedFile:
     digests = StreamDigest(file)
     digests.update(data)
-    return Download(digests.size_and_digest(), len(data))
+    return DownloadedFile(digests.size_and_digest(), len(data))
 
 
 def file_sha256(path: Path) -> str:

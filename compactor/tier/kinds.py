@@ -19,7 +19,7 @@ from compactor.tier.names import TopicIdOf
 from compactor.tier.ports import SegmentLayout
 
 if TYPE_CHECKING:
-    from compactor.tier.layouts.pinterest.keys import PartitionKeys
+    from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
 
@@ -80,13 +80,13 @@ class TierKind:
 def _create_pinterest_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
     from compactor.tier.layouts.pinterest.layout import PinterestLayout
 
-    return PinterestLayout(store, pinterest_keys(settings))
+    return PinterestLayout(store, pinterest_object_keys(settings))
 
 
 def _create_pinterest_listing(settings: Settings, store: ObjectStore) -> ListedTier:
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
-    return ListedTier(store, pinterest_keys(settings))
+    return ListedTier(store, pinterest_object_keys(settings))
 
 
 def _create_kafka_local_layout(settings: Settings, store: ObjectStore, topic_id: TopicIdOf) -> SegmentLayout:
@@ -125,12 +125,12 @@ KINDS: Mapping[tuple[str, str], TierKind] = {
 """By ``tier.kind`` and ``tier.layout``. A new kind of tier is one row here."""
 
 
-def pinterest_keys(settings: Settings) -> PartitionKeys:
+def pinterest_object_keys(settings: Settings) -> PinterestObjectKeys:
     """Return the object keys configured by [tier.pinterest]. Raises UsageError if no cluster is set."""
-    from compactor.tier.layouts.pinterest.keys import PartitionKeys
+    from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
 
     pinterest = settings.tier.pinterest
-    return PartitionKeys(pinterest.cluster, pinterest.entropy_bits)
+    return PinterestObjectKeys(pinterest.cluster, pinterest.entropy_bits)
 
 
 def tier_kind(settings: Settings) -> TierKind:

@@ -17,7 +17,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.tier.ports import AnnouncedSegment, RateLimitWait, SegmentRef
 
 
-class ObjectLogPublisher:
+class ControlLogPublisher:
     """SegmentPublisher of compactor-managed tiers. Readers see exactly the segments that the control log names, so appending the record
     *round published* is all that publishing takes. Most methods do nothing.
     """
@@ -77,7 +77,7 @@ class ObjectLogPublisher:
         return 0
 
 
-class ReadOnlyPublisher(ObjectLogPublisher):
+class ReadOnlyPublisher(ControlLogPublisher):
     """SegmentPublisher that refuses every change, for listed tiers and snapshots of a broker-managed tier."""
 
     @override

@@ -175,13 +175,13 @@ class SidecarStore:
         """
         from bloom import sidecar as sidecars
 
-        return self._create_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
+        return self._create_object_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory(self, directory: KeyDirectory) -> int:
         """Create a key directory if there is none, and return its size. A store error is only logged."""
         from bloom import directory as directories
 
-        return self._create_if_absent(
+        return self._create_object_if_absent(
             sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.encode_key_directory(directory, self.hash_key)
         )
 
@@ -201,7 +201,7 @@ class SidecarStore:
             _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
             return None, len(data)
 
-    def _create_if_absent(self, key: str, data: bytes) -> int:
+    def _create_object_if_absent(self, key: str, data: bytes) -> int:
         """Create an object unless it exists. Return its size, or 0 if it existed or could not be written."""
         try:
             self._control.create(key, data)

@@ -108,7 +108,7 @@ def _write_log_directory(
     if not state.has_segments:
         raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
     on_total_bytes(state.bytes)
-    with _atomic_directory(folder, tier.ports.new_id()) as partial:
+    with _new_directory_renamed_on_success(folder, tier.ports.new_id()) as partial:
         before = state.start_offset - 1
         skipped: list[SkippedOffsets] = []
         for segment in state.live:
@@ -169,7 +169,7 @@ def _write_readable_batches(
 
 
 @contextmanager
-def _atomic_directory(folder: Path, suffix: str) -> Iterator[Path]:
+def _new_directory_renamed_on_success(folder: Path, suffix: str) -> Iterator[Path]:
     """Provide a new directory beside ``folder`` for the duration of a ``with`` block. It is renamed to ``folder`` if the block succeeds,
     and deleted otherwise.
     """

@@ -48,7 +48,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interva
             continue
         if kept < len(table):
             _keep_first_batches(log, table, kept, index_interval_bytes)
-        _clear_leader_epochs(log, table, kept)
+        _set_leader_epochs_to_zero(log, table, kept)
         ends.append(int(table.last_offset[kept - 1]) + 1)
     if not ends:
         raise UsageError(f"nothing lies below offset {stable_end}, from which on a transaction is open", hint="End it, and export again")
@@ -97,7 +97,7 @@ def _keep_first_batches(log: Path, table: BatchTable, kept_batches: int, index_i
         aborted.write_bytes(entries[entries["last_offset"] <= table.last_offset[kept_batches - 1]].tobytes())
 
 
-def _clear_leader_epochs(log: Path, table: BatchTable, kept_batches: int) -> None:
+def _set_leader_epochs_to_zero(log: Path, table: BatchTable, kept_batches: int) -> None:
     """Set the leader epoch of the first ``kept_batches`` batches to 0. Batches before version 2 have none."""
     modified = log.stat().st_mtime_ns
     positions = table.position[:kept_batches][table.magic[:kept_batches] == 2]

@@ -58,12 +58,12 @@ from compactor.transfer.log_directory import (
     require_no_gaps,
     require_no_orphaned_indexes,
 )
-from compactor.transfer.log_identity import IdentityCheck, create_identity_check
+from compactor.transfer.log_identity import LogIdentityCheck, create_identity_check
 from compactor.transfer.seam import (
     Divergence,
     SegmentListing,
     count_equal_last_records,
-    create_tier_unchanged_check,
+    tier_unchanged_check,
     describe_refused_files,
     file_parts_after_offset,
     file_parts_before_offset,
@@ -78,7 +78,7 @@ from compactor.transfer.seam import (
     require_no_gap_after_tier,
     require_segments_precede_tier,
 )
-from compactor.transfer.segment_upload import SegmentUpload, UploadSettings, require_free_space
+from compactor.transfer.segment_upload import SegmentUpload, SegmentUploadSettings, require_free_space
 from compactor.transfer.staged_file_rules import TierEnd
 from compactor.transfer.staged_files import HeldStagedFiles
 from compactor.transfer.truncation import segment_head_before_offset, undo_rounds_beyond_offset
@@ -139,7 +139,7 @@ class _DirectoryImport:
     log: PartitionLog
     company: ImportResources
     held: HeldStagedFiles
-    identity: IdentityCheck = field(init=False)
+    identity: LogIdentityCheck = field(init=False)
     notes: list[str] = field(default_factory=list)
     done: list[SegmentToImport] = field(default_factory=list)
     whole: SegmentListing = field(default_factory=lambda: SegmentListing(Path(), ()))
@@ -189,7 +189,7 @@ class _DirectoryImport:
         if state.has_segments and not new.bases:
             self._require_equal_last_records(found, state)  # all sealed segments of a live log may lie before the tail
             self._note_unidentified_log()
-        for part in self._split_listing_by_open_size(new):
+        for part in self._split_listing_by_memory_limit(new):
             count = len(self.done)
             with self._lock_if_import_is_large(part):
                 if self._add_batches_after_end(found, part, state, diverged):
@@ -260,7 +260,7 @@ class _DirectoryImport:
         checked = self._check_file_parts(pieces)
         found_members = combine_parts_to_segments(self.log_dir, checked, read_producers_at_end(self.tier.ports.layout, state))
         known = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
-        fits = create_tier_unchanged_check(state, self.log_dir)
+        fits = tier_unchanged_check(state, self.log_dir)
         self._upload_and_record_segments(found_members, self._segment_addition_record(found_members, known, given, fits=fits), known)
         return reached
 
@@ -292,7 +292,7 @@ class _DirectoryImport:
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
         return open_listed_segments(listing, self.policy, is_live=self.options.live)
 
-    def _split_listing_by_open_size(self, listing: SegmentListing) -> Iterator[SegmentListing]:
+    def _split_listing_by_memory_limit(self, listing: SegmentListing) -> Iterator[SegmentListing]:
         """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
@@ -321,7 +321,7 @@ class _DirectoryImport:
             return diverged
         if not (diverged.newer and self.options.accept_truncation) or diverged.offset <= state.log_start:
             self._has_equal_tail_batches_below(listing, state, diverged.offset)  # if it is another log, the error says so
-            for part in self._split_listing_by_open_size(new):  # nor is a checkpoint believed that its own batches contradict
+            for part in self._split_listing_by_memory_limit(new):  # nor is a checkpoint believed that its own batches contradict
                 self._read_checkpoint_lineage(self._open_listed_segments(part))
             raise diverged.refusal_error(state, self.log_dir)
         return diverged
@@ -339,7 +339,7 @@ class _DirectoryImport:
     def _read_lineage_and_end_offset(self, listing: SegmentListing) -> tuple[Lineage, int]:
         """Return the lineage that the batches of these segments bear, and the end offset (exclusive) of the segments."""
         lineage, end = Lineage(), 0
-        for part in self._split_listing_by_open_size(listing):
+        for part in self._split_listing_by_memory_limit(listing):
             filled = [source for source in self._open_listed_segments(part) if source.size]
             lineage = extend_lineage(lineage, lineage_from_batches(filled))
             end = int(filled[-1].table.last_offset[-1]) + 1 if filled else end
@@ -389,13 +389,13 @@ class _DirectoryImport:
         same: int = self._has_equal_tail_batches_below(listing, state, offset)
         self.identity.require_same_log(same, self._count_equal_records_below, cut_offset=offset)
         loss = self.options.accept_loss
-        self.notes += diverged.require_equal_before(
+        self.notes += diverged.require_equal_records_before_divergence(
             state, self.log_dir, lambda: same or self._count_equal_records_below(offset), accept_loss=loss
         )
         branch = listing.segments_from_offset(offset)
         with self._lock_if_import_is_large(branch):
             checked = self._check_file_parts_of_branch(branch, state, offset)
-            check_position = create_tier_unchanged_check(state, self.log_dir)
+            check_position = tier_unchanged_check(state, self.log_dir)
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond_offset(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
@@ -409,7 +409,7 @@ class _DirectoryImport:
         """
         first: list[CheckedFilePart] | None = None
         last: list[SourceSegment] = []
-        for part in self._split_listing_by_open_size(branch):
+        for part in self._split_listing_by_memory_limit(branch):
             sources = self._open_listed_segments(part)
             self._read_checkpoint_lineage(sources)
             pieces = file_parts_after_offset(self.log_dir, sources, offset - 1)
@@ -567,7 +567,7 @@ class _DirectoryImport:
         self.progress.at("uploading", sum(member.source.size for member in new_segments))
         sidecars = tier.open_sidecar_store(self.partition) if tier.cleaner_settings_for_topic(self.partition.topic).bloom else None
         lineage = restore_removed_epochs(tier_lineage, addition.lineage)
-        how = UploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
+        how = SegmentUploadSettings(tier, self.partition, self.policy, self.company.threads, sidecars, self._report_progress)
         check, members = self.identity.check_directory_unchanged, [head, *new_segments] if head else new_segments
         incoming = [SegmentUpload(how, member, lineage, check) for member in members]
         if add_segments_to_tier(tier.ports, self.log, incoming, replace(addition, at_once=self.company.threads)):

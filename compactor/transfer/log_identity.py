@@ -47,7 +47,7 @@ NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
 @dataclass(frozen=True)
-class IdentityEvidence:
+class LogIdentityEvidence:
     """Facts that show whether a directory has the same log as the tier.
 
     recorded_id: topic id that the tier has; empty if unknown.
@@ -66,7 +66,7 @@ class IdentityEvidence:
     same_directory: bool = False
 
 
-class IdentityVerdict(StrEnum):
+class LogIdentityVerdict(StrEnum):
     """Answer whether a directory has the tier's log.
 
     SAME: it is the tier's log, or the first one of an empty partition.
@@ -79,21 +79,21 @@ class IdentityVerdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-def compare_log_identity(evidence: IdentityEvidence) -> IdentityVerdict:
+def compare_log_identity(evidence: LogIdentityEvidence) -> LogIdentityVerdict:
     """Return whether the directory's log is the one that the tier holds."""
     if evidence.recorded_id and evidence.given_id:
-        return IdentityVerdict.SAME if evidence.recorded_id == evidence.given_id else IdentityVerdict.OTHER
+        return LogIdentityVerdict.SAME if evidence.recorded_id == evidence.given_id else LogIdentityVerdict.OTHER
     if not evidence.holds and not evidence.recorded_id:
-        return IdentityVerdict.SAME
-    return IdentityVerdict.SAME if evidence.adopted or evidence.compared or evidence.same_directory else IdentityVerdict.UNKNOWN
+        return LogIdentityVerdict.SAME
+    return LogIdentityVerdict.SAME if evidence.adopted or evidence.compared or evidence.same_directory else LogIdentityVerdict.UNKNOWN
 
 
-def should_record_topic_id(evidence: IdentityEvidence) -> bool:
+def should_record_topic_id(evidence: LogIdentityEvidence) -> bool:
     """Return whether the directory's topic id should be recorded in the tier: the tier holds segments of this log, and no topic id is
     recorded.
     """
     return bool(
-        evidence.holds and evidence.given_id and not evidence.recorded_id and compare_log_identity(evidence) is IdentityVerdict.SAME
+        evidence.holds and evidence.given_id and not evidence.recorded_id and compare_log_identity(evidence) is LogIdentityVerdict.SAME
     )
 
 
@@ -233,7 +233,7 @@ CountEqualRecords = Callable[[int], int]
 
 
 @dataclass
-class IdentityCheck:
+class LogIdentityCheck:
     """Check that one log directory has the tier's log. It is made before anything is imported from the directory.
 
     given_id: topic id of the directory; empty if unknown.
@@ -276,10 +276,10 @@ class IdentityCheck:
         if self.settled:
             return
         evidence = self._gather_identity_evidence(equal_batches, truncates=cut_offset is not None)
-        if compare_log_identity(evidence) is IdentityVerdict.UNKNOWN:
+        if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN:
             below = self.log.state.end_offset + 1 if cut_offset is None else cut_offset
             evidence = replace(evidence, compared=count_equal_records(below))
-            if compare_log_identity(evidence) is IdentityVerdict.UNKNOWN:
+            if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN:
                 raise _unidentified_log_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
         self._accept_identity(evidence)
 
@@ -293,9 +293,9 @@ class IdentityCheck:
         if self.settled:
             return True
         evidence = self._gather_identity_evidence(equal_batches)
-        if compare_log_identity(evidence) is IdentityVerdict.UNKNOWN and self.given_id:
+        if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN and self.given_id:
             evidence = replace(evidence, compared=count_equal_records(self.log.state.end_offset + 1))
-        if compare_log_identity(evidence) is IdentityVerdict.SAME:
+        if compare_log_identity(evidence) is LogIdentityVerdict.SAME:
             self._accept_identity(evidence)
         return self.settled
 
@@ -316,10 +316,10 @@ class IdentityCheck:
                 state.topic_partition, MatchedDirectory(directory=self.directory, opened_slot=state.opened_slot)
             )
 
-    def _gather_identity_evidence(self, equal_batches: int, *, truncates: bool = False) -> IdentityEvidence:
+    def _gather_identity_evidence(self, equal_batches: int, *, truncates: bool = False) -> LogIdentityEvidence:
         state = self.log.state
         last = self.remembered.load_matched_directory(state.topic_partition) if self.directory and not truncates else None
-        return IdentityEvidence(
+        return LogIdentityEvidence(
             state.topic_id,
             self.given_id,
             holds=state.has_segments,
@@ -328,7 +328,7 @@ class IdentityCheck:
             same_directory=last is not None and (last.directory, last.opened_slot) == (self.directory, state.opened_slot),
         )
 
-    def _accept_identity(self, evidence: IdentityEvidence) -> None:
+    def _accept_identity(self, evidence: LogIdentityEvidence) -> None:
         self.settled = True
         if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"
@@ -336,7 +336,7 @@ class IdentityCheck:
             record_topic_adoption(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
 
 
-def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> IdentityCheck:
+def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> LogIdentityCheck:
     """Return the identity check of a directory.
 
     :param topic_id: topic id if the caller knows it; None if the directory is a broker's, from which it is read.
@@ -344,4 +344,4 @@ def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id
     given = read_topic_id(log_dir) if topic_id is None else topic_id
     directory = identify_directory(log_dir) if topic_id is None else None
     remembered = MatchedDirectoryFiles(tier.state_dir, control_url(tier.settings))
-    return IdentityCheck(tier.ports, log, log_dir, given, directory, remembered, topic_id is None)
+    return LogIdentityCheck(tier.ports, log, log_dir, given, directory, remembered, topic_id is None)

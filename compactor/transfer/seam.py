@@ -291,7 +291,7 @@ class Divergence:
     given: Lineage
     newer: bool
 
-    def require_equal_before(
+    def require_equal_records_before_divergence(
         self, state: PartitionState, log_dir: Path, count_equal_records: Callable[[], int], *, accept_loss: bool
     ) -> list[str]:
         """Raise BadData if the two logs may differ before ``offset``, and return notes for people. They may differ if the log's lineage
@@ -460,12 +460,12 @@ def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int |
     return file_parts[: next(reaching, len(file_parts))]
 
 
-def create_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
+def tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Callable[[PartitionState], None]:
     """Return a function that raises BadData if a state of the tier no longer has the end and the leader epochs with which the directory was
     compared.
     """
 
-    def check_position(state: PartitionState) -> None:
+    def require_tier_unchanged(state: PartitionState) -> None:
         if (state.end_offset, state.lineage) != (checked.end_offset, checked.lineage):
             raise BadData(
                 f"{checked.topic_partition} ends at {state.end_offset} by now, and the import continues it at {checked.end_offset}",
@@ -473,7 +473,7 @@ def create_tier_unchanged_check(checked: PartitionState, log_dir: Path) -> Calla
                 hint="Another import was faster. Run the import again",
             )
 
-    return check_position
+    return require_tier_unchanged
 
 
 def count_equal_last_records(

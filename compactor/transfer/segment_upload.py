@@ -25,7 +25,7 @@ from compactor.transfer.log_directory import SegmentToImport, check_file_unchang
 
 
 @dataclass(frozen=True)
-class UploadSettings:
+class SegmentUploadSettings:
     """Settings that the uploads of one import share.
 
     sidecars: None if no sidecars are wanted.
@@ -48,7 +48,7 @@ class SegmentUpload:
     identity_check: raises BadData if the directory's topic was recreated.
     """
 
-    how: UploadSettings
+    how: SegmentUploadSettings
     member: SegmentToImport
     lineage: Lineage
     identity_check: Callable[[], None]

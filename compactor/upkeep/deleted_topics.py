@@ -12,7 +12,7 @@ from compactor.access.tier import Tier
 from compactor.brokers.topic_ids import TopicIdAnswers
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition
-from compactor.control.incarnations import CONFIRMATION_MS, is_deletion_confirmed, topic_ids_of_cluster
+from compactor.control.incarnations import CONFIRMATION_MS, is_topic_deletion_confirmed, topic_ids_of_cluster
 from compactor.control.logs import CatalogLog, open_catalog, write_snapshot_if_due
 from compactor.control.records import TopicsInspected
 from compactor.control.state import CatalogState
@@ -74,12 +74,12 @@ def _record_topic_answers(
 def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
     """Return whether an answer that a topic is missing is the first one that comes long enough after an earlier such answer."""
     known = state.missing.get(topic_id)
-    return known is not None and not is_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
+    return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
 
 def _is_deletion_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
     kept_ms = tier.settings.tier.deleted_topic_retention_ms
-    return is_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
+    return is_topic_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
 
 
 def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:

@@ -26,7 +26,7 @@ from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import write_snapshot_if_due
 from compactor.control.ordering import restore_round_problem
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import Intent, PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
@@ -460,7 +460,7 @@ class RepairRound:
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:
         return {"bytes_written": sum(receipt.bytes_written for receipt in receipts)}
 
-    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Do nothing: a repair reports no stages."""
 
     def _live_damaged_segments(self, state: PartitionState) -> list[RemoteLogSegmentMetadata]:

@@ -23,10 +23,10 @@ from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import Lease, Ports, Retention
+from compactor.control.ports import Lease, Ports, ObjectRetention
 from compactor.control.publication import delete_segment_objects
 from compactor.control.records import ImportVoided, SegmentDeletionBegun, SegmentDeletionEnded
-from compactor.control.stages import Stage, StageTracker
+from compactor.control.stages import RoundStage, StageTracker
 from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
@@ -125,7 +125,7 @@ def retire_partition(
     ports: Ports,
     log: PartitionLog,
     lease: Lease,
-    retention: Retention,
+    retention: ObjectRetention,
     *,
     clock: GraceClock = STORES_OWN,
     dry_run: bool = False,
@@ -150,7 +150,7 @@ def retire_partition(
 
 
 def retire_as_leader(
-    leadership: Leadership, retention: Retention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
+    leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
     """Delete a partition's replaced segments whose grace period is over and the objects that no record names, under a leadership that the
     caller holds already, and return what was deleted.
@@ -160,7 +160,7 @@ def retire_as_leader(
     """
     ports, log = leadership.ports, leadership.log
     ports.require_ownership(is_recheck=True)
-    gone = _complete_begun_deletions(leadership, StageTracker(Stage.RETIRE_BEGUN)) + _delete_segments_after_grace(
+    gone = _complete_begun_deletions(leadership, StageTracker(RoundStage.RETIRE_BEGUN)) + _delete_segments_after_grace(
         leadership, retention, clock
     )
     if leadership.state.intent is not None:
@@ -183,7 +183,7 @@ def retire_as_leader(
     return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
 
-def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
+def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
     """Return what ``retire`` would delete now. Writes nothing.
 
     It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because
@@ -231,7 +231,9 @@ def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: Retent
     )
 
 
-def _next_deletion_due_ms(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock, young: Sequence[ListedObject]) -> int:
+def _next_deletion_due_ms(
+    ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock, young: Sequence[ListedObject]
+) -> int:
     state = log.state
     if state.intent is not None or state.retiring:
         return 0
@@ -244,7 +246,7 @@ def _next_deletion_due_ms(ports: Ports, log: PartitionLog, retention: Retention,
 
 
 def _sweepable_objects(
-    ports: Ports, state: PartitionState, retention: Retention, clock: GraceClock, unknown: Sequence[ListedObject]
+    ports: Ports, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
     """Return the unknown objects that may be deleted now: those under void ids, and segments of which every object is old enough."""
     voided = set(state.voided)
@@ -255,13 +257,15 @@ def _sweepable_objects(
     return tuple(item for item in unknown if item.segment_id not in young)
 
 
-def _delete_segments_after_grace(leadership: Leadership, retention: Retention, clock: GraceClock) -> tuple[RemoteLogSegmentMetadata, ...]:
+def _delete_segments_after_grace(
+    leadership: Leadership, retention: ObjectRetention, clock: GraceClock
+) -> tuple[RemoteLogSegmentMetadata, ...]:
     """Record that the deletion of the segments whose grace is over has begun, delete their objects, and return the segments."""
     due, _ = _split_segments_by_grace(leadership.ports, leadership.log, retention, clock)
     if not due:
         return ()
-    steps = StageTracker(Stage.PUBLISHED)
-    steps.advance_to(Stage.RETIRE_BEGUN)
+    steps = StageTracker(RoundStage.PUBLISHED)
+    steps.advance_to(RoundStage.RETIRE_BEGUN)
     leadership.append_record(
         SegmentDeletionBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
         lambda state: not {segment.id for segment in due}.intersection(ordering.protected_segment_ids(state)),
@@ -277,18 +281,18 @@ def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tu
     segments = state.retiring
     if segments:
         delete_segment_objects(leadership, state, segments)
-        steps.advance_to(Stage.DELETED)
+        steps.advance_to(RoundStage.DELETED)
         ids = tuple(segment.id for segment in segments)
         leadership.append_record(
             SegmentDeletionEnded(leader_epoch=leadership.epoch, ids=ids),
             lambda state: not any(segment.id in ids for segment in state.retiring),
         )
-        steps.advance_to(Stage.RETIRED)
+        steps.advance_to(RoundStage.RETIRED)
     return segments
 
 
 def _split_segments_by_grace(
-    ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock
+    ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
 ) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
     """Return the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments of one group stay
     together.
@@ -303,7 +307,7 @@ def _split_segments_by_grace(
     return tuple(due), tuple(waiting)
 
 
-def _stale_imports(ports: Ports, log: PartitionLog, retention: Retention, clock: GraceClock) -> tuple[str, ...]:
+def _stale_imports(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
     """Return the ids of imports that were registered so long ago that they cannot be in progress."""
     if not log.state.registrations:
         return ()

@@ -17,7 +17,7 @@ from compactor.access.tier import Tier
 from compactor.control.leadership import current_lease
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Ports
-from compactor.control.state import EpochHistory, FencedAppend, PartitionState, Run
+from compactor.control.state import EpochHistory, FencedAppend, PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.publishers import ReadOnlyPublisher
@@ -115,7 +115,7 @@ def _compactor_epoch_document(state: PartitionState, epoch: EpochHistory, next_e
     }
 
 
-def _run_document(run: Run) -> Document:
+def _run_document(run: RunHistoryEntry) -> Document:
     """Return a round as a part of a compactor epoch. Offsets are None if the round did not get so far."""
     return {
         "run_id": run.run_id,

@@ -13,8 +13,8 @@ from typing import Any
 
 from checkpoint.offsets import CleanerOffset
 from compactor.control.logs import PartitionLog
-from compactor.control.records import Record
-from compactor.control.state import PartitionState, Run
+from compactor.control.records import ControlRecord
+from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.views.time_formats import format_iso_time
@@ -83,7 +83,7 @@ class RecordedHistory:
         return self._history_point_after_record(len(self._steps) - 1)
 
     @property
-    def records(self) -> Sequence[Record[Any]]:
+    def records(self) -> Sequence[ControlRecord[Any]]:
         """Return the log's records, oldest first."""
         return [record for record, _ in self._steps]
 
@@ -117,7 +117,7 @@ class RecordedHistory:
         before = self._history_point_at_slot(slot) if known else PartitionHistoryPoint(slot, None, run.vector_before, None)
         return before, self._history_point_after_run(run)
 
-    def _history_point_after_run(self, run: Run) -> PartitionHistoryPoint:
+    def _history_point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
         """Return the moment after a run; only with its cleaner offsets if the run's record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:

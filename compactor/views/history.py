@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compactor.access.tier import Tier
-from compactor.control.state import PartitionState, RuleViolation, Run
+from compactor.control.state import PartitionState, RuleViolation, RunHistoryEntry
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import RunStatus
@@ -14,7 +14,7 @@ StateAndRunId = tuple[PartitionState, str]
 """State of the partition that a run cleaned, and the complete id of the run."""
 
 
-def run_document(state: PartitionState, run: Run) -> dict[str, object]:
+def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
     """Return a round of a partition's history as the fields of its JSON document. What is not known is None.
 
     ``status`` is one of

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from checkpoint.lineage import EpochEntry
 from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, parse_skipped_ranges
-from compactor.control.state import Run
+from compactor.control.state import RunHistoryEntry
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.scheduling import PartitionStatus
@@ -87,7 +87,7 @@ def _segment_spans(
     return found
 
 
-def last_skipped_ranges(runs: Sequence[Run]) -> list[SkippedRange]:
+def last_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedRange]:
     """Return the offset ranges that the latest published round skipped.
 
     :param runs: oldest first.

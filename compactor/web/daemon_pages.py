@@ -10,7 +10,7 @@ from typing import ClassVar
 from compactor import __version__
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
-from compactor.control.state import EpochHistory, Run
+from compactor.control.state import EpochHistory, RunHistoryEntry
 from compactor.control.summary import LastRound
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.progress import RunningJob
@@ -316,7 +316,7 @@ def _round_outcome(last: LastRound) -> RoundOutcome:
     )
 
 
-def _round_entry(run: Run, prices: PriceTable) -> RoundEntry:
+def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntry:
     """Return a round of the run history as the partition's page shows it, with its cost by these prices."""
 
     def read_statistic(name: str) -> int | None:

@@ -19,7 +19,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import Place, TieredConsumer, open_consumer
 from compactor.consumer.messages import MessageLike, TierMessage
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -81,7 +81,7 @@ class TieredTopic:
             self.tier.ports,
             self.tier.open_partition_log(name),
             self.tier.lease,
-            Retention(grace_ms=0),
+            ObjectRetention(grace_ms=0),
             clock=GraceClock(NOW_MS * 2, forced=True),
         )
 

@@ -32,7 +32,7 @@ from compactor.tier.kinds import KINDS
 from compactor.tier.layouts.aiven.layout import AivenLayout
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.layouts.pinterest.keys import PartitionKeys, segment_id_from_base_offset
+from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.layout import PinterestLayout
 from compactor.tier.names import TopicIdLookup, object_stem
 from compactor.tier.plain import ComposableLayout, ParsedFileName
@@ -123,7 +123,7 @@ def brokers(layout: str, **settings: object) -> Callable[[ObjectStore, Path], Ri
 
 
 def pinterest(store: ObjectStore, scratch: Path) -> Rig:
-    layout = PinterestLayout(store, PartitionKeys("prod", entropy_bits=7))
+    layout = PinterestLayout(store, PinterestObjectKeys("prod", entropy_bits=7))
     return Rig(layout, store, kinds=("log", "index", "timeindex"), id_of=segment_id_from_base_offset)
 
 

@@ -13,7 +13,7 @@ from compactor.errors import Unavailable, UsageError
 from compactor.model.plan import Replacement
 from compactor.model.segment import SegmentState
 from compactor.tier.ports import AnnouncedSegment, SegmentIdAndStart, SegmentPublisher
-from compactor.tier.publishers import ObjectLogPublisher
+from compactor.tier.publishers import ControlLogPublisher
 from tests.contract.test_segment_layout import NAME, contents_of, segment_of
 from tests.support.kafka_publishing import BrokerWorld, introduced, named
 
@@ -31,7 +31,7 @@ def over_brokers() -> SegmentPublisher:
     return world.publisher()
 
 
-PUBLISHERS: dict[str, Callable[[], SegmentPublisher]] = {"object-log": ObjectLogPublisher, "kafka": over_brokers}
+PUBLISHERS: dict[str, Callable[[], SegmentPublisher]] = {"object-log": ControlLogPublisher, "kafka": over_brokers}
 
 
 @dataclass

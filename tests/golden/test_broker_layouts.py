@@ -16,7 +16,7 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.layout import AivenLayout
-from compactor.tier.layouts.aiven.manifest import Manifest
+from compactor.tier.layouts.aiven.manifest import SegmentManifest
 from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.ports import SegmentLayout
 from tests.golden_cases import names
@@ -158,7 +158,7 @@ class TestAivensPlugIn:
         for segment in tier.segments:
             path = tier.objects / layout.object_name(ORDERS, segment, "log").replace(".log", ".rsm-manifest")
             written = path.read_bytes()
-            manifest = Manifest.decode(written)
+            manifest = SegmentManifest.decode(written)
             index = json.loads(written)["chunkIndex"]
             if index["type"] == "fixed":
                 assert manifest.encode() == written
@@ -167,7 +167,7 @@ class TestAivensPlugIn:
                 assert list(ours["chunkIndex"]) == list(index)
                 ours["chunkIndex"]["transformedChunks"] = index["transformedChunks"]
                 assert json.dumps(ours, separators=(",", ":")).encode() == written
-                assert Manifest.decode(manifest.encode()) == manifest
+                assert SegmentManifest.decode(manifest.encode()) == manifest
             custom = CustomMetadata.decode(segment.custom_metadata)
             assert custom.encode() == segment.custom_metadata
             if tier.settings().custom_metadata_fields:

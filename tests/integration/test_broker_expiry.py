@@ -13,7 +13,7 @@ import pytest
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.control.records import RoundPublished
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
@@ -56,12 +56,12 @@ class Expiring:
     def readers_state(self) -> PartitionState:
         return self.opened().open_partition_log(NAME).refresh()
 
-    def round(self, stage: Stage | None = None, happens: Callable[[CompactionPlan], object] = lambda plan: None) -> RoundReport:
+    def round(self, stage: RoundStage | None = None, happens: Callable[[CompactionPlan], object] = lambda plan: None) -> RoundReport:
         """A round during which something happens once, when it reaches a stage."""
         opened = self.opened()
 
-        def reached(now: Stage, plan: Any) -> None:
-            if now is Stage.ANNOUNCED:
+        def reached(now: RoundStage, plan: Any) -> None:
+            if now is RoundStage.ANNOUNCED:
                 self.plans.append(plan)
             if now is stage and len(self.plans) == 1:
                 happens(plan)
@@ -98,8 +98,8 @@ def expiring(tmp_path: Path) -> Expiring:
     return Expiring(tmp_path)
 
 
-@pytest.mark.parametrize("stage", [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISH_BEGUN])
-def test_a_group_that_expires_in_mid_round_is_left_out_and_the_offset_advances(expiring: Expiring, stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [RoundStage.ANNOUNCED, RoundStage.UPLOADED, RoundStage.VERIFIED, RoundStage.PUBLISH_BEGUN])
+def test_a_group_that_expires_in_mid_round_is_left_out_and_the_offset_advances(expiring: Expiring, stage: RoundStage) -> None:
     report = expiring.round(stage, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1))
     [plan] = expiring.plans
     start = plan.tasks[0].end_offset + 1
@@ -111,8 +111,8 @@ def test_a_group_that_expires_in_mid_round_is_left_out_and_the_offset_advances(e
     expiring.check_last_values(start)
 
 
-@pytest.mark.parametrize("stage", [Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISH_BEGUN])
-def test_a_rewritten_group_of_which_a_part_expires_is_published_as_if_it_were_there(expiring: Expiring, stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [RoundStage.UPLOADED, RoundStage.VERIFIED, RoundStage.PUBLISH_BEGUN])
+def test_a_rewritten_group_of_which_a_part_expires_is_published_as_if_it_were_there(expiring: Expiring, stage: RoundStage) -> None:
     def expire_first_source(plan: CompactionPlan) -> None:
         ends = {segment.id: segment.end_offset for segment in expiring.state().live}
         assert len(plan.tasks[0].sources) > 1
@@ -129,15 +129,15 @@ def test_a_group_of_which_a_part_expires_before_it_is_rewritten_undoes_the_round
         ends = {segment.id: segment.end_offset for segment in expiring.state().live}
         expiring.brokers.expire(NAME, ends[plan.tasks[0].sources[0]] + 1)
 
-    report = expiring.round(Stage.ANNOUNCED, expire_first_source)
+    report = expiring.round(RoundStage.ANNOUNCED, expire_first_source)
     assert (report.status, report.reason) == ("nothing_to_do", "brokers have expired a part of what group 0 replaces")
     assert (expiring.state().quarantine, expiring.state().intent) == (None, None)
     assert expiring.round().status == "cleaned"
     expiring.check_last_values(expiring.state().broker_log_start)
 
 
-@pytest.mark.parametrize("stage", [Stage.ANNOUNCED, Stage.PUBLISH_BEGUN])
-def test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual(expiring: Expiring, stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [RoundStage.ANNOUNCED, RoundStage.PUBLISH_BEGUN])
+def test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual(expiring: Expiring, stage: RoundStage) -> None:
     def only_rise(plan: CompactionPlan) -> None:
         known = expiring.brokers.cluster.known
         known[NAME.topic] = known[NAME.topic].__class__(**{**vars(known[NAME.topic]), "log_starts": {0: plan.tasks[0].end_offset + 1}})
@@ -148,7 +148,7 @@ def test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usu
 
 
 def test_deletions_that_no_log_start_explains_cut_the_rest_off(expiring: Expiring) -> None:
-    report = expiring.round(Stage.PUBLISH_BEGUN, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1, rises=False))
+    report = expiring.round(RoundStage.PUBLISH_BEGUN, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1, rises=False))
     assert report.reason.startswith("brokers had deleted what")
     assert expiring.published().expired == ()
     assert expiring.state().first_dirty_offset == 0
@@ -159,7 +159,7 @@ def test_deletions_that_no_log_start_explains_cut_the_rest_off(expiring: Expirin
     [
         (
             "expired by the log start alone",
-            partial(test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual, stage=Stage.ANNOUNCED),
+            partial(test_a_source_below_the_log_start_that_readers_still_find_is_switched_as_usual, stage=RoundStage.ANNOUNCED),
         ),
         ("expired without log start", test_deletions_that_no_log_start_explains_cut_the_rest_off),
     ],
@@ -170,7 +170,7 @@ def test_missing_rule_about_expired_segments_is_noticed(rule: str, noticed_by: C
 
 
 def test_the_highest_log_start_counts_after_a_new_leader_starts_lower(expiring: Expiring) -> None:
-    expiring.round(Stage.PUBLISH_BEGUN, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1))
+    expiring.round(RoundStage.PUBLISH_BEGUN, lambda plan: expiring.brokers.expire(NAME, plan.tasks[0].end_offset + 1))
     start = expiring.state().broker_log_start
     expiring.brokers.topic("orders", {"retention.ms": str(TEN_YEARS_MS)})
     expiring.brokers.tier(NAME, expiring.log.write_part(2))
@@ -247,7 +247,7 @@ def test_explain_says_that_an_open_round_holds_up_expiry(expiring: Expiring) -> 
         facts.update({fact.kind: fact for fact in explain_partition(tier, NAME, tier.ports.clock_ms()).facts})
 
     facts: dict[str, ExplanationFact] = {}
-    expiring.round(Stage.UPLOADED, explain)
+    expiring.round(RoundStage.UPLOADED, explain)
     count = len(expiring.plans[0].tasks)
     assert facts["expiry_held_up"].text.startswith(f"brokers expire nothing behind the {count} new segments of the open round")
     assert "expiry_held_up" not in {fact.kind for fact in explain_partition(expiring.opened(), NAME, 0).facts}
@@ -258,7 +258,7 @@ def test_the_groups_of_a_plan_stay_as_they_are_when_the_time_of_expiry_comes_nea
     retention_ms = expiring.opened().ports.clock_ms() - newest_ms + 2 * 3_600_000
     expiring.brokers.topic("orders", {"retention.ms": str(retention_ms)})
     with pytest.raises(Stopped):
-        expiring.round(Stage.ANNOUNCED, stop)
+        expiring.round(RoundStage.ANNOUNCED, stop)
     [plan] = expiring.plans
     assert any(len(task.sources) > 1 for task in plan.tasks)
     expiring.brokers.hurried_ms = 5_400_000
@@ -277,7 +277,7 @@ def stop(plan: CompactionPlan) -> None:
 
 def test_an_interrupted_round_that_is_too_old_is_undone_and_planned_anew(expiring: Expiring) -> None:
     with pytest.raises(Stopped):
-        expiring.round(Stage.UPLOADED, stop)
+        expiring.round(RoundStage.UPLOADED, stop)
     expiring.brokers.hurried_ms = compaction.OPEN_ROUND_MAX_MS + 1_000
     assert expiring.round().status == "cleaned"
     first, second = expiring.plans

@@ -11,7 +11,7 @@ import pytest
 
 from compactor.access.rounds import compact
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import SegmentState
@@ -30,8 +30,8 @@ def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
     opened = brokers.opened()
     before = {segment.id: segment.size_bytes for segment in opened.open_partition_log(NAME).refresh().live}
 
-    def reached(stage: Stage, plan: Any) -> None:
-        if stage is Stage.PUBLISH_BEGUN:
+    def reached(stage: RoundStage, plan: Any) -> None:
+        if stage is RoundStage.PUBLISH_BEGUN:
             plans.append(plan)
             where = TopicIdPartition(brokers.cluster.known[NAME.topic].topic_id, *NAME)
             for name in plan.tasks[-1].sources[:deleted]:

@@ -14,7 +14,7 @@ from compactor.access.rounds import compact
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control import importing
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 from compactor.storage.keys import RESERVED
@@ -166,8 +166,8 @@ def test_what_is_being_written_is_a_holder(topic: Topic) -> None:
     """A round that stopped after its upload, and an import that stopped before it told."""
     opened, name = open_tier(load_settings(str(topic.cli.config))), TopicPartition("orders", 0)
 
-    def stop(stage: Stage, plan: object) -> None:
-        if stage is Stage.VERIFIED:
+    def stop(stage: RoundStage, plan: object) -> None:
+        if stage is RoundStage.VERIFIED:
             raise StoreError("stopped")
 
     with pytest.raises(StoreError, match="stopped"):

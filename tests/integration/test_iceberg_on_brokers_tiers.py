@@ -15,7 +15,7 @@ from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
 from compactor.consumer.last_values import last_values_of_partition
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.errors import CompactorError, Unavailable
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
@@ -120,8 +120,8 @@ def test_a_table_waits_after_a_round_that_brokers_cut_off(table: BrokersTable) -
     rows = table.rows()
     table.write()
 
-    def delete_source(stage: Stage, plan: Any) -> None:
-        if stage is Stage.PUBLISH_BEGUN:
+    def delete_source(stage: RoundStage, plan: Any) -> None:
+        if stage is RoundStage.PUBLISH_BEGUN:
             table.brokers.expire(NAME, plan.tasks[0].end_offset + 1, rises=False)
 
     table.clean(on_stage=delete_source)

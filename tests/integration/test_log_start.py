@@ -15,7 +15,7 @@ from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.ranges import read_record_blocks
 from compactor.consumer.reading import offset_for_time, offset_for_time_or_end
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import UsageError
@@ -123,7 +123,7 @@ def test_a_consumer_that_is_overtaken_by_retention_is_told(tier: Tier, tmp_path:
         assert [message.offset() for message in consumer.consume(1, timeout=5)] == [0]
         raised(tier, 8)
         retire_partition(
-            tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+            tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
         )
         found = [message for _ in range(100) for message in consumer.consume(5, timeout=REFRESH_S)]
     read = [message.offset() for message in found if message.error() is None]
@@ -169,7 +169,7 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
     assert len(objects) == 3
     assert retire_partition(tier.ports, tier.open_partition_log(NAME), tier.lease, tier.retention).deleted == ()
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
     )
     assert len([key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]) == 1
     assert errors(tier) == []
@@ -263,7 +263,7 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     assert errors(tier) != []
     divided.write_bytes(data)
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
     )
     assert (held(b"d"), held(b"b")) == ([], ["5"])
 

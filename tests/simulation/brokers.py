@@ -40,7 +40,7 @@ from compactor.brokers.publisher import KafkaPublisher
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_partition_log
-from compactor.control.ports import Ports, Retention
+from compactor.control.ports import Ports, ObjectRetention
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError
@@ -69,7 +69,7 @@ LATE_MS = 300
 """A producer's delivery timeout: what is on its way lands within it, or never."""
 LAG_MS = 400
 """How far a broker may be behind; less than grace."""
-KEPT = Retention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
+KEPT = ObjectRetention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
 _SNAPSHOT = format_producer_snapshot(ProducerStates.empty_states())
 
 

@@ -106,7 +106,7 @@ def one_answer_is_enough() -> Iterator[None]:
     def confirmed(state: Any, topic_id: str) -> bool:
         return topic_id in state.missing
 
-    with patch.object(deleted_topics, "is_deletion_confirmed", confirmed):
+    with patch.object(deleted_topics, "is_topic_deletion_confirmed", confirmed):
         yield
 
 

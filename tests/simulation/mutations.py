@@ -35,9 +35,9 @@ from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import Ports, Retention
+from compactor.control.ports import Ports, ObjectRetention
 from compactor.control.state import OpenImport, PartitionState
-from compactor.control.summary import WaitingSummary
+from compactor.control.summary import WaitingGroupSummary
 from compactor.errors import CompactorError
 from compactor.tier.ports import SegmentIdAndStart
 from compactor.transfer import intake
@@ -186,7 +186,9 @@ def fold_before_list() -> Iterator[None]:
     """The sweep folds, and then lists."""
     survey = retire.survey_retirable_segments
 
-    def early(ports: Ports, log: PartitionLog, retention: Retention, clock: retire.GraceClock = retire.STORES_OWN) -> retire.RetireSurvey:
+    def early(
+        ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: retire.GraceClock = retire.STORES_OWN
+    ) -> retire.RetireSurvey:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
             return survey(ports, log, retention, clock)
@@ -382,8 +384,10 @@ def grace_by_whoever_retires() -> Iterator[None]:
     """What was recorded with a publication is not asked."""
     keep_ms = grace.grace_period_ms
 
-    def configured(group: grace.ReplacedGroup, retention: Retention) -> int:
-        return keep_ms(WaitingSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention)
+    def configured(group: grace.ReplacedGroup, retention: ObjectRetention) -> int:
+        return keep_ms(
+            WaitingGroupSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention
+        )
 
     with patch.object(grace, "grace_period_ms", configured):
         yield

@@ -16,7 +16,7 @@ from checkpoint import lineage
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.state import Intent, PartitionState
 from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
@@ -235,7 +235,7 @@ class SymbolicRound:
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> dict[str, int | float | str]:
         return {}
 
-    def on_stage(self, stage: Stage, plan: CompactionPlan) -> None:
+    def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         return None
 
 

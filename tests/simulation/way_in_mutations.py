@@ -143,7 +143,7 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     "closed imports count": closed_imports_count,
     "the tier is cut before checks": cut_before_checks,
     "a cut is made where the directory begins in an unknown epoch": lambda: patch.object(
-        Divergence, "require_equal_before", lambda *_, **__: []
+        Divergence, "require_equal_records_before_divergence", lambda *_, **__: []
     ),
     "epochs that begin in a gap are compared": lambda: patch.object(seam, "first_stored_offset", lambda state, offset, stored: offset),
     "cleaned logs are accepted": cleaned_logs_accepted,

@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 from typing_extensions import override
 
-from compactor.control.ports import Ports, Retention
+from compactor.control.ports import Ports, ObjectRetention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.answers import PreconditionFailed
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers import ObjectLogPublisher
+from compactor.tier.publishers import ControlLogPublisher
 
 TTL_MS = 1_000
 GRACE_MS = 500
@@ -112,7 +112,7 @@ class World:
         self.hazards = random.Random(f"hazards of {seed}")
         self.hung: list[Hung] = []
         self.may_vanish: Callable[[str], bool] = lambda key: False
-        self.retention: Retention | None = None
+        self.retention: ObjectRetention | None = None
         """What every process records with what it publishes."""
         self.control = SimStore(self, "control")
         self.data = SimStore(self, "data")
@@ -171,7 +171,7 @@ class World:
             control=self.opened(control or self.control, tries_again=True),
             data=opened_data,
             layout=NativeLayout(opened_data),
-            publisher=ObjectLogPublisher(),
+            publisher=ControlLogPublisher(),
             clock_ms=lambda: int(self.now_ms) + process.clock_offset_ms,
             sleep=lambda seconds: self.wait(seconds * 1000),
             random_bytes=self.rng.randbytes,

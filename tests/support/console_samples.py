@@ -12,7 +12,7 @@ from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
-from compactor.control.state import EpochHistory, Leader, Run
+from compactor.control.state import EpochHistory, Leader, RunHistoryEntry
 from compactor.control.summary import LastRound, SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
 from compactor.daemon.progress import RunningJob
@@ -246,11 +246,11 @@ def _gone(first: SegmentSummary, last: SegmentSummary, *, undone: bool) -> Repla
     )
 
 
-def _run(number: int, dirty: int, left_alone: str) -> Run:
+def _run(number: int, dirty: int, left_alone: str) -> RunHistoryEntry:
     before = (900 - 150 * number) << 20
     failed = number == 3
     costs = {"bytes_before": before, "bytes_written": before // 3, "bytes_read": before + (90 << 20)}
-    return Run(
+    return RunHistoryEntry(
         run_id=encode_segment_id((900 + number).to_bytes(16, "big")),
         leader_epoch=CompactorEpoch(2 + number),
         holder=HOLDER,

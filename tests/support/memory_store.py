@@ -17,7 +17,7 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers import ObjectLogPublisher
+from compactor.tier.publishers import ControlLogPublisher
 
 
 class Clock:
@@ -169,5 +169,5 @@ def no_beats(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[
 def ports_on(store: MemoryStore, clock: Clock, holder: str = "test") -> Ports:
     """One process's view of it; waiting takes no time."""
     return Ports(
-        store, store, NativeLayout(store), ObjectLogPublisher(), clock, lambda seconds: None, secrets.token_bytes, holder, no_beats
+        store, store, NativeLayout(store), ControlLogPublisher(), clock, lambda seconds: None, secrets.token_bytes, holder, no_beats
     )

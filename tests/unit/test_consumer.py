@@ -15,7 +15,7 @@ from compactor.consumer import OFFSET_BEGINNING, OFFSET_END, ConsumerOptions, Pl
 from compactor.consumer.messages import MessageLike
 from compactor.consumer.pieces import SegmentReader
 from compactor.consumer.serving import Mode
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData, StoreError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -70,7 +70,7 @@ def compact_and_retire(tier: Tier) -> None:
     """Run a round and delete everything that it replaced."""
     compact(tier, NAME, NOW_MS, force=True)
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
     )
 
 

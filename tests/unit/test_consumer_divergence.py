@@ -26,7 +26,7 @@ from compactor.consumer.history import (
 from compactor.consumer.messages import MessageLike
 from compactor.consumer.reading import LogChanged, OffsetRangeReader, ReadOptions, ReadRange
 from compactor.control.deletion import delete_partition
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
@@ -208,7 +208,7 @@ def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier
     assert len(next(read_selected_records)) == 20
     cut_and_refilled(tier, tmp_path / "new")
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
     )
     with pytest.raises(LogChanged, match="offsets from 40 on were replaced while 0 to 99 were read"):
         list(read_selected_records)

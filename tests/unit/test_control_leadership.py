@@ -14,7 +14,7 @@ from compactor.control.leadership import acquire_leadership, current_lease, hold
 from compactor.control.logs import open_partition_log
 from compactor.control.ports import Lease
 from compactor.errors import Fenced, Leased, StoreError
-from compactor.tier.publishers import ObjectLogPublisher
+from compactor.tier.publishers import ControlLogPublisher
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Play, playing
 from tests.simulation.symbolic import NAME
@@ -154,7 +154,7 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
         assert acquire_leadership(other.ports, other.log, LEASE).epoch == leadership.epoch + 1
 
 
-class LatePublisher(ObjectLogPublisher):
+class LatePublisher(ControlLogPublisher):
     """One whose messages may reach readers as long as ``max_delivery_ms`` after its process is gone."""
 
     def __init__(self, max_delivery_ms: int) -> None:

@@ -18,7 +18,7 @@ from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.storage.local import LocalStore
 from compactor.tier.layouts.native import NativeLayout
-from compactor.tier.publishers import ObjectLogPublisher
+from compactor.tier.publishers import ControlLogPublisher
 from tests.simulation.play import Play
 
 
@@ -277,7 +277,7 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
             store,
             store,
             NativeLayout(store),
-            ObjectLogPublisher(),
+            ControlLogPublisher(),
             lambda: 0,
             lambda seconds: None,
             os.urandom,

@@ -8,8 +8,8 @@ from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, segment_read_ranges
 from compactor.brokers.metadata_topic.codec import MetadataRecord
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
-from compactor.control.mirror import build_mirroring_record, state_with_broker_view
-from compactor.control.ordering import check_mirrored_segments_contiguous, check_open_round_keeps_sources
+from compactor.control.mirror import build_broker_changes_record, state_with_broker_view
+from compactor.control.ordering import check_broker_changes_leave_no_gap, check_open_round_keeps_sources
 from compactor.control.records import VERSION, PartitionRecord, SegmentsMirrored
 from compactor.control.state import PartitionState
 from compactor.model.segment import SegmentState
@@ -40,7 +40,7 @@ def test_what_brokers_tier_and_delete_is_followed() -> None:
     assert spans(state) == [(0, 9), (10, 19)]
     assert (state.lineage, state.lineage_end) == ((EpochEntry(LeaderEpoch(0), Offset(0)),), 20)
     assert (state.live[0].size_bytes, state.live[0].mtime_ms, state.live[0].files) == (100, 1000, {})
-    assert build_mirroring_record(state, view(*first)) is None
+    assert build_broker_changes_record(state, view(*first)) is None
     later = state_with_broker_view(state, view(*first, *finished(3, 20, 29), update(1, SegmentState.DELETE_SEGMENT_STARTED)))
     assert spans(later) == [(10, 19), (20, 29)]
 
@@ -74,12 +74,12 @@ def test_a_later_leader_truncates_what_an_earlier_one_wrote() -> None:
 
 
 def test_a_record_must_leave_a_log_without_gaps() -> None:
-    body = build_mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=CompactorEpoch(3))
+    body = build_broker_changes_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 15, 19)), leader_epoch=CompactorEpoch(3))
     assert body is not None
-    assert "starts at 15" in check_mirrored_segments_contiguous(EMPTY, record(body))
-    good = build_mirroring_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=CompactorEpoch(3))
+    assert "starts at 15" in check_broker_changes_leave_no_gap(EMPTY, record(body))
+    good = build_broker_changes_record(EMPTY, view(*finished(1, 0, 9), *finished(2, 10, 19)), leader_epoch=CompactorEpoch(3))
     assert good is not None
-    assert check_mirrored_segments_contiguous(EMPTY, record(good)) == ""
+    assert check_broker_changes_leave_no_gap(EMPTY, record(good)) == ""
     assert check_open_round_keeps_sources(EMPTY, record(good)) == ""
-    assert "is not live" in check_mirrored_segments_contiguous(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
+    assert "is not live" in check_broker_changes_leave_no_gap(EMPTY, record(good.model_copy(update={"gone": ("x",)})))
     assert raw_id(1) == b"\0" * 15 + b"\1"

@@ -15,7 +15,7 @@ from compactor.control import fold, ordering, records
 from compactor.control.coverage import coverage_problem
 from compactor.control.leadership import Leadership, acquire_leadership
 from compactor.control.records import PartitionBody
-from compactor.control.stages import STAGES, Stage, StageTracker
+from compactor.control.stages import STAGES, RoundStage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import CompactorError, Fenced
 from compactor.model.base import StrictFrozenModel
@@ -58,11 +58,11 @@ class TestTables:
 
     def test_every_stage_can_be_reached_and_is_in_the_table(self) -> None:
         reached = {stage for following in STAGES.values() for stage in following}
-        assert reached == set(Stage) == {stage for stage in STAGES if stage}
+        assert reached == set(RoundStage) == {stage for stage in STAGES if stage}
 
     @pytest.mark.parametrize("stage", list(STAGES))
-    @pytest.mark.parametrize("following", list(Stage))
-    def test_a_step_out_of_turn_is_refused(self, stage: Stage | None, following: Stage) -> None:
+    @pytest.mark.parametrize("following", list(RoundStage))
+    def test_a_step_out_of_turn_is_refused(self, stage: RoundStage | None, following: RoundStage) -> None:
         steps = StageTracker(stage)
         if following in STAGES[stage]:
             steps.advance_to(following)
@@ -72,10 +72,10 @@ class TestTables:
                 steps.advance_to(following)
 
     def test_before_publish_only_back_and_after_it_only_forward(self) -> None:
-        before = [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED]
-        assert all(Stage.UNDONE in STAGES[stage] for stage in before)
-        assert Stage.UNDONE not in _reachable(Stage.PUBLISHED)
-        assert Stage.PUBLISHED not in _reachable(Stage.UNDONE)
+        before = [RoundStage.ANNOUNCED, RoundStage.UPLOADED, RoundStage.VERIFIED]
+        assert all(RoundStage.UNDONE in STAGES[stage] for stage in before)
+        assert RoundStage.UNDONE not in _reachable(RoundStage.PUBLISHED)
+        assert RoundStage.PUBLISHED not in _reachable(RoundStage.UNDONE)
 
 
 def _name(kind: type) -> str:
@@ -101,8 +101,8 @@ def _table(first: str, text: str) -> list[str]:
     return rows
 
 
-def _reachable(stage: Stage) -> set[Stage]:
-    found: set[Stage] = set()
+def _reachable(stage: RoundStage) -> set[RoundStage]:
+    found: set[RoundStage] = set()
     open_stages = [stage]
     while open_stages:
         for following in STAGES[open_stages.pop()] - found:

@@ -14,7 +14,7 @@ from compactor.control import ordering
 from compactor.control.deletion import delete_partition
 from compactor.control.fold import apply_partition_record
 from compactor.control.importing import record_prepended_segments, record_tail_truncation, record_tiered_segments, register_import
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
@@ -105,7 +105,7 @@ class TestTruncation:
     def test_the_grace_of_whoever_truncates_counts_whoever_retires(self, play: Play) -> None:
         play.importing(5)
         actor = play.process("a")
-        careful = replace(actor.ports, retention=Retention(grace_ms=10 * GRACE_MS))
+        careful = replace(actor.ports, retention=ObjectRetention(grace_ms=10 * GRACE_MS))
         offset = actor.state().live[3].start_offset
         body = truncated_at(play, actor, offset)
         play.oracle.rows = [row for row in play.oracle.rows if row[0] < offset]

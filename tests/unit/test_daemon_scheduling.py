@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
-from compactor.control.ports import Retention
-from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, Run, WaitingGroup
+from compactor.control.ports import ObjectRetention
+from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, RunHistoryEntry, WaitingGroup
 from compactor.control.summary import summarize_state
 from compactor.daemon.scheduling import (
     CLOCK_RESOLUTION_MS,
@@ -47,7 +47,7 @@ from compactor.service.retry_delay import MAX_RETRY_MS, RETRY_MS, backoff_ms
 
 NOW = 1_770_000_000_000
 A, B, C = (TopicPartition("orders", number) for number in range(3))
-RETENTION = Retention(grace_ms=1_000, undo_window_ms=5_000, orphan_age_ms=100_000)
+RETENTION = ObjectRetention(grace_ms=1_000, undo_window_ms=5_000, orphan_age_ms=100_000)
 TTL = 30_000
 
 
@@ -345,7 +345,9 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
 def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retried() -> None:
     statuses = (RunStatus.QUARANTINED, RunStatus.CLEANED, RunStatus.QUARANTINED, RunStatus.UNDONE, RunStatus.QUARANTINED)
     runs = tuple(
-        Run(run_id=str(n), leader_epoch=CompactorEpoch(n), holder="h", slot=n, started_ms=NOW + n, ended_ms=NOW + 10 * n, status=status)
+        RunHistoryEntry(
+            run_id=str(n), leader_epoch=CompactorEpoch(n), holder="h", slot=n, started_ms=NOW + n, ended_ms=NOW + 10 * n, status=status
+        )
         for n, status in enumerate(statuses)
     )
     why = Quarantine(reason="bad data", segment="s", failures=2, slot=9, at_ms=NOW + 40)

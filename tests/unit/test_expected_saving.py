@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 
 from compactor.constants import CompactorEpoch
-from compactor.control.state import PartitionState, Run
+from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.control.summary import summarize_state
 
 
-def run(before: int, written: int, dirty: int | None = None, *, published: int = 7) -> Run:
+def run(before: int, written: int, dirty: int | None = None, *, published: int = 7) -> RunHistoryEntry:
     stats: dict[str, int | float | str] = {"bytes_before": before, "bytes_written": written}
     if dirty is not None:
         stats["bytes_dirty"] = dirty
-    return Run(run_id="r", leader_epoch=CompactorEpoch(0), holder="h", slot=1, started_ms=0, published_slot=published, stats=stats)
+    return RunHistoryEntry(
+        run_id="r", leader_epoch=CompactorEpoch(0), holder="h", slot=1, started_ms=0, published_slot=published, stats=stats
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,6 @@ def run(before: int, written: int, dirty: int | None = None, *, published: int =
     ],
     ids=["no round", "none published", "all dirty", "a part dirty", "latest counts", "horizons only", "old record", "larger result"],
 )
-def test_saving_rate_is_that_of_the_latest_round_over_dirty_bytes(runs: list[Run], rate: float | None) -> None:
+def test_saving_rate_is_that_of_the_latest_round_over_dirty_bytes(runs: list[RunHistoryEntry], rate: float | None) -> None:
     summary = summarize_state(PartitionState(topic="orders", partition=0, runs=tuple(runs)))
     assert summary.saved_per_dirty_byte == rate

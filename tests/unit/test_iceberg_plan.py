@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import CompactorEpoch, Offset
-from compactor.control.state import PartitionState, Run
+from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
@@ -34,13 +34,15 @@ def segment(name: str, first: int, last: int) -> RemoteLogSegmentMetadata:
     )
 
 
-def state(cleaner_offset: int, *live: RemoteLogSegmentMetadata, runs: tuple[Run, ...] = (), log_start: int | None = None) -> PartitionState:
+def state(
+    cleaner_offset: int, *live: RemoteLogSegmentMetadata, runs: tuple[RunHistoryEntry, ...] = (), log_start: int | None = None
+) -> PartitionState:
     vector = (CleanerOffset(CompactorEpoch(0), Offset(cleaner_offset)),) if cleaner_offset else ()
     return PartitionState(slot=9, topic="t", partition=3, live=live, vector=vector, runs=runs, log_start_offset=log_start)
 
 
-def run(slot: int, status: RunStatus, next_dirty: int, cut_off: int = -1) -> Run:
-    return Run(
+def run(slot: int, status: RunStatus, next_dirty: int, cut_off: int = -1) -> RunHistoryEntry:
+    return RunHistoryEntry(
         run_id=f"r{slot}", leader_epoch=CompactorEpoch(0), holder="h", slot=slot, started_ms=0, status=status,
         published_slot=slot if status != RunStatus.UNDONE else 0, next_dirty_offset=next_dirty, cut_off_offset=cut_off,
     )  # fmt: skip

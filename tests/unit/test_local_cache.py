@@ -17,7 +17,7 @@ from typing_extensions import override
 from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
-from compactor.control.control_log import Boundary, StateIdentity
+from compactor.control.control_log import LogBoundary, StateIdentity
 from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
 from compactor.control.summary import PartitionSummary, SegmentSummary, decode_summary, encode_summary, summarize_state
 from compactor.local import cache as local_state
@@ -27,7 +27,7 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, Segmen
 from compactor.round.plan import assess_round
 
 NAME = TopicPartition("orders", 0)
-MARK = StateIdentity(boundary=Boundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
+MARK = StateIdentity(boundary=LogBoundary(version=1, log="orders-0", number=2, slot=1), incarnation="a", attempt=3)
 
 
 def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkpoint.offsets import CleanerOffset
 from compactor.brokers.metadata_topic.chain import BrokerView, lineage_from_segments, merged_read_ranges, segment_read_ranges
 from compactor.constants import CompactorEpoch, Offset
-from compactor.control.mirror import build_mirroring_record, state_with_broker_view
+from compactor.control.mirror import build_broker_changes_record, state_with_broker_view
 from compactor.control.state import PartitionState
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.plan import Replacement
@@ -114,7 +114,7 @@ def test_one_that_reaches_beyond_what_was_compacted_is_read_and_is_dirty() -> No
     state = state_with_broker_view(PartitionState(topic=NAME.topic, partition=NAME.partition), view(world))
     new = replace(world, 50, first)
     state = state.model_copy(update={"live": (new, *state.live[1:]), "vector": (CleanerOffset(CompactorEpoch(0), Offset(100)),)})
-    assert build_mirroring_record(state, view(world)) is None
+    assert build_broker_changes_record(state, view(world)) is None
     across = world.tier(7, 60, 250)
     assert world.publisher().withdraw_unrecorded_segments(NAME, [new], [new.id, first.id, second.id]) == 0
     after = state_with_broker_view(state, view(world))

@@ -13,7 +13,7 @@ from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import Generation, PublishedSegment, rebase_offset_index, rebase_time_index
-from compactor.tier.layouts.pinterest.keys import PartitionKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
+from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.metadata import (
     SegmentTime,
     encode_metadata_file,
@@ -34,7 +34,7 @@ def test_the_binary_digits_are_those_of_its_own_code() -> None:
 
 
 def test_keys() -> None:
-    plain, spread = PartitionKeys("my-cluster"), PartitionKeys("my-cluster", 12)
+    plain, spread = PinterestObjectKeys("my-cluster"), PinterestObjectKeys("my-cluster", 12)
     name = TopicPartition("my-topic", 3)
     assert plain.file_key(name, 42, "log") == "my-cluster/my-topic-3/00000000000000000042.log"
     assert spread.file_key(name, 42, "index") == "000010111001/my-cluster/my-topic-3/00000000000000000042.index"
@@ -55,13 +55,13 @@ def test_keys() -> None:
     ],
 )
 def test_what_lies_elsewhere_is_no_partition_of_this_cluster(key: str) -> None:
-    assert PartitionKeys("my-cluster").partition_of_key(key) is None
+    assert PinterestObjectKeys("my-cluster").partition_of_key(key) is None
 
 
 def test_without_a_cluster_there_are_no_keys() -> None:
     for cluster in ("", "a/b", "a b"):
         with pytest.raises(UsageError, match="names no cluster"):
-            PartitionKeys(cluster)
+            PinterestObjectKeys(cluster)
 
 
 def test_names_of_files() -> None:

@@ -18,7 +18,7 @@ from compactor.control.fold import apply_partition_record
 from compactor.control.leadership import RecordRefused, acquire_leadership, hold_leadership
 from compactor.control.ordering import find_rule_violation
 from compactor.control.records import PartitionRecord, RoundPublished, RunEnded, decode_checksummed
-from compactor.control.stages import Stage, StageTracker
+from compactor.control.stages import RoundStage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, StoreError, UsageError
@@ -153,26 +153,26 @@ def test_a_round_is_one_publication(play: Play) -> None:
 
 
 def test_every_stage_of_the_table_is_entered_somewhere(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[Stage] = []
+    entered: list[RoundStage] = []
     to = StageTracker.advance_to
 
-    def noted(steps: StageTracker, stage: Stage) -> None:
+    def noted(steps: StageTracker, stage: RoundStage) -> None:
         to(steps, stage)
         entered.append(stage)
 
     monkeypatch.setattr(StageTracker, "advance_to", noted)
     actor = play.process("a")
     result = actor.run()
-    assert entered == [Stage.ANNOUNCED, Stage.UPLOADED, Stage.VERIFIED, Stage.PUBLISHED]
+    assert entered == [RoundStage.ANNOUNCED, RoundStage.UPLOADED, RoundStage.VERIFIED, RoundStage.PUBLISHED]
     assert result.plan
     undo_round(actor.ports, actor.log, LEASE, result.plan.run_id)
     play.pass_time(UNDO_WINDOW_MS * 2)
     actor.retire()
-    assert entered[4:] == [Stage.REVERTED, Stage.RETIRE_BEGUN, Stage.DELETED, Stage.RETIRED]
+    assert entered[4:] == [RoundStage.REVERTED, RoundStage.RETIRE_BEGUN, RoundStage.DELETED, RoundStage.RETIRED]
     crashed_at(play, OBJECT)
     play.process("b").retire()
-    assert entered[8:] == [Stage.ANNOUNCED, Stage.UNDONE, Stage.DELETED]
-    assert set(entered) == set(Stage) - {Stage.PUBLISH_BEGUN}  # of tiers that brokers write: test_kafka_rounds.py
+    assert entered[8:] == [RoundStage.ANNOUNCED, RoundStage.UNDONE, RoundStage.DELETED]
+    assert set(entered) == set(RoundStage) - {RoundStage.PUBLISH_BEGUN}  # of tiers that brokers write: test_kafka_rounds.py
 
 
 def test_leading_without_publishing_leaves_the_vector(play: Play) -> None:

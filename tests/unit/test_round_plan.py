@@ -11,7 +11,7 @@ from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset
-from compactor.control.state import PartitionState, Run
+from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.plan import PlanInputs, RemainingSizeBound, assess_round, expected_metadata_record_count, plan_round
@@ -204,7 +204,7 @@ def test_segments_that_brokers_expire_within_an_hour_are_rewritten_one_to_one() 
 
 
 def test_segments_that_brokers_expire_within_twice_the_last_round_are_rewritten_one_to_one() -> None:
-    round_ = Run(
+    round_ = RunHistoryEntry(
         run_id="r", leader_epoch=CompactorEpoch(0), holder="me", slot=1, started_ms=0, ended_ms=HOUR_MS, status="cleaned", published_slot=2
     )
     given = under_brokers(*AGED).model_copy(update={"runs": (round_,)})

@@ -11,7 +11,7 @@ from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCoun
 from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read_probability_of_filter
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
-from compactor.control.state import Run
+from compactor.control.state import RunHistoryEntry
 from compactor.round.skip import (
     FilterUsageStatistics,
     choose_engine,
@@ -109,8 +109,10 @@ def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_b
     assert designed(bloom_max_bytes=usual.bytes - 1) is None
 
 
-def run(**stats: int) -> Run:
-    return Run(run_id="r", leader_epoch=CompactorEpoch(0), holder="h", started_ms=0, slot=1, status="cleaned", stats=dict(stats))
+def run(**stats: int) -> RunHistoryEntry:
+    return RunHistoryEntry(
+        run_id="r", leader_epoch=CompactorEpoch(0), holder="h", started_ms=0, slot=1, status="cleaned", stats=dict(stats)
+    )
 
 
 def test_what_is_remembered_counts() -> None:

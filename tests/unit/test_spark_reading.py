@@ -20,7 +20,7 @@ from compactor.cleaner.keys import disk_map
 from compactor.consumer import outcomes, pieces
 from compactor.consumer.columns import LATEST_MS, MESSAGE_COLUMNS, to_arrow_batch
 from compactor.consumer.reading import OffsetRangeReader
-from compactor.control.ports import Retention
+from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
@@ -393,7 +393,7 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     before = visible(folder)
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, Retention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
     )
     rows = [row for split in splits for row in read_split(tier, split, arrow())]
     if view == "latest":

@@ -268,13 +268,13 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
-    store = publication.store_survivors
+    store = publication.record_survivor_objects
 
     def unanswered(*args: Any) -> None:
         store(*args)
         raise Unavailable("the store does not answer", hint="")
 
-    monkeypatch.setattr(publication, "store_survivors", unanswered)
+    monkeypatch.setattr(publication, "record_survivor_objects", unanswered)
     with pytest.raises(Unavailable):
         spread(it.twins.remote, HereCluster())
     monkeypatch.undo()

@@ -11,7 +11,7 @@ from compactor.access.tier import Tier
 from compactor.config.settings import Settings, TierSettings
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control import records
-from compactor.control.control_log import Snapshot
+from compactor.control.control_log import StateSnapshot
 from compactor.control.logs import open_catalog
 from compactor.control.state import PartitionState
 from compactor.upkeep.segment_check import SegmentProblem
@@ -45,7 +45,7 @@ def errors(crafted: Crafted) -> list[tuple[str, str]]:
 def keep(crafted: Crafted, state: PartitionState) -> str:
     """Writes a snapshot as a damaged process might have."""
     key = f"partitions/{ORDERS}/snapshot/{state.slot:020d}.json"
-    made = Snapshot[PartitionState](version=records.VERSION, log=str(ORDERS), state=state)
+    made = StateSnapshot[PartitionState](version=records.VERSION, log=str(ORDERS), state=state)
     crafted.store.put(key, records.append_checksum(made.model_dump_json().encode()))
     return key
 

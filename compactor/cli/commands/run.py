@@ -15,7 +15,7 @@ from compactor.cli.output import Output, Progress
 from compactor.cli.profile import CommandProfile
 from compactor.control.leadership import current_lease
 from compactor.control.pauses import pause_reason
-from compactor.control.stages import Stage
+from compactor.control.stages import RoundStage
 from compactor.control.summary import PartitionSummary
 from compactor.daemon.progress import JobProgress
 from compactor.daemon.scheduling import DaemonAction, Job
@@ -152,6 +152,6 @@ class _StageDisplay:
         self._label = progress.title
         self._reported = reported
 
-    def __call__(self, stage: Stage, plan: CompactionPlan) -> None:
+    def __call__(self, stage: RoundStage, plan: CompactionPlan) -> None:
         self._progress.begin_part(f"{self._label}: {stage.value}")
         self._reported.record_stage(stage, plan)

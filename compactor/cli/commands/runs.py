@@ -6,7 +6,7 @@ import argparse
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.control.state import Run
+from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
 from compactor.views.history import find_state_and_run_id, run_document, undo_problem
 from compactor.views.time_formats import format_duration, format_iso_time
@@ -73,7 +73,7 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
     out.print_result(run_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 
 
-def _balance_rows(run: Run) -> list[tuple[str, object]]:
+def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
     """Return table rows with a run's balance: checksums which show that each batch and record of its sources was kept or removed."""
     if run.balance is None:
         return []
@@ -88,20 +88,20 @@ def _balance_rows(run: Run) -> list[tuple[str, object]]:
     ]
 
 
-def _format_offset_range(run: Run) -> str:
+def _format_offset_range(run: RunHistoryEntry) -> str:
     """Return as text the offset up to which the log was clean before the run, and after it."""
     if run.first_dirty_offset < 0:
         return ""
     return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset >= 0 else '?'}"
 
 
-def _format_byte_stat(run: Run, name: str) -> str:
+def _format_byte_stat(run: RunHistoryEntry, name: str) -> str:
     """Return a statistic of a run as a size; empty if it was not recorded."""
     value = run.stats.get(name)
     return format_size(value) if isinstance(value, int) else ""
 
 
-def _format_saved_bytes(run: Run) -> str:
+def _format_saved_bytes(run: RunHistoryEntry) -> str:
     """Return as text the bytes by which a run made the segments smaller; empty if unknown."""
     if not run.published_slot or "bytes_before" not in run.stats:
         return ""

@@ -27,7 +27,7 @@ from compactor.round.pass_two import LocalWorker
 from compactor.round.ports import RoundCosts
 from compactor.round.skip import FilterUsageStatistics, design_bloom_filter
 from compactor.round.sources import StagedSegmentReader
-from compactor.tier.publishers import ObjectLogPublisher
+from compactor.tier.publishers import ControlLogPublisher
 from compactor.tier.sidecars import SidecarStore
 
 
@@ -169,7 +169,7 @@ def create_local_worker(
     ports = open_task_tier(shared).ports
     return LocalWorker(
         layout=ports.layout,
-        publisher=ObjectLogPublisher(),  # the driver introduces what a receipt names
+        publisher=ControlLogPublisher(),  # the driver introduces what a receipt names
         staging=staging,
         hash_key=shared.hash_key,
         map_budget_bytes=shared.map_budget_bytes,

@@ -25,7 +25,7 @@ from compactor.outputs.pinterest_names import GenerationLog
 from compactor.round.compaction import AssessRound
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
-from compactor.tier.kinds import pinterest_keys
+from compactor.tier.kinds import pinterest_object_keys
 from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, KeyRemoval, PartitionKeySurvey, UnsearchedPlace
 from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, find_key_holders
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
@@ -163,7 +163,7 @@ def _holders_in_generations(tier: Tier, partition: TopicPartition, question: Key
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
-    known = GenerationLog(store, pinterest_keys(settings), partition).read_generations()
+    known = GenerationLog(store, pinterest_object_keys(settings), partition).read_generations()
     for generation in sorted(known.recorded_generation_names | {one.generation for one in known.begun}):
         url = f"{target.rstrip('/')}/{generation}"
         copy_settings = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})

@@ -35,7 +35,7 @@ from compactor.tier.layouts.aiven.manifest import (
     MAX_MANIFEST_BYTES,
     OPTIONAL_KIND,
     IndexFileRange,
-    Manifest,
+    SegmentManifest,
     SegmentKey,
     segment_description,
 )
@@ -54,7 +54,7 @@ _FOLDER: Final = re.compile(r"([^/]+)-[A-Za-z0-9_-]{22}/(\d+)/[^/]+")
 
 
 @dataclass(frozen=True)
-class ObjectKeys:
+class AivenObjectKeys:
     """Builds and parses the object keys of segments under one prefix."""
 
     prefix: str
@@ -97,7 +97,7 @@ class SegmentEncoder:
     needs as much disk; a log that is stored as it is needs none.
     """
 
-    def __init__(self, settings: AivenSettings, keys: ObjectKeys, ring: KeyRing) -> None:
+    def __init__(self, settings: AivenSettings, keys: AivenObjectKeys, ring: KeyRing) -> None:
         self._settings = settings
         self._keys = keys
         self._ring = ring
@@ -235,14 +235,14 @@ class SegmentEncoder:
         contents: Mapping[str, FileContent],
         chunks: ChunkIndex,
         key: SegmentKey | None,
-    ) -> Manifest:
+    ) -> SegmentManifest:
         """Create the manifest of a segment from its chunk index, index files and key."""
         spans, at = {}, 0
         for kind, content in _index_contents(contents):
             spans[kind] = IndexFileRange(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
         about = segment_description(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
-        return Manifest(chunks, spans, not chunks.fixed, key, about)
+        return SegmentManifest(chunks, spans, not chunks.fixed, key, about)
 
 
 def _index_contents(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
@@ -276,7 +276,7 @@ class OpenedSegment:
 
     log_key: str
     indexes_key: str
-    manifest: Manifest
+    manifest: SegmentManifest
     cipher: ChunkCipher | None
 
 
@@ -288,7 +288,7 @@ class AivenLayout(WholeLogUploadLayout):
         if settings.key_prefix and (fault := key_problem(f"{settings.key_prefix}x")):
             raise UsageError(f"no object can have the key_prefix {settings.key_prefix!r} under [tier.aiven]: it {fault}")
         self._store = store
-        self._keys = ObjectKeys(settings.key_prefix, topic_id)
+        self._keys = AivenObjectKeys(settings.key_prefix, topic_id)
         self._ring = KeyRing(settings.key_pairs)
         self._packer = SegmentEncoder(settings, self._keys, self._ring)
         self._opened_segments: OrderedDict[tuple[str, int, str], OpenedSegment] = OrderedDict()
@@ -424,7 +424,7 @@ class AivenLayout(WholeLogUploadLayout):
             hint = "Without its manifest nothing of a segment can be read: its upload did not finish, or it was deleted meanwhile"
             raise NotFound(error.message, hint=hint) from error
         try:
-            manifest = Manifest.decode(data)
+            manifest = SegmentManifest.decode(data)
             manifest.require_manifest_of_segment(partition, self._keys.topic_id(partition), segment)
             custom = _decode_custom_metadata(segment)
         except InvalidDataError as error:

@@ -52,7 +52,7 @@ class SegmentKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Manifest:
+class SegmentManifest:
     """Decoded manifest of a segment. about: the segment's description, which no reader needs."""
 
     chunks: ChunkIndex
@@ -91,7 +91,7 @@ class Manifest:
         return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
     @staticmethod
-    def decode(data: bytes) -> Manifest:
+    def decode(data: bytes) -> SegmentManifest:
         """Decode a manifest from JSON. Raises InvalidDataError for everything that the plug-in refuses or that is inconsistent."""
         document = _parse_document(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
@@ -99,7 +99,7 @@ class Manifest:
         required = ("version", "chunkIndex", "segmentIndexes", "compression")
         _require_exact_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
         key = _read_segment_key(document["encryption"]) if document.get("encryption") is not None else None
-        chunks = _read_chunk_index(_read_object(document, "chunkIndex"))
+        chunks = _read_chunk_index(_require_object_field(document, "chunkIndex"))
         compressed = document["compression"]
         if not isinstance(compressed, bool):
             raise InvalidDataError("compression is neither true nor false")
@@ -107,8 +107,8 @@ class Manifest:
         if not compressed:
             chunks.require_uncompressed_chunks(overhead)
         about = document.get("remoteLogSegmentMetadata")
-        spans = _read_index_spans(_read_object(document, "segmentIndexes"), overhead)
-        return Manifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
+        spans = _read_index_file_ranges(_require_object_field(document, "segmentIndexes"), overhead)
+        return SegmentManifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def require_manifest_of_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
         """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end offset may be
@@ -197,7 +197,7 @@ def _require_exact_fields(object_name: str, table: Mapping[str, Any], required: 
             raise InvalidDataError(f"{object_name} has an unknown field {name!r}")
 
 
-def _read_object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _require_object_field(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = document[name]
     if not isinstance(value, dict):
         raise InvalidDataError(f"{name} is no object")
@@ -233,13 +233,13 @@ def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
     )
 
 
-def _read_index_spans(table: Mapping[str, Any], overhead: int) -> dict[str, IndexFileRange]:
+def _read_index_file_ranges(table: Mapping[str, Any], overhead: int) -> dict[str, IndexFileRange]:
     _require_exact_fields("segmentIndexes", table, tuple(_INDEX_NAMES.values()))
     found: dict[str, IndexFileRange] = {}
     for kind, name in _INDEX_NAMES.items():
         if table[name] is None and kind == OPTIONAL_KIND:
             continue
-        entry = _read_object(table, name)
+        entry = _require_object_field(table, name)
         _require_exact_fields(name, entry, ("position", "size"))
         found[kind] = IndexFileRange(_read_int32_field(entry, "position"), _read_int32_field(entry, "size"))
         if 0 < found[kind].size <= overhead:

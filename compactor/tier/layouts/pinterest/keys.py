@@ -23,7 +23,7 @@ _PART: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True)
-class PartitionKeys:
+class PinterestObjectKeys:
     """Builds and parses the object keys of one cluster. entropy_bits: number of binary digits in front of each partition's folder; 0
     for none.
     """

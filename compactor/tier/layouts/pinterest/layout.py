@@ -17,7 +17,7 @@ from compactor.tier.layouts.pinterest.keys import (
     METADATA_FILE,
     OBJECT_KINDS,
     WATERMARK,
-    PartitionKeys,
+    PinterestObjectKeys,
     file_name,
     parse_file_name,
     segment_id_from_base_offset,
@@ -31,7 +31,7 @@ class PinterestLayout(PlainLayout):
 
     kinds = OBJECT_KINDS
 
-    def __init__(self, store: ObjectStore, keys: PartitionKeys) -> None:
+    def __init__(self, store: ObjectStore, keys: PinterestObjectKeys) -> None:
         super().__init__(store)
         self._keys = keys
 

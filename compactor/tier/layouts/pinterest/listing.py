@@ -23,7 +23,7 @@ from compactor.tier.layouts.pinterest.keys import (
     METADATA_FILE,
     OBJECT_KINDS,
     WATERMARK,
-    PartitionKeys,
+    PinterestObjectKeys,
     parse_file_name,
     segment_id_from_base_offset,
 )
@@ -111,7 +111,7 @@ class ListedTier:
     """
 
     store: ObjectStore
-    keys: PartitionKeys
+    keys: PinterestObjectKeys
     transactions: dict[TopicPartition, OpenTransactionsAtSegmentEnd] = field(default_factory=dict)
     _ends: dict[tuple[str, int], int] = field(default_factory=dict)
 
