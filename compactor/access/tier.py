@@ -22,15 +22,15 @@ from compactor.control.logs import (
     HASH_KEY_BYTES,
     CatalogLog,
     PartitionLog,
-    require_matching_tier_settings,
     create_tier,
     open_catalog,
     open_partition_log,
     publish_hints,
-    record_retire_inspections,
     record_min_slots,
+    record_retire_inspections,
+    require_matching_tier_settings,
 )
-from compactor.control.ports import Lease, Ports, ObjectRetention
+from compactor.control.ports import Lease, ObjectRetention, Ports
 from compactor.control.records import RetireInspection
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError

@@ -333,7 +333,7 @@ class ControlLog(Generic[S]):
             else:
                 self._fold_to_log_end(record)
                 continue
-            stored = self._read_slot(record.slot)
+            stored = self._read_record_at_slot(record.slot)
             if stored is not None and is_same_attempt(stored, record):
                 self._fold_to_log_end(record)
             elif stored is not None:
@@ -366,11 +366,11 @@ class ControlLog(Generic[S]):
         return True
 
     def restart_as_empty_log(self, create_empty_state: Callable[[int], S]) -> S:
-        """Abandon a log that is damaged for good: write a snapshot of ``empty(slot)`` above every position that was ever used. Return
-        that state.
+        """Abandon a log that is damaged for good, by a snapshot of an empty state above every position that was ever used. Return that
+        state. Records below the snapshot that reappear later, or that a process writes after a pause, have no effect.
 
-        Records below it that reappear later, or that a process writes after a pause, have no effect. Raises Unavailable if the
-        snapshot cannot be read back.
+        :param create_empty_state: returns the empty state for the snapshot's position (slot).
+        :raises Unavailable: if the snapshot cannot be read back.
         """
         self._read_boundary()
         listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_number(kind),) if key]
@@ -422,12 +422,12 @@ class ControlLog(Generic[S]):
         """
         if not identity.incarnation:
             return self._read_control_object(LogBoundary, self._boundary_key(identity.boundary.number)) == identity.boundary
-        record = self._read_slot(slot)
+        record = self._read_record_at_slot(slot)
         return None if record is None else (record.incarnation, record.attempt) == (identity.incarnation, identity.attempt)
 
     def _iterate_records_after(self, slot: int) -> Iterator[ControlRecord[Any]]:
         """Yield the records after position ``slot`` up to the end of the log, one request each."""
-        while (record := self._read_slot(slot + 1)) is not None:
+        while (record := self._read_record_at_slot(slot + 1)) is not None:
             yield record
             slot = record.slot
 
@@ -466,7 +466,7 @@ class ControlLog(Generic[S]):
         where = f"{self.store.url}/{self._snapshot_key(boundary.slot)}"
         raise BadControlRecord(f"the snapshot that boundary {boundary.number} names is missing", segment=where, hint="Restore it")
 
-    def _read_slot(self, slot: int) -> ControlRecord[Any] | None:
+    def _read_record_at_slot(self, slot: int) -> ControlRecord[Any] | None:
         """Return the record at a position (slot) of the log, or None if there is none. Raises BadControlRecord if the object belongs to
         another position or log.
         """

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from checkpoint import lineage
+from compactor.control.state import RuleViolation
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLogSegmentMetadata) -> str:
+def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLogSegmentMetadata) -> RuleViolation:
     """Return why a new segment does not cover its sources exactly (I1), or an empty string.
 
     It must have their start offset, their end offset and the union of their leader epochs, and at least one byte.
@@ -32,7 +33,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLog
     return ""
 
 
-def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> str:
+def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> RuleViolation:
     """Return why the future segment of a task would not cover its sources exactly (I1), or an empty string."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
@@ -42,7 +43,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
     return offset_gap_problem(sources)
 
 
-def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> str:
+def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolation:
     """Return how a receipt's segment differs from the one that its task announced, or an empty string."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
@@ -50,7 +51,7 @@ def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata)
     return "" if segment.size_bytes > 0 and "log" in segment.files else f"segment {segment.id} has no bytes"
 
 
-def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolation:
     """Return which segment is empty or has no leader epoch, or an empty string."""
     for segment in segments:
         if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
@@ -58,7 +59,7 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str
     return ""
 
 
-def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolation:
     """Return where segments do not follow each other without a gap, or an empty string."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:

@@ -6,6 +6,7 @@ The objects wait for grace, because readers may still be reading them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_appendable
@@ -25,10 +26,15 @@ def restart_lost_log(log: PartitionLog) -> PartitionState:
     return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
-def delete_partition(
-    ports: Ports, log: PartitionLog, lease: Lease, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
-) -> tuple[PartitionState, PartitionState]:
-    """Delete a partition, and return the state before it and the state after it. An open round is undone, and open imports become void.
+class StatesAroundDeletion(NamedTuple):
+    """States of a partition directly before and after its deletion."""
+
+    before: PartitionState
+    after: PartitionState
+
+
+def delete_partition(ports: Ports, log: PartitionLog, lease: Lease, deleted_topic_id: TopicId = EMPTY_TOPIC_ID) -> StatesAroundDeletion:
+    """Delete a partition, and return its states before and after. An open round is undone, and open imports become void.
 
     :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
 
@@ -44,7 +50,7 @@ def delete_partition(
                 f"{log.state.topic_partition} cannot be deleted: {refused}", hint="`topics` lists what the tier holds"
             ) from refused
         write_snapshot_if_due(log)
-        return before, state
+        return StatesAroundDeletion(before, state)
 
 
 def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionState], int | None]) -> PartitionState:

@@ -23,9 +23,9 @@ from compactor.control.state import (
     Leader,
     OpenImport,
     PartitionState,
-    Pause,
     Quarantine,
     RequestedRound,
+    RoundPause,
     RunHistoryEntry,
     WaitingGroup,
 )
@@ -54,9 +54,7 @@ def apply_partition_record(state: PartitionState, record: ControlRecord[Any], fi
 
 
 def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> CatalogState:
-    """Return the state of the tier-wide log after one more record. Only the first tier identity is valid; a later one lost the race to
-    create it.
-    """
+    """Return the state of the tier-wide log after one more record. Only the first record of a tier identity is valid."""
     return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
 
 
@@ -75,7 +73,7 @@ def _catalog_changes(state: CatalogState, record: ControlRecord[Any], body: Any)
             | {name: inspection for name, inspection in body.looks.items() if inspection.slot >= state.reached.get(name, 0)}
         }
     if isinstance(body, r.RoundsPaused):
-        return {"paused": state.paused | {body.pattern: Pause(by=body.by, reason=body.reason, at_ms=record.at_ms)}}
+        return {"paused": state.paused | {body.pattern: RoundPause(by=body.by, reason=body.reason, at_ms=record.at_ms)}}
     if isinstance(body, r.RoundsResumed):
         return {"paused": {pattern: pause for pattern, pause in state.paused.items() if pattern != body.pattern}}
     if isinstance(body, r.RoundRequested):

@@ -96,9 +96,13 @@ def record_prepended_segments(
     lineage: Sequence[EpochEntry] = (),
     topic_id: TopicId = EMPTY_TOPIC_ID,
 ) -> PartitionState:
-    """Make uploaded segments readable before the first segment of the log, if no part of it is compacted yet.
+    """Make the uploaded segments of an import readable before the first segment of the log, if no part of the log is compacted yet. Return
+    the resulting state.
 
-    Parameters and errors as for ``record_tiered_segments``.
+    :param lineage: the broker's leader-epoch-checkpoint, if known.
+    :param topic_id: id of the broker's topic, if known.
+    :raises Fenced: if the import was voided meanwhile.
+    :raises BadData: if the segments do not precede the log, or the log was compacted.
     """
     return _append_import_record(
         log, SegmentsPrepended(import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), topic_id=topic_id)

@@ -19,7 +19,7 @@ from typing import Any
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import ControlRecord, TopicAdopted
-from compactor.control.state import CatalogState, MissingTopic, PartitionState, RuleViolation
+from compactor.control.state import CatalogState, MissingTopicReports, PartitionState, RuleViolation
 from compactor.model.ids import TopicPartition
 
 CONFIRMATION_MS = 3_600_000
@@ -77,7 +77,7 @@ def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPa
     return sorted({name.first_incarnation: name for name in sorted(incarnations, key=lambda name: name.incarnation)}.values())
 
 
-def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> str:
+def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolation:
     """Return why a topic id does not supersede another one, or an empty string. Used when the catalog's log is replayed and before the
     append.
     """
@@ -105,13 +105,13 @@ def is_topic_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
 
 
 def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return a conflict of topics, or an empty string. Requires the known topic id, if the record names one; a partition with segments but
-    without an id gets one by adoption only.
+    """Return how the record's topic id conflicts with the tier's, or an empty string. Requires the tier's topic id, if the record names an
+    id (a partition that has segments but no topic id gets one only by `topics adopt`).
     """
     return topic_id_mismatch(state, record.body.topic_id)
 
 
-def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> str:
+def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> RuleViolation:
     """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
@@ -121,8 +121,9 @@ def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> str:
 
 
 def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires a topic id, or a seam (the offset at
-    which the next import continues) at the end of the tier; and the topic id that the tier had when this was decided.
+    """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires that the record names a topic id, or
+    the end of the tier as the seam (the offset at which the next import continues), and that the tier's topic id is still the one that
+    the record's writer saw.
     """
     body: TopicAdopted = record.body
     if not state.has_segments and not state.topic_id:
@@ -153,8 +154,8 @@ def check_incarnation_is_unused(state: PartitionState, record: ControlRecord[Any
 
 
 def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return why a deleted topic is not the one in the tier, or an empty string. Requires the known topic id, if the record names the topic
-    that the cluster has deleted.
+    """Return why a deleted topic is not the one in the tier, or an empty string. Requires the tier's topic id, if the record names the
+    topic that the cluster has deleted.
     """
     given: str = record.body.deleted_topic_id
     return "" if given in ("", state.topic_id) else f"topic id {given} was deleted, and the tier has the log of {state.topic_id or 'none'}"
@@ -176,5 +177,5 @@ def catalog_changes_by_topic_record(state: CatalogState, body: TopicsConfirmed |
     missing = {topic_id: entry for topic_id, entry in state.missing.items() if topic_id not in asked.intersection(body.present)}
     for topic_id in asked.intersection(body.missing).difference(body.present):
         first_ms = missing[topic_id].first_ms if topic_id in missing else body.asked_ms
-        missing[topic_id] = MissingTopic(min(first_ms, body.asked_ms), max(first_ms, body.asked_ms))
+        missing[topic_id] = MissingTopicReports(min(first_ms, body.asked_ms), max(first_ms, body.asked_ms))
     return {"missing": missing}

@@ -20,7 +20,7 @@ from compactor.control import ordering
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import Lease, Ports
 from compactor.control.records import LeadershipAcquired, LeadershipReleased
-from compactor.control.state import Leader, PartitionState
+from compactor.control.state import Leader, PartitionState, RuleViolation
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
 
 HEARTBEATS_PER_TTL = 3
@@ -28,8 +28,8 @@ POLLS_PER_TTL = 10
 
 
 class RecordRefused(Exception):
-    """Raised if an ordering rule refuses a record although its writer leads the partition. The caller then records its plan as undone
-    (I6).
+    """Raised if an ordering rule refuses a record although its writer leads the partition. The caller then gives up its plan, and records
+    the plan as undone.
     """
 
 
@@ -44,8 +44,7 @@ class LeaseInfo:
 
 @dataclass
 class LeaderProgress:
-    """Progress of the leader's work. The thread that sends heartbeats would also send them for work that hangs, so it stops without
-    progress.
+    """Count of the leader's steps of work, by which the thread that sends heartbeats notices that the work hangs, and stops sending.
 
     steps: steps of work so far.
     steps_at_last_heartbeat: steps at the last heartbeat.
@@ -137,7 +136,7 @@ class Leadership:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
 
-def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> str:
+def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolation:
     """Return why a record would have no effect if it were appended now, or an empty string. Saves the log a record without effect."""
     return ordering.find_rule_violation(state, log.candidate_record(body))
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from compactor.constants import CompactorEpoch, Offset
-from compactor.control.records import LogStartRaised, ControlRecord, SegmentsTiered
+from compactor.control.records import ControlRecord, LogStartRaised, SegmentsTiered
 from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batch_digests
 from compactor.control.summary import SegmentMetadataOrSummary
 
@@ -41,8 +41,8 @@ def build_log_start_record(state: PartitionState, offset: int, leader_epoch: Com
 
 
 def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset from the log start to the
-    end offset + 1; the log start itself only to remove segments.
+    """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset between the log start and
+    the end offset + 1 (the present log start only if segments below it remain to be removed).
     """
     body: LogStartRaised = record.body
     if not state.has_segments or not state.log_start <= body.offset <= state.end_offset + 1:
@@ -71,8 +71,8 @@ def check_digest_sums_of_removed_segments(state: PartitionState, record: Control
 
 
 def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return why an import cannot set its log start, or an empty string. Requires a log start only with the first segments of a partition,
-    within them or right after them.
+    """Return why an import cannot set its log start, or an empty string. Requires that a log start is given only with the first segments
+    of a partition, and that it lies within them or directly after them.
     """
     body: SegmentsTiered = record.body
     if body.log_start_offset is None:
@@ -84,8 +84,8 @@ def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) 
 
 
 def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return that older segments cannot be added below a raised log start, or an empty string. Requires a log start that was never raised,
-    because what retention has removed does not come back.
+    """Return that older segments cannot be added because the log start was raised, or an empty string. Requires a log start that was never
+    raised, because records that retention has removed must not come back.
     """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
@@ -107,7 +107,7 @@ def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[An
 
 def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
     """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
-    groups that lie wholly below the log start of brokers and that are not also left out for another reason.
+    groups that lie wholly below the log start of brokers, and that the record does not also list as withdrawn (cut off).
     """
     expired = set(record.body.expired)
     if expired.intersection(record.body.cut_off):
@@ -117,22 +117,24 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
     return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
 
 
-def truncation_problem(state: PartitionState, offset: int) -> str:
+def truncation_problem(state: PartitionState, offset: int) -> RuleViolation:
     """Return why the log cannot be truncated at this offset because of a log start that was raised, or an empty string."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restored_below_log_start_problem(state: PartitionState, group: WaitingGroup) -> str:
-    """Return which segment that a round replaced lies wholly below the log start, so that it must not come back, or an empty string."""
+def restored_below_log_start_problem(state: PartitionState, group: WaitingGroup) -> RuleViolation:
+    """Return which segment in a round's group of replaced segments lies wholly below the log start, so that it must not come back, or an
+    empty string.
+    """
     below = next((segment for segment in group.segments if segment.end_offset < (state.log_start_offset or 0)), None)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def outputs_not_live_problem(state: PartitionState, group: WaitingGroup) -> str:
-    """Return which new segment of a round is no longer live, as a message, or an empty string. Segments that brokers expired are
-    ignored.
+def outputs_not_live_problem(state: PartitionState, group: WaitingGroup) -> RuleViolation:
+    """Return that a later round has rewritten segments of this round, or that brokers expired all of them, or an empty string. A round can
+    be undone only as long as its new segments are live, apart from some that brokers expired.
     """
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):

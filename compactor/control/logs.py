@@ -24,11 +24,11 @@ from compactor.control.ports import Ports
 from compactor.control.records import (
     BadControlRecord,
     CatalogRecord,
+    ControlRecord,
     PartitionChanged,
     PartitionRecord,
     PartitionsChanged,
     PartitionsInspected,
-    ControlRecord,
     RetireInspection,
     SlotsReached,
     TierCreated,
@@ -86,7 +86,7 @@ def open_partition_log(
     :param min_slot: a slot that the log has had according to the tier-wide log (``CatalogState.reached``); a log that ends below it is
         refused.
     :param log_name: name of the log if the partition's name is not unique: on broker-managed tiers it contains the topic id.
-    :param state_for_readers: changes the state that readers get, as in ControlLog.
+    :param state_for_readers: function from the state of the log to the state that ``log.state`` returns; None if both are the same.
     """
     empty = PartitionState(topic=partition.topic, partition=partition.partition, incarnation=partition.incarnation)
     called = log_name or str(partition)
@@ -293,7 +293,7 @@ def _open_control_log(
     min_slot: int = 0,
     state_for_readers: Any = None,
 ) -> ControlLog[Any]:
-    """Return a control log under a new writer incarnation. Parameters as in ControlLog."""
+    """Return access to the control log below a key prefix, under a new writer incarnation (a random id). Makes no request."""
     return ControlLog(
         ports.control,
         prefix,

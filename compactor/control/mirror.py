@@ -50,8 +50,8 @@ def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offs
 def build_broker_changes_record(
     state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
 ) -> SegmentsMirrored | None:
-    """Return the record that brings the control log up to the brokers' view, or None if it is up to date. Known details of segments are
-    kept.
+    """Return the record of what has changed in the brokers' view since the control log's state, or None if nothing has. Details of segments
+    that only the state knows are kept.
     """
     known = state.live_segments_by_id()
     there = {(segment.id, segment.end_offset) for segment in state.live}
@@ -79,7 +79,7 @@ def build_broker_changes_record(
 
 
 def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict[str, Any]:
-    """Return the fields that depend on the offset up to which a segment is read."""
+    """Return, with their values, the fields of a segment that depend on the offset up to which readers read it."""
     return {name: getattr(segment, name) for name in ("end_offset", "copied_end_offset", "leader_epochs")}
 
 
@@ -126,6 +126,6 @@ def state_with_broker_view(state: PartitionState, view: BrokerView) -> Partition
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
-    """Return the segments that the open round reads or skips. None of them may leave the view while it is open."""
+    """Return the ids of the segments that the open round reads or skips. None of them may leave the view while the round is open."""
     plan = state.intent.plan if state.intent else None
     return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

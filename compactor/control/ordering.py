@@ -47,7 +47,7 @@ def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> Rul
     return leadership_problem(state, record.incarnation, record.body.leader_epoch)
 
 
-def leadership_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> str:
+def leadership_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolation:
     """Return why a writer incarnation does not lead with this epoch, or an empty string. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
@@ -70,7 +70,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 
 
 def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which id was used before, or an empty string. Requires an import id and segment ids that were never used before."""
+    """Return which id is not new, or an empty string. Requires an import id and segment ids that were never used before."""
     body: r.SegmentIdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
     if is_known or not body.ids:
@@ -129,11 +129,11 @@ def check_all_registered_segments_added(state: PartitionState, record: ControlRe
 
 
 def check_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return what was compacted, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
+    """Return which compaction has begun, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
     return already_compacted_problem(state)
 
 
-def already_compacted_problem(state: PartitionState) -> str:
+def already_compacted_problem(state: PartitionState) -> RuleViolation:
     """Return why segments can no longer be prepended to the log, or an empty string.
 
     Compaction drops records that have newer values, and tombstones. Older records added after that would appear as current values.
@@ -147,8 +147,8 @@ def already_compacted_problem(state: PartitionState) -> str:
 
 
 def check_truncated_segments_end_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return why the discarded part differs, or an empty string. Requires exactly the live segments that end at the offset or later, and,
-    as a new segment, the part of the first one below the offset.
+    """Return why the record does not discard exactly the end of the log, or an empty string. Requires as discarded segments all live ones
+    that end at the record's offset or later and, as a new segment, the part of the first of them below the offset.
     """
     body: r.TailTruncated = record.body
     voided = tuple(segment for segment in state.live if segment.end_offset >= body.offset)
@@ -207,14 +207,14 @@ def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> R
 
 
 def check_open_round_keeps_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which needed segment is removed, or an empty string. Requires that no segment of the open round is removed."""
+    """Return which segment of the open round is removed, or an empty string. Requires that no segment of the open round is removed."""
     lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
 def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return what would be invalid in the partition afterwards, or an empty string. Requires removed ids that were live, and a result
-    without gaps between segments.
+    """Return why the partition would not be valid after the brokers' changes in the record, or an empty string. Requires that the removed
+    segments were live, and that the segments afterwards follow each other without a gap.
     """
     strange = set(record.body.gone) - {segment.id for segment in state.live}
     if strange:
@@ -297,7 +297,7 @@ def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> R
 
 
 def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which receipt differs, or an empty string. Requires at most one receipt per task, for the announced id and sources (I1)."""
+    """Return which receipt is not that of a task, or an empty string. Requires at most one receipt per task, for its new id and sources."""
     intent = state.intent
     if intent is None:
         return ""
@@ -313,12 +313,12 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
 
 
 def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return that runs are mixed or absent, or an empty string. Requires receipts of a single run."""
+    """Return that the record has no receipts or those of several runs, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
 def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which group is not done, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
+    """Return which group has no receipt, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
@@ -376,7 +376,7 @@ def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any])
 
 
 def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which segment lacks its group, or an empty string. Requires whole groups of segments that wait for grace."""
+    """Return which segment is of an incomplete group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _waiting_groups_within(state, ids):
         ids -= {segment.id for segment in group.segments}
@@ -386,8 +386,8 @@ def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]
 
 
 def check_cleaner_offsets_permit_deletion(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which segments must not be deleted, or an empty string. Requires segments replaced by publications whose cleaner offset is
-    valid.
+    """Return which round's replaced segments must not be deleted, or an empty string. Requires that the cleaner offsets still reach as far
+    as the round that replaced the segments had advanced them.
     """
     for group in _waiting_groups_within(state, set(record.body.ids)):
         if not group.undone and not offsets.has_epoch_cleaned_below(
@@ -398,7 +398,7 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Control
 
 
 def check_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which deletion was not announced, or an empty string. Requires segments whose deletion has begun."""
+    """Return for which segment no beginning of its deletion is recorded, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
@@ -410,7 +410,7 @@ def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -
     return restore_round_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
-def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> str:
+def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolation:
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
@@ -515,8 +515,8 @@ def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> Ru
 def cleaner_offsets_after_round(
     state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, has_withdrawn_groups: bool = False
 ) -> offsets.Vector:
-    """Return the cleaner offsets after a plan's round under this epoch. The offset stays if groups were withdrawn
-    because brokers deleted their sources.
+    """Return the cleaner offsets after a plan's round under this epoch. The cleaner offset stays if groups were withdrawn because
+    brokers deleted their sources.
     """
     if plan.restores:
         return offsets.clamp_cleaner_vector(state.vector, plan.next_dirty_offset)
@@ -525,7 +525,7 @@ def cleaner_offsets_after_round(
     )
 
 
-def resume_problem(state: PartitionState, intent: Intent) -> str:
+def resume_problem(state: PartitionState, intent: Intent) -> RuleViolation:
     """Return why an open intent can no longer be published, or an empty string. Once its publication has begun, nothing prevents it."""
     if intent.begun_slot:
         return ""
@@ -566,12 +566,12 @@ def _plan_of_record(state: PartitionState, record: ControlRecord[Any]) -> Compac
     return state.intent.plan if state.intent else None
 
 
-def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> str:
+def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolation:
     """Return a message if the cleaner offsets differ from those that the plan started from, else an empty string."""
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
-def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> str:
+def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolation:
     """Return which source or skipped segment of a plan is not live any more, or an empty string."""
     live = {segment.id for segment in state.live}
     names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))
@@ -591,7 +591,7 @@ def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[Waiting
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
-def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> str:
+def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolation:
     """Return which segment id is used already, or an empty string. Ids are never reused."""
     used = protected_segment_ids(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")

@@ -24,7 +24,7 @@ from compactor.control.records import (
     ScratchObject,
     SurvivorsStored,
 )
-from compactor.control.state import Intent, PartitionState, sum_batch_digests
+from compactor.control.state import Intent, PartitionState, RuleViolation, sum_batch_digests
 from compactor.errors import NotFound
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
@@ -34,7 +34,7 @@ from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_keys
 
 
-def receipt_balance_problem(state: PartitionState, intent: Intent) -> str:
+def receipt_balance_problem(state: PartitionState, intent: Intent) -> RuleViolation:
     """Return which equation of the balance does not hold for a round's receipts, or an empty string. Receipts of earlier versions have
     none.
     """

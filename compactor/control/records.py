@@ -439,12 +439,12 @@ CatalogRecord = ControlRecord[CatalogBody]
 
 
 def append_checksum(document: bytes) -> bytes:
-    """Wrap ``document`` (JSON text) together with its checksum."""
+    """Return a JSON object that contains ``document`` (JSON text) and its CRC-32."""
     return b'{"crc":"%08x","record":%s}' % (zlib.crc32(document), document)
 
 
 def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:
-    """Return the JSON text of a sealed object after checking its checksum. Raises BadControlRecord.
+    """Return the JSON text that ``append_checksum`` has wrapped, after checking its CRC-32. Raises BadControlRecord if that does not match.
 
     :param source_name: the object's name, for the message.
     """
@@ -482,7 +482,9 @@ ValueT = TypeVar("ValueT", bound=StrictFrozenModel)
 
 
 def decode_checksummed(kind: type[ValueT], data: bytes, source_name: str) -> ValueT:
-    """Return a sealed object as a value of this type. Raises BadControlRecord with the object's name and the reason."""
+    """Return the value of this type that is stored with a checksum in ``data``. Raises BadControlRecord with the object's name and the
+    reason.
+    """
     document = verify_and_strip_checksum(data, source_name)
     try:
         return kind.model_validate_json(document)

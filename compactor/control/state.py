@@ -283,9 +283,8 @@ class PartitionState(LogState):
 
     @property
     def saved_per_dirty_byte(self) -> float | None:
-        """Bytes that the latest published round over dirty bytes saved for each of them; None if no such round is known.
-
-        In old records all bytes count as dirty.
+        """Bytes that the latest published round with dirty input saved per byte of that input; None if no such round is known. In records
+        that do not state the dirty bytes, all input counts as dirty.
         """
         for run in reversed(self.runs):
             before = int(run.stats.get("bytes_before", 0))
@@ -310,7 +309,9 @@ class PartitionState(LogState):
 
     @property
     def last_leader_takeover(self) -> EpochHistory | None:
-        """The last epoch that replaced an unreleased one, whose holder may not know that it has lost; None if there is none."""
+        """Return the last epoch that began while the one before it was not released, so that its former leader may not know that it no
+        longer leads; None if there is none.
+        """
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
 
@@ -341,7 +342,7 @@ def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum
     return None if None in known else add_sums(content for content in known if content)
 
 
-class Pause(StrictFrozenModel):
+class RoundPause(StrictFrozenModel):
     """A recorded request that no round begins: by whom, why, and since when by the writer's clock."""
 
     by: str
@@ -361,8 +362,8 @@ def _is_field_empty(value: object) -> bool:
     return not value
 
 
-class MissingTopic(NamedTuple):
-    """Times in milliseconds at which a cluster first and last reported that no topic has a topic id."""
+class MissingTopicReports(NamedTuple):
+    """Times, in milliseconds, of a cluster's first and last report that a topic id does not exist. Stored by topic id."""
 
     first_ms: int
     last_ms: int
@@ -385,7 +386,7 @@ class CatalogState(LogState):
     """``topic-partition`` -> a slot that its own control log has had, as a lower bound of where that log may end."""
     looks: dict[str, RetireInspection] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the last check by `retire`. Valid as long as ``reached`` is not above its slot."""
-    paused: dict[str, Pause] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    paused: dict[str, RoundPause] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Pattern (control.pauses) -> the pause."""
     wanted: dict[str, RequestedRound] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the latest request for a round. Only the most recent requests are kept."""
@@ -394,7 +395,7 @@ class CatalogState(LogState):
     """Topic id -> id of the cluster that has said that a topic name has this id. No other cluster can say what becomes of the topic."""
     superseded: dict[str, dict[TopicId, TopicId]] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic name -> former topic id -> the topic id that superseded it."""
-    missing: dict[TopicId, MissingTopic] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    missing: dict[TopicId, MissingTopicReports] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Topic id -> since when its cluster has said that there is no such topic, without contradiction."""
 
     @property

@@ -95,7 +95,7 @@ class PartitionStateOrSummary(Protocol[S_co]):
 
     @property
     def saved_per_dirty_byte(self) -> float | None:
-        """Return the bytes that the latest round over dirty bytes saved for each of them; None if no such round is known."""
+        """Return the bytes that the latest round with dirty input saved per byte of that input; None if no such round is known."""
 
     @property
     def last_round_ms(self) -> int:

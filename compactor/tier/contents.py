@@ -47,7 +47,7 @@ def content_sha256(content: FileContent) -> str:
 
 
 class StreamDigest:
-    """Computes the digest of a file whose bytes arrive in pieces, to compare it with a recorded one.
+    """Digest of a file whose bytes arrive in pieces, to compare it with a recorded one.
 
     The digest is a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch headers (``batches``).
     """

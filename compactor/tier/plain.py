@@ -28,7 +28,7 @@ from compactor.tier.contents import (
     file_from_object_metadata,
     stored_file_problem,
 )
-from compactor.tier.ports import ListedObject, SegmentRef, WholeLogUploadLayout
+from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, WholeLogUploadLayout
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 """(key, metadata) -> a new object. Raises AlreadyExists."""
@@ -105,7 +105,9 @@ class PlainLayout(WholeLogUploadLayout):
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         return self._store.download(self.object_name(partition, segment, file_kind), path)
 
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def upload_segment(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+    ) -> ContentConflict:
         for kind, content in contents.items():
             key = self.object_name(partition, segment, kind)
             if not create_object(self._store, key, content):
@@ -169,7 +171,9 @@ class ComposableLayout(PlainLayout):
         return info.etag
 
     @override
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
+    def upload_segment(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
+    ) -> ContentConflict:
         return self._create_objects(partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
 
     @override
@@ -179,13 +183,15 @@ class ComposableLayout(PlainLayout):
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, FileContent],
-    ) -> str:
+    ) -> ContentConflict:
         """Create the objects, the log first, so that nothing was created if the store cannot copy ranges."""
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
         return self._create_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
-    def _create_objects(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]) -> str:
-        """Create an object for each file. Returns the name of an existing object with other content, or an empty string."""
+    def _create_objects(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
+    ) -> ContentConflict:
+        """Create an object for each file. Return a message that names an existing object with other content, or an empty string."""
         for kind, write in writes.items():
             key, file = self.object_name(partition, segment, kind), segment.files[kind]
             about = {"sha256": file.sha256, "batches": file.batches, "mtime_ms": str(segment.mtime_ms)}
@@ -196,11 +202,11 @@ class ComposableLayout(PlainLayout):
                     return f"{key} exists already with other content"
         return ""
 
-    def _write_object(self, content: FileContent, key: str, about: Mapping[str, str]) -> ObjectInfo:
+    def _write_object(self, content: FileContent, key: str, object_metadata: Mapping[str, str]) -> ObjectInfo:
         """Create one object with this content and metadata."""
         if isinstance(content, bytes):
-            return self._store.create(key, content, about)
-        return self._store.create_from_file(key, content, about)
+            return self._store.create(key, content, object_metadata)
+        return self._store.create_from_file(key, content, object_metadata)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
         """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 may have been

@@ -18,6 +18,9 @@ from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ComposeSource, CopyLimits
 
+ContentConflict = str
+"""Message that an object exists already with other content, for people; empty if none does."""
+
 
 class SegmentRef(Protocol):
     """The part of a segment that names its objects. Implemented by RemoteLogSegmentMetadata, SegmentIdAndStart and AnnouncedSegment."""
@@ -82,10 +85,13 @@ class SegmentLayout(Protocol):
     def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
         """Download one file into a new local file, and return the number of bytes transferred."""
 
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def upload_segment(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
+    ) -> ContentConflict:
         """Create a segment's objects. Objects that exist with equal content are left as they are.
 
-        Returns the name of an existing object with other content, or an empty string (determinism, I7: such a task fails).
+        Returns a message that names an existing object with other content, or an empty string. The caller's task then fails, because equal
+        tasks must create equal objects (determinism, I7).
         """
 
     @property
@@ -108,12 +114,13 @@ class SegmentLayout(Protocol):
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
-    ) -> str:
-        """Create a segment's objects like ``upload_segment``, with the log composed of copied ranges and new bytes (ObjectStore.compose).
+    ) -> ContentConflict:
+        """Create a segment's objects, with a log that the store composes of copied ranges and new bytes (ObjectStore.compose). Objects that
+        exist with equal content are left as they are.
 
         :param log: the pieces of the log in order; the keys of copied ranges are those that ``object_name`` returns.
         :param contents: the segment's other files.
-        :return: the segment's custom metadata for brokers; empty if the layout has none.
+        :return: message that names an existing object with other content; empty if there is none.
         :raises CannotCopy: before anything is created, if the store does not copy ranges.
         :raises NotFound: if a source is gone.
         :raises Unavailable: if a source has changed.
@@ -167,7 +174,7 @@ class RateLimitWait(NamedTuple):
 
 
 class SegmentPublisher(Protocol):
-    """Publisher: switches readers from replaced segments to new ones.
+    """Port that switches readers from replaced segments to new ones.
 
     On a compactor-managed tier a record of the control log makes the new segments visible; on a broker-managed tier records in
     ``__remote_log_metadata`` do. Every method can be repeated after a crash without a further effect. All raise Unavailable and Refused.
@@ -285,7 +292,7 @@ class WholeLogUploadLayout:
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
-    ) -> str:
+    ) -> ContentConflict:
         raise _cannot_compose_error()
 
 

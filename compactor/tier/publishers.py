@@ -67,7 +67,7 @@ class ControlLogPublisher:
     def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Do nothing, because a record of the control log follows, and readers need no other."""
 
-    def find_segments_deleted_by_brokers(self, partition: TopicPartition, wanted: Collection[str]) -> frozenset[str]:
+    def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
 
     def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
@@ -92,5 +92,5 @@ class ReadOnlyPublisher(ControlLogPublisher):
     record_segment_deletion = withdraw_unrecorded_segments = check_publishing_allowed
 
     @override
-    def find_unrecorded_segments(self, partition: TopicPartition, known_segment_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

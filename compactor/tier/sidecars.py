@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, NotFound, StoreError
 from compactor.storage.port import ObjectStore
@@ -57,9 +57,33 @@ def sidecar_prefix(log_prefix: str) -> str:
     return f"{log_prefix}/sidecars/"
 
 
-def sidecar_keys(log_prefix: str, segment_id: str) -> tuple[str, str]:
+class SidecarKeys(NamedTuple):
+    """Object keys of a segment's sidecar and of its key directory."""
+
+    sidecar: str
+    key_directory: str
+
+
+class KeyFilterMatches(NamedTuple):
+    """Segments that may hold wanted keys, and the number of bytes of Bloom filters fetched to find them.
+
+    reasons: by segment id, that its filter matches, or that the filter cannot be read.
+    """
+
+    reasons: dict[str, str]
+    fetched_bytes: int
+
+
+class LoadedKeyDirectory(NamedTuple):
+    """A segment's key directory, and the number of bytes fetched for it. directory: None if it is absent or unusable."""
+
+    directory: KeyDirectory | None
+    fetched_bytes: int
+
+
+def sidecar_keys(log_prefix: str, segment_id: str) -> SidecarKeys:
     """Return the object keys of a segment's sidecar and of its key directory. log_prefix: key prefix of the partition's control log."""
-    return f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys"
+    return SidecarKeys(f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys")
 
 
 class SidecarHeadCache(Protocol):
@@ -73,7 +97,7 @@ class SidecarHeadCache(Protocol):
 
 
 class SidecarStore:
-    """Reads and writes the sidecars and key directories of one partition."""
+    """Access to the sidecars and key directories of one partition."""
 
     def __init__(self, control: ObjectStore, log_prefix: str, hash_key: bytes, head_cache: SidecarHeadCache | None = None) -> None:
         """Create the access to a partition's sidecars. head_cache: local cache of sidecar heads, which never change for a segment."""
@@ -84,7 +108,7 @@ class SidecarStore:
 
     def sidecar_key(self, segment_id: str) -> str:
         """Return the key of a segment's sidecar."""
-        return sidecar_keys(self._log_prefix, segment_id)[0]
+        return sidecar_keys(self._log_prefix, segment_id).sidecar
 
     def load_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
         """Return the sidecars of these segments without their filters. Logs a warning for each unusable one. Raises StoreError."""
@@ -116,10 +140,9 @@ class SidecarStore:
 
     def find_segments_that_may_hold_keys(
         self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]
-    ) -> tuple[dict[str, str], int]:
-        """Return the segments whose filter may contain one of the keys, or cannot be read, with the reason, and the bytes fetched.
-
-        Filters are processed in groups of MAX_FILTER_BYTES. Raises StoreError.
+    ) -> KeyFilterMatches:
+        """Return the segments whose Bloom filter may contain one of the keys or cannot be read. Filters are loaded in groups of about
+        MAX_FILTER_BYTES. Raises StoreError.
 
         :param yield_key_hashes: called once per group; yields the hashes of all keys.
         """
@@ -145,10 +168,10 @@ class SidecarStore:
                         del filters[name]
                     if not filters:
                         break
-        return met, fetched
+        return KeyFilterMatches(met, fetched)
 
-    def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[tuple[KeyDirectory | None, int]]:
-        """Yield the key directory of each segment, in order, with the bytes fetched; None if there is no usable one. Raises StoreError."""
+    def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[LoadedKeyDirectory]:
+        """Yield the key directory of each segment, in order, with the number of bytes fetched for it. Raises StoreError."""
         with contextlib.closing(_prefetch_in_order(segment_ids, self._load_key_directory)) as found:
             yield from (each for _, each in found)
 
@@ -163,7 +186,7 @@ class SidecarStore:
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
         keys = directories.encode_key_directory(directory, self.hash_key) if directory is not None else b""
         if keys:
-            self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id)[1], keys)
+            self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id).key_directory, keys)
         self._control.put(self.sidecar_key(sidecar.segment_id), data)
         if self._head_cache is not None:
             self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
@@ -182,24 +205,24 @@ class SidecarStore:
         from bloom import directory as directories
 
         return self._create_object_if_absent(
-            sidecar_keys(self._log_prefix, directory.segment_id)[1], directories.encode_key_directory(directory, self.hash_key)
+            sidecar_keys(self._log_prefix, directory.segment_id).key_directory, directories.encode_key_directory(directory, self.hash_key)
         )
 
-    def _load_key_directory(self, segment_id: str) -> tuple[KeyDirectory | None, int]:
-        """Return a key directory and the bytes fetched; None if it is absent or unusable."""
+    def _load_key_directory(self, segment_id: str) -> LoadedKeyDirectory:
+        """Return a segment's key directory with the number of bytes fetched for it."""
         from bloom import directory as directories
         from bloom.sidecar import SidecarUnusable
 
-        key = sidecar_keys(self._log_prefix, segment_id)[1]
+        key = sidecar_keys(self._log_prefix, segment_id).key_directory
         try:
             data = self._control.get(key)
         except NotFound:
-            return None, 0
+            return LoadedKeyDirectory(None, 0)
         try:
-            return directories.decode_key_directory(data, segment_id, self.hash_key), len(data)
+            return LoadedKeyDirectory(directories.decode_key_directory(data, segment_id, self.hash_key), len(data))
         except SidecarUnusable as unusable:
             _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
-            return None, len(data)
+            return LoadedKeyDirectory(None, len(data))
 
     def _create_object_if_absent(self, key: str, data: bytes) -> int:
         """Create an object unless it exists. Return its size, or 0 if it existed or could not be written."""
@@ -248,7 +271,7 @@ class SidecarStore:
 
 
 def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
-    """Yield ``fetch(segment id)`` for each segment, in order, with MAX_PREFETCHED of them in progress."""
+    """Yield each segment id with the result of ``fetch_segment``, in order. MAX_PREFETCHED calls run at a time, in threads."""
     rest = iter(segment_ids)
     with ThreadPoolExecutor(MAX_PREFETCHED, "sidecars") as pool:
         coming = deque((name, pool.submit(fetch_segment, name)) for name in islice(rest, MAX_PREFETCHED))

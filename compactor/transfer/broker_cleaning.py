@@ -19,15 +19,23 @@ LOG_STARTS = "log-start-offset-checkpoint"
 
 
 def read_broker_cleaner_offset(partition_dir: Path, partition: TopicPartition) -> int:
-    """Return the first offset of a partition that the broker's own log cleaner has not cleaned; 0 if none is recorded. Parameters and
-    errors are those of ``_read_checkpointed_offset``.
+    """Return the first offset of a partition that the broker's own log cleaner has not cleaned; 0 if none is recorded.
+
+    :param partition_dir: the partition's directory; the broker's checkpoint file lies in its parent.
+    :param partition: the partition; used if the directory's name is not a partition's.
+    :raises UsageError: if the file cannot be read.
+    :raises BadData: if it is not a checkpoint file.
     """
     return _read_checkpointed_offset(partition_dir, partition, CLEANED)
 
 
 def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int:
     """Return the broker's log start offset of a partition, or 0 if none is recorded because the log starts with its first segment.
-    Parameters and errors are those of ``_read_checkpointed_offset``.
+
+    :param partition_dir: the partition's directory; the broker's checkpoint file lies in its parent.
+    :param partition: the partition; used if the directory's name is not a partition's.
+    :raises UsageError: if the file cannot be read.
+    :raises BadData: if it is not a checkpoint file.
     """
     return _read_checkpointed_offset(partition_dir, partition, LOG_STARTS)
 

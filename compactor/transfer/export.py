@@ -102,8 +102,15 @@ def _write_log_directory(
     *,
     skip_damaged: bool = False,
 ) -> ExportReport:
-    """Write all live segments of a state, with their other files and checkpoints, into ``folder``. Parameters, result and errors are those
-    of ``export_partition``.
+    """Write all live segments of a state, with their other files and checkpoints, into ``folder``.
+
+    :param on_bytes: called with the size of each segment when it is written.
+    :param on_total_bytes: called once, with the total number of bytes.
+    :param new_cluster_topic_id: topic id (empty if unknown) in the cluster that will load the directory; None for the log as it is.
+    :param skip_damaged: leave out batches that cannot be read.
+    :raises UsageError: if the folder exists or cannot be written, or the state has no segments.
+    :raises BadData: if an object does not match its recorded digest.
+    :raises NotFound: if an object is missing.
     """
     if not state.has_segments:
         raise UsageError(f"{partition} holds no segments yet", hint="`topics` lists what the tier holds")
@@ -220,8 +227,8 @@ def download_segment_files(
 
 
 def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSegmentMetadata) -> None:
-    """Remove the batches after the segment's end from a downloaded log, because readers read these offsets from the next segment. Only the
-    download shows them in a listed tier.
+    """Remove the batches after the segment's end from a downloaded log, because readers read these offsets from the next segment. In
+    a listed tier, only the downloaded log shows where a segment ends.
     """
     table = scan_batches(map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:

@@ -63,7 +63,6 @@ from compactor.transfer.seam import (
     Divergence,
     SegmentListing,
     count_equal_last_records,
-    tier_unchanged_check,
     describe_refused_files,
     file_parts_after_offset,
     file_parts_before_offset,
@@ -77,6 +76,7 @@ from compactor.transfer.seam import (
     open_listed_segments,
     require_no_gap_after_tier,
     require_segments_precede_tier,
+    tier_unchanged_check,
 )
 from compactor.transfer.segment_upload import SegmentUpload, SegmentUploadSettings, require_free_space
 from compactor.transfer.staged_file_rules import TierEnd
@@ -153,7 +153,7 @@ class _DirectoryImport:
     telling: threading.Lock = field(default_factory=threading.Lock)
 
     def import_once(self) -> ImportReport:
-        """Import what is new in the directory, and return what was added. Raises as ``import_directory``."""
+        """Import the directory's new segments, and return what was added. Raises FileNotFoundError if a listed segment was deleted."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
         found = list_log_segments(self.log_dir, is_live=self.options.live)
@@ -188,7 +188,7 @@ class _DirectoryImport:
             new = found.segments_before_offset(0)  # all sealed segments lie below the log start, and their records are deleted
         if state.has_segments and not new.bases:
             self._require_equal_last_records(found, state)  # all sealed segments of a live log may lie before the tail
-            self._note_unidentified_log()
+            self._add_note_if_log_is_unidentified()
         for part in self._split_listing_by_memory_limit(new):
             count = len(self.done)
             with self._lock_if_import_is_large(part):
@@ -253,7 +253,7 @@ class _DirectoryImport:
             empty = len(sources) == len(self.whole.bases) and not any(source.size for source in sources)
             if empty and not self.options.may_be_empty and not self.options.live:
                 raise BadData("all its segments are empty", segment=str(self.log_dir), hint="There is nothing to import")
-            self._note_unidentified_log()
+            self._add_note_if_log_is_unidentified()
             return reached
         pieces = self._file_parts_without_gap(state, state.end_offset, pieces)
         self.identity.require_same_log(self.compared, self._count_equal_records_below)
@@ -374,8 +374,8 @@ class _DirectoryImport:
     def _count_equal_records_below(self, end_offset: int) -> int:
         return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
-    def _note_unidentified_log(self) -> None:
-        """Note for people, if a directory without new data cannot be recognised, that its next segment will be refused."""
+    def _add_note_if_log_is_unidentified(self) -> None:
+        """Add a note for people that the directory's next segment will be refused, unless the directory is known to have the tier's log."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.adoption_note())
 

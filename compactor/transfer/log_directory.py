@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -231,10 +232,16 @@ def require_no_gaps(sources: Sequence[SourceSegment]) -> None:
         )
 
 
-def _find_first_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, SourceSegment, int] | None:
-    """Return the segments on both sides of the first gap and the last offset before it; None if there is no gap or the log may have been
-    compacted.
-    """
+class OffsetGap(NamedTuple):
+    """Gap between the offsets of two neighbouring segments, with the last offset before it."""
+
+    before: SourceSegment
+    after: SourceSegment
+    last_offset_before: int
+
+
+def _find_first_gap(sources: Sequence[SourceSegment]) -> OffsetGap | None:
+    """Return the first gap between neighbouring segments; None if there is no gap, or the log may have been compacted."""
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):
         table = source.table
@@ -247,7 +254,7 @@ def _find_first_gap(sources: Sequence[SourceSegment]) -> tuple[SourceSegment, So
         if not dense.all() or np.any(table.attributes & np.int16(HORIZON)):
             return None
         if after is not None and source.end != int(table.last_offset[-1]) + 1:
-            holes.append((source, after, int(table.last_offset[-1])))
+            holes.append(OffsetGap(source, after, int(table.last_offset[-1])))
     return holes[0] if holes else None
 
 

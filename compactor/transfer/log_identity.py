@@ -270,8 +270,8 @@ class LogIdentityCheck:
 
         :param equal_batches: number of batches that were found equal already.
         :param count_equal_records: compares records and returns how many are equal; called if nothing else decides.
-        :param cut_offset: offset at which the tier's end is about to be cut; None if it is not. Records below it, or topic ids, must then
-            be equal; neither a person's confirmation nor the directory is evidence for what stays.
+        :param cut_offset: offset at which the tier's end is about to be cut; None if it is not. For a cut, only equal topic ids or equal
+            records below the offset identify the log, not a person's earlier confirmation.
         """
         if self.settled:
             return
@@ -281,11 +281,11 @@ class LogIdentityCheck:
             evidence = replace(evidence, compared=count_equal_records(below))
             if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN:
                 raise _unidentified_log_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
-        self._accept_identity(evidence)
+        self._settle_and_record_topic_id(evidence)
 
     def is_known_to_be_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
-        """Return whether the directory is known to have the tier's log, where nothing is imported now. False means that nothing decides it,
-        so that the next segment would be refused.
+        """Return whether the directory is known to have the tier's log. Called when the directory has nothing new to import. False means
+        that no evidence decides it, so that the directory's next segment would be refused.
 
         :param equal_batches: number of batches that were found equal already.
         :param count_equal_records: compares records and returns how many are equal; called if nothing else decides.
@@ -296,7 +296,7 @@ class LogIdentityCheck:
         if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN and self.given_id:
             evidence = replace(evidence, compared=count_equal_records(self.log.state.end_offset + 1))
         if compare_log_identity(evidence) is LogIdentityVerdict.SAME:
-            self._accept_identity(evidence)
+            self._settle_and_record_topic_id(evidence)
         return self.settled
 
     def adoption_note(self) -> str:
@@ -328,7 +328,7 @@ class LogIdentityCheck:
             same_directory=last is not None and (last.directory, last.opened_slot) == (self.directory, state.opened_slot),
         )
 
-    def _accept_identity(self, evidence: LogIdentityEvidence) -> None:
+    def _settle_and_record_topic_id(self, evidence: LogIdentityEvidence) -> None:
         self.settled = True
         if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"

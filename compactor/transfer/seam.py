@@ -123,9 +123,10 @@ def read_file_into_memory(path: Path) -> Bytes:
 
 
 def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_live: bool) -> list[SourceSegment]:
-    """Return the batch tables of the listed segments, with their bytes mapped, or in memory if the log is live. Raises BadData, OSError.
+    """Open the listed segments, each with its bytes and its batch table. Raises BadData, OSError.
 
-    Staged files are mapped in any case.
+    :param is_live: whether a broker writes to the log. Files are then read into memory, except those staged for deletion; else all files
+        are mapped.
     """
     following = zip(listing.bases, (*listing.bases, listing.end)[1:], strict=True)
     staged = [listing.staged[base].open_segment(listing.log_dir, end, policy) for base, end in following if base in listing.staged]
@@ -242,8 +243,8 @@ def require_no_gap_after_tier(
     """Raise BadData if a directory begins after the tier's end, unless gaps are allowed.
 
     :param end_offset: last offset of the tier, or of what a truncation leaves of it.
-    :param first_segment: first segment of the directory after it.
-    :param fetched_from: the directory holds only what its log has from this offset on.
+    :param first_segment: the directory's first segment after that offset.
+    :param fetched_from: offset from which the directory's segments were fetched; earlier ones were left out.
     :param refusals: why staged files were not taken, by base offset.
     :param allow_gaps: whether gaps are allowed.
     """
@@ -294,12 +295,12 @@ class Divergence:
     def require_equal_records_before_divergence(
         self, state: PartitionState, log_dir: Path, count_equal_records: Callable[[], int], *, accept_loss: bool
     ) -> list[str]:
-        """Raise BadData if the two logs may differ before ``offset``, and return notes for people. They may differ if the log's lineage
-        begins at ``offset``, because retention moves the first entry up to the log start (LeaderEpochFileCache.truncateFromStart). Then at
-        least one record below it must be equal.
+        """Raise BadData if the two logs may differ before the divergence, and return notes for people. They may differ if the broker's
+        lineage begins at the divergence, because retention moves the first entry up to the log start. Then at least one record below the
+        divergence must be equal in both logs.
 
-        :param count_equal_records: compares the records below ``offset`` and returns how many are equal; called if the lineages do not
-            decide.
+        :param count_equal_records: compares the records below the divergence and returns how many are equal; called if the lineages do
+            not decide.
         :param accept_loss: continue without an equal record.
         """
         if self.offset > self.given[0].start_offset or count_equal_records():
@@ -317,7 +318,7 @@ class Divergence:
         )
 
     def refusal_error(self, state: PartitionState, log_dir: Path) -> BadData:
-        """Return the error that refuses the import, with both lineages and what to do."""
+        """Return the error for an import that this divergence forbids. Its text names both lineages and what to do."""
         both = f"the tier has the leader epochs {_lineage_text(self.known)}, this log has {_lineage_text(self.given)}"
         if self.newer:
             name = state.topic_partition
@@ -451,7 +452,7 @@ def has_equal_tail_batches(
 
 
 def file_parts_below_offset(file_parts: list[SegmentFilePart], end_offset: int | None) -> list[SegmentFilePart]:
-    """Return the pieces before the first one that reaches ``end_offset`` (exclusive); all of them if it is None."""
+    """Return the file parts that come before the first one with a batch at or after ``end_offset``; all of them if it is None."""
     if end_offset is None:
         return file_parts
     reaching = (
@@ -488,9 +489,8 @@ def count_equal_last_records(
 ) -> int:
     """Compare the last records that the tier has below an offset with the directory's, and return how many were compared.
 
-    At least one is if there is any that both have. Both may be compacted: records that the tier has lost are not compared, nor are those
-    that
-    the directory has lost below ``compacted_below``.
+    The result is 0 only if the two have no record in common. Either log may be compacted, so that records which only the directory has are
+    not compared, nor are records below ``compacted_below`` which only the tier has.
 
     :param listing: the directory's segments.
     :param stored_segments: opens a segment of the tier.
@@ -524,9 +524,10 @@ _Record = tuple[int, bytes | None, bytes | None]
 def _read_records_by_offset(
     source: SourceSegment, first_offset: int, last_offset: int, max_inflated_bytes: int, max_batches: int = sys.maxsize
 ) -> dict[int, _Record]:
-    """Return timestamp, key and value by offset, of the records from ``first_offset`` to ``last_offset`` (inclusive).
+    """Return timestamp, key and value of each record from ``first_offset`` to ``last_offset`` (inclusive), by offset.
 
-    :param max_batches: only of the last so many batches that have any.
+    :param max_inflated_bytes: bytes that one batch may inflate to.
+    :param max_batches: read only the last ``max_batches`` batches that have records in the range.
     """
     table, buffers = source.table, RecordRowBuffers()
     within = (table.last_offset >= first_offset) & (table.base_offset <= last_offset) & (table.control == NOT_CONTROL) & (table.count != 0)

@@ -90,7 +90,7 @@ class SegmentUpload:
         self.identity_check()
 
 
-def require_free_space(url: str, needed: int) -> None:
+def require_free_space(url: str, needed_bytes: int) -> None:
     """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, so that the import fails before it
     writes anything.
     """
@@ -98,8 +98,8 @@ def require_free_space(url: str, needed: int) -> None:
     if disk is None:
         return
     free = shutil.disk_usage(disk).free
-    if free < needed:
+    if free < needed_bytes:
         raise OutOfBudget(
-            f"this import needs {needed} bytes, and the disk of {disk} has {free} left",
+            f"this import needs {needed_bytes} bytes, and the disk of {disk} has {free} left",
             hint="Free space, or move the tier to a larger disk",
         )

@@ -14,7 +14,7 @@ from compactor.control.identity import DataRootOwnership
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
-from compactor.control.ports import Lease, Ports, ObjectRetention
+from compactor.control.ports import Lease, ObjectRetention, Ports
 from compactor.control.records import BadControlRecord, TailBatch, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round

@@ -40,7 +40,7 @@ from compactor.brokers.publisher import KafkaPublisher
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_partition_log
-from compactor.control.ports import Ports, ObjectRetention
+from compactor.control.ports import ObjectRetention, Ports
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError

@@ -35,7 +35,7 @@ from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import Ports, ObjectRetention
+from compactor.control.ports import ObjectRetention, Ports
 from compactor.control.state import OpenImport, PartitionState
 from compactor.control.summary import WaitingGroupSummary
 from compactor.errors import CompactorError
@@ -116,7 +116,7 @@ def boundary_not_read_again() -> Iterator[None]:
 
     def settle(self: ControlLog[Any], appended: Any) -> Any:
         state = self._form.apply(self.state, appended) if appended else self.state
-        while not appended and (record := self._read_slot(state.slot + 1)) is not None:
+        while not appended and (record := self._read_record_at_slot(state.slot + 1)) is not None:
             state = self._form.apply(state, record)
         self._state = state
         return state

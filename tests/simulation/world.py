@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 from typing_extensions import override
 
-from compactor.control.ports import Ports, ObjectRetention
+from compactor.control.ports import ObjectRetention, Ports
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.answers import PreconditionFailed
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload

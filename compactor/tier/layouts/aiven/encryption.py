@@ -101,9 +101,9 @@ class KeyRing:
         try:
             data_key = PKCS1_OAEP.new(private, SHA3_512).decrypt(base64.b64decode(wrapped))
         except ValueError as error:
-            raise _wrong_key_error(pair, self._files[pair]) from error
+            raise _private_key_mismatch_error(pair, self._files[pair]) from error
         if len(data_key) != DATA_KEY_BYTES:
-            raise _wrong_key_error(pair, self._files[pair])
+            raise _private_key_mismatch_error(pair, self._files[pair])
         return SegmentCipher(data_key, base64.b64decode(key.aad))
 
     def derive_segment_key(self, key_pair_id: str, segment_id: str, digest: bytes) -> SealedSegmentKey:
@@ -165,7 +165,7 @@ def _load_private_key(key_pair_id: str, file: str) -> RsaKey:
     return key
 
 
-def _wrong_key_error(key_pair_id: str, file: str) -> Refused:
+def _private_key_mismatch_error(key_pair_id: str, file: str) -> Refused:
     """Return the error for a private key that does not unwrap the data key."""
     return Refused(
         f"its data key cannot be unwrapped with {file}, which is configured for key pair {key_pair_id!r}: another key, or the manifest "

@@ -35,13 +35,13 @@ from compactor.tier.layouts.aiven.manifest import (
     MAX_MANIFEST_BYTES,
     OPTIONAL_KIND,
     IndexFileRange,
-    SegmentManifest,
     SegmentKey,
+    SegmentManifest,
     segment_description,
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
 from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
-from compactor.tier.ports import ListedObject, SegmentRef, WholeLogUploadLayout
+from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, WholeLogUploadLayout
 
 _T = TypeVar("_T")
 _MAX_CACHED_SEGMENTS: Final = 256
@@ -55,7 +55,7 @@ _FOLDER: Final = re.compile(r"([^/]+)-[A-Za-z0-9_-]{22}/(\d+)/[^/]+")
 
 @dataclass(frozen=True)
 class AivenObjectKeys:
-    """Builds and parses the object keys of segments under one prefix."""
+    """Builder and parser of the object keys of segments under one key prefix."""
 
     prefix: str
     topic_id: TopicIdOf
@@ -91,7 +91,7 @@ _LOG, _INDEX_FILES = 0, 1  # streams of encryption.iv
 
 
 class SegmentEncoder:
-    """Compresses and encrypts segments according to [tier.aiven].
+    """Encoder that compresses and encrypts segments according to [tier.aiven].
 
     An encrypted log is read twice, because its keys depend on its content. Compressed or encrypted data is staged beside the log, which
     needs as much disk; a log that is stored as it is needs none.
@@ -339,7 +339,9 @@ class AivenLayout(WholeLogUploadLayout):
             raise
         return travelled
 
-    def upload_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
+    def upload_segment(
+        self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
+    ) -> ContentConflict:
         """Create the segment's three objects: log, indexes and manifest.
 
         Compressed or encrypted data is staged beside the log, which needs as much disk again.
@@ -377,7 +379,7 @@ class AivenLayout(WholeLogUploadLayout):
         return ""
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Delete a segment's objects under the configured prefix, and those that its custom metadata names under an older prefix."""
+        """Delete the segments' objects under the configured prefix, and those that their custom metadata names under an older prefix."""
         keys = []
         for segment in segments:
             keys += [self._keys.object_key(partition, segment, suffix) for suffix in SUFFIXES]

@@ -24,8 +24,8 @@ _PART: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class PinterestObjectKeys:
-    """Builds and parses the object keys of one cluster. entropy_bits: number of binary digits in front of each partition's folder; 0
-    for none.
+    """Builder and parser of the object keys of one cluster in Pinterest's layout. entropy_bits: number of binary digits in front of each
+    partition's folder; 0 for none.
     """
 
     cluster: str

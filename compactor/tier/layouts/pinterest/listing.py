@@ -232,7 +232,7 @@ def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
 
 
 def _last_indexed_position(store: ObjectStore, segment: ListedSegment, log_bytes: int) -> int:
-    """Return the position in the last index entry, or 0 if there is none."""
+    """Return the position in the log that the last entry of the segment's offset index names, or 0 if the index has no entry."""
     from compactor.records.indexes import OFFSET_ENTRY
 
     index = segment.files.get("index")
