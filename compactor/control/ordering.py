@@ -318,7 +318,7 @@ def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[An
 
 
 def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return which group has no receipt, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
+    """Return the group without receipt, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
