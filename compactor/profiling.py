@@ -107,9 +107,9 @@ def measure_stage(stage: WorkStage, size: Callable[..., int] = lambda *_, **__: 
     the function's arguments, after the call.
     """
 
-    def decorate(work: Callable[P, R]) -> Callable[P, R]:
+    def measure_function(work: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(work)
-        def counted(*args: P.args, **kwargs: P.kwargs) -> R:
+        def run_and_measure(*args: P.args, **kwargs: P.kwargs) -> R:
             recorder = _recorder
             if recorder is None:
                 return work(*args, **kwargs)
@@ -122,6 +122,6 @@ def measure_stage(stage: WorkStage, size: Callable[..., int] = lambda *_, **__: 
                 recorder.leave_stage(nbytes)
             return result
 
-        return counted
+        return run_and_measure
 
-    return decorate
+    return measure_function

@@ -20,7 +20,7 @@ from compactor.storage.factory import open_store
 from compactor.tier.kinds import control_url
 
 
-def user_name() -> str:
+def invoking_user_name() -> str:
     """Return the name of the user who runs this process; with ``sudo`` the user who called it."""
     try:
         user = getpass.getuser()
@@ -32,7 +32,7 @@ def user_name() -> str:
 
 def operator_name() -> str:
     """Return the person and the machine that run this command, as ``user@host``. Records of pauses and requests contain this text."""
-    return f"{user_name()}@{socket.gethostname()}"
+    return f"{invoking_user_name()}@{socket.gethostname()}"
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def record_audited_action(
     control = open_store(url, settings=settings)
     action = ManualAction(
         at_ms=int(time.time() * 1000),
-        user=user_name(),
+        user=invoking_user_name(),
         host=socket.gethostname(),
         process=os.getpid(),
         command=command,

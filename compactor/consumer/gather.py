@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compactor.kernels.common import Flags
+from compactor.kernels.common import ByteCount, Flags
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import copy_bytes, read_varint
 from compactor.records.batches import BatchTable, Bytes, Int64s
@@ -88,7 +88,7 @@ def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
 
 
 @kernel
-def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> int:
+def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> ByteCount:
     """Fill ``out_offsets`` with the positions of the selected rows' byte strings in the copy, and ``out_valid`` with whether each is not
     null. Return their total length in bytes.
     """

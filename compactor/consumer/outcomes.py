@@ -24,6 +24,8 @@ UNKNOWN: Final = -2
 """Outcome of a transaction whose marker may lie in damaged bytes, beside ABORT, COMMIT and UNDECIDED."""
 MAX_HELD_PIECES: Final = 4
 """Number of pieces, read to find markers, that are held for the reader, which needs them next."""
+TransactionOutcome = int
+"""ABORT, COMMIT, UNDECIDED or UNKNOWN."""
 BatchOutcomes = npt.NDArray[np.int8]
 """For each batch of a piece: ABORT, COMMIT, UNDECIDED or UNKNOWN."""
 
@@ -105,7 +107,7 @@ class TransactionOutcomeFinder:
         self._ahead = None
         self._held.clear()
 
-    def _find_outcome_of_open_transaction(self, piece: SegmentPiece, producer_id: int) -> int:
+    def _find_outcome_of_open_transaction(self, piece: SegmentPiece, producer_id: int) -> TransactionOutcome:
         """Return the outcome of the transaction that a producer has open at the end of a piece, from its next marker: ABORT or COMMIT;
         UNDECIDED if there is none up to the log's end; UNKNOWN if a damaged segment may hold it.
         """
@@ -119,7 +121,7 @@ class TransactionOutcomeFinder:
             if known:
                 return known[0][1]
             try:
-                if not self._is_damaged_ahead and not self._read_next_markers():
+                if not self._is_damaged_ahead and not self._try_read_next_markers():
                     return UNDECIDED
             except BadData:
                 self._is_damaged_ahead = True
@@ -138,7 +140,7 @@ class TransactionOutcomeFinder:
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._pieces_with_unread_markers(piece.metadata.id, piece.end_position)
 
-    def _read_next_markers(self) -> bool:
+    def _try_read_next_markers(self) -> bool:
         """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
         if self._ahead is None:
             self._ahead = self._pieces_with_unread_markers("", 0)

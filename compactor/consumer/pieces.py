@@ -299,9 +299,9 @@ def prefetch_results(fetches: Iterable[Callable[[], T]], max_in_advance: int) ->
 class SegmentGone(NotFound):
     """Raised if an object of a segment is missing: the segment was replaced meanwhile, or the object is lost."""
 
-    def __init__(self, key: str, metadata: RemoteLogSegmentMetadata) -> None:
-        super().__init__(f"{key} is missing in the store")
-        self.key = key
+    def __init__(self, object_key: str, metadata: RemoteLogSegmentMetadata) -> None:
+        super().__init__(f"{object_key} is missing in the store")
+        self.key = object_key
         self.metadata = metadata
 
     def to_bad_data_error(self) -> BadData:

@@ -412,22 +412,22 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
             return known
 
 
-def _delete_if_exists(store: ObjectStore, key: str) -> bool:
+def _delete_if_exists(store: ObjectStore, object_key: str) -> bool:
     """Delete an object and return whether it existed."""
     try:
-        store.get(key)
+        store.get(object_key)
     except NotFound:
         return False
-    store.delete([key])
+    store.delete([object_key])
     return True
 
 
-def _write_object_if_changed(store: ObjectStore, key: str, data: bytes) -> bool:
+def _write_object_if_changed(store: ObjectStore, object_key: str, data: bytes) -> bool:
     """Write an object unless it has this content already, and return whether it was written."""
     try:
-        if store.get(key) == data:
+        if store.get(object_key) == data:
             return False
     except NotFound:
         pass
-    store.put(key, data)
+    store.put(object_key, data)
     return True

@@ -20,6 +20,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
 Choice = TypeVar("Choice", bound=str)
+DefaultT = TypeVar("DefaultT")
 
 SPLIT_BYTES: Final = 64 << 20
 
@@ -298,7 +299,7 @@ def _parse_offsets_option(
     return found
 
 
-def _parse_int_option(options: Mapping[str, str], name: str, default: Any, min_value: int = 0) -> Any:
+def _parse_int_option(options: Mapping[str, str], name: str, default: DefaultT, min_value: int = 0) -> int | DefaultT:
     """Return the integer value of an option, or ``default`` if it is absent. Raises UsageError if it is not an integer from ``min_value``
     to 2^63-1.
     """

@@ -97,9 +97,9 @@ def _line_chart_points(values: Sequence[int]) -> str:
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
 
-def _width_percent(axis: OffsetAxis, low: int, high: int) -> float:
+def _width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
     """Return the distance between two offsets on the axis, in percent."""
-    return round(position_percent(axis, high) - position_percent(axis, low), 4)
+    return round(position_percent(axis, high_offset) - position_percent(axis, low_offset), 4)
 
 
 # ---- answers ------------------------------------------------------------------------------------------------------------------

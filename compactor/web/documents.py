@@ -111,7 +111,8 @@ class ListRow(StrictFrozenModel):
 class PartitionRow(ListRow):
     """A partition in the daemon's list.
 
-    ``condition``: attention, working, due, waiting, paused, unseen or quiet.
+    ``condition``: attention (it fails), working (a job runs), due (for a round), waiting (replaced segments are in grace), paused, unseen
+    (not polled yet) or quiet (clean).
     ``state``: the condition for people, with the time until which replaced segments stay.
     ``reason``: message of its failure, or why a round is due or not.
     ``cleaner_offsets``: pairs of compactor epoch and offset.
@@ -134,7 +135,8 @@ class PartitionRow(ListRow):
 class UploadRow(ListRow):
     """A partition in the agent's list.
 
-    ``condition``: attention, working, due (segments wait for upload), unseen or quiet.
+    ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
+    date).
     ``tier_end_offset``: last offset in the tier, inclusive.
     ``lag_deadline_ms``: when the broker deletes the first of ``lag_staged_segments``.
     """

@@ -82,8 +82,10 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: t
             line: dict[str, Any] = {"offset": message.offset(), "timestamp": time if known else None}
             line["time"] = format_iso_time(time, "milliseconds") if known else None
             for field, data, wanted in zip(("key", "value"), (message.key(), message.value()), formats, strict=True):
-                line |= _json_field(field, data, decoder, wanted)
-            line["headers"] = [{"key": key, **_json_field("value", value, decoder, "text")} for key, value in message.headers() or ()]
+                line |= _json_fields_of_key_or_value(field, data, decoder, wanted)
+            line["headers"] = [
+                {"key": key, **_json_fields_of_key_or_value("value", value, decoder, "text")} for key, value in message.headers() or ()
+            ]
             line["leader_epoch"] = message.leader_epoch()
             lines.append(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n")
         yield "".join(lines).encode()
@@ -95,7 +97,7 @@ def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
-def _json_field(name: str, data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> dict[str, Any]:
+def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> dict[str, Any]:
     """Return the JSON fields of a key or value: the decoded value, or base64 under another field name, then the id of its schema and the
     reason why it was not decoded.
     """

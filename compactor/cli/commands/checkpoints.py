@@ -109,11 +109,11 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, *_diff_tables(before, after, found))
 
 
-def _resolve_relative_time(text: str) -> str:
+def _resolve_relative_time(moment: str) -> str:
     """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument (a position in the control log, a time or a
     run id) unchanged.
     """
-    return text if command_parser.parse_relative_time_ms(text) is None else str(command_parser.parse_time_ms(text))
+    return moment if command_parser.parse_relative_time_ms(moment) is None else str(command_parser.parse_time_ms(moment))
 
 
 def verify_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -129,15 +129,17 @@ def verify_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
 # --- Kafka's own files ---
 
 
-def _is_checkpoint_file_path(text: str) -> bool:
+def _is_checkpoint_file_path(path_or_partition: str) -> bool:
     """Return whether an argument is the path of a Kafka checkpoint file, not a partition's name.
 
     Raises UsageError if it can only be a path and there is no such file.
     """
-    if Path(text).is_file():
+    if Path(path_or_partition).is_file():
         return True
-    if "/" in text or Path(text).is_dir():
-        raise UsageError(f"there is no file {text}", hint="Name a TOPIC-PARTITION of the tier or one of Kafka's checkpoint files")
+    if "/" in path_or_partition or Path(path_or_partition).is_dir():
+        raise UsageError(
+            f"there is no file {path_or_partition}", hint="Name a TOPIC-PARTITION of the tier or one of Kafka's checkpoint files"
+        )
     return False
 
 

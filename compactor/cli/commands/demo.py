@@ -108,8 +108,8 @@ def _demo_table(compared: DemoComparison) -> Table:
     return Table("", ("", "before", "after", ""), rows)
 
 
-def _format_percentage(after: int, before: int) -> str:
-    return f"{100 * after / before:.1f} %"
+def _format_percentage(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %"
 
 
 def _demo_closing_lines(demo: Demo) -> str:

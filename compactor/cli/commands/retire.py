@@ -114,12 +114,12 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
             swept += report.swept
             waiting += report.waiting
             reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
-            rows += [(state, name, *_segments_objects_and_size(keys, sizes)) for state, keys in reported if keys]
+            rows += [(state, name, *_count_segments_objects_and_format_size(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
     noted.write_inspections()
     unfinished = _sweep_unfinished_uploads(tier, args, outcomes)
     swept += unfinished
-    rows += [(states[1], "unfinished uploads", *_segments_objects_and_size(unfinished, sizes))] if unfinished else []
+    rows += [(states[1], "unfinished uploads", *_count_segments_objects_and_format_size(unfinished, sizes))] if unfinished else []
     rows.sort(key=lambda row: states.index(str(row[0])))
     tables = [Table("", ("state", "partition", "segments", "objects", "size"), rows)] if rows else []
     freed, held = (sum(sizes.get(key, 0) for key in keys) for keys in ([*deleted, *swept], waiting))
@@ -158,8 +158,12 @@ def _sweep_unfinished_uploads(tier: Tier, args: argparse.Namespace, outcomes: ti
         return ()
 
 
-def _segments_objects_and_size(keys: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, int, str]:
+def _count_segments_objects_and_format_size(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[int, int, str]:
     """Return the numbers of segments and of objects, and the size of the objects. The objects of a segment differ in their suffix, and the
     size of unfinished uploads is not known.
     """
-    return len({key.rpartition(".")[0] for key in keys}), len(keys), format_size(sum(sizes.get(key, 0) for key in keys))
+    return (
+        len({key.rpartition(".")[0] for key in object_keys}),
+        len(object_keys),
+        format_size(sum(object_sizes.get(key, 0) for key in object_keys)),
+    )

@@ -35,7 +35,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.row_spool import HashRangeRowFile, view_as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
-from compactor.kernels.common import Flags, Hashes, HashKeyHalves
+from compactor.kernels.common import ByteCount, Flags, Hashes, HashKeyHalves
 from compactor.kernels.jit import kernel
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.indexes import TXN_ENTRY
@@ -70,19 +70,25 @@ class StoredKeyRows:
 
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
-    def read_range_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Read the row numbers at which the hash ranges [first, last) and their end begin, in the dirty and the clean section. Raises
-        BadData if they are inconsistent.
+    def read_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+        """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin and end, in the dirty and
+        the clean section. Raises BadData if they are inconsistent.
         """
-        position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first * ROW_DIRECTORY_ENTRY_BYTES
-        found = np.frombuffer(self._read_exactly(store, position, (last - first + 1) * ROW_DIRECTORY_ENTRY_BYTES), np.int64).reshape(-1, 2)
+        position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first_range * ROW_DIRECTORY_ENTRY_BYTES
+        found = np.frombuffer(
+            self._read_exactly(store, position, (end_range - first_range + 1) * ROW_DIRECTORY_ENTRY_BYTES), np.int64
+        ).reshape(-1, 2)
         if (np.diff(found, axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > self.dirty_rows + self.clean_rows:
             raise BadData("the directory of a scratch object is damaged", segment=self.key, hint="Run it again")
         return found
 
-    def read_rows(self, store: ObjectStore, begin: int, end: int) -> ExchangeRows:
-        """Read the rows [begin, end), each as (tag, low, high, ordinal): three parts of the key's hash, and the row's number."""
-        return np.frombuffer(self._read_exactly(store, begin * KEY_ROW_BYTES, (end - begin) * KEY_ROW_BYTES), np.uint32).reshape(-1, 4)
+    def read_rows(self, store: ObjectStore, first_row: int, end_row: int) -> ExchangeRows:
+        """Read the rows from ``first_row`` to ``end_row`` (exclusive), each as (tag, low, high, ordinal): three parts of the key's
+        hash, and the row's number.
+        """
+        return np.frombuffer(
+            self._read_exactly(store, first_row * KEY_ROW_BYTES, (end_row - first_row) * KEY_ROW_BYTES), np.uint32
+        ).reshape(-1, 4)
 
     def read_dirty_key_hashes(self, store: ObjectStore) -> Iterator[Hashes]:
         """Yield the key hashes of all dirty rows in blocks, including repeated ones."""
@@ -246,16 +252,16 @@ def pack_arrays(arrays: Arrays, *, skip_compression: bool = False) -> bytes:
     return out.getvalue()
 
 
-def unpack_arrays(data: bytes, key: str) -> Arrays:
+def unpack_arrays(data: bytes, object_key: str) -> Arrays:
     """Restore the arrays that ``pack_arrays`` serialized. Raises BadData if they cannot be read."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
             return {name: loaded[name] for name in loaded.files}
     except (ValueError, OSError, KeyError, EOFError) as error:
-        raise BadData(f"a scratch object cannot be read: {error}", segment=key, hint="Run it again") from error
+        raise BadData(f"a scratch object cannot be read: {error}", segment=object_key, hint="Run it again") from error
 
 
-def create_scratch_once(store: ObjectStore, key: str, data: bytes | Path) -> ScratchObject:
+def create_scratch_once(store: ObjectStore, object_key: str, data: bytes | Path) -> ScratchObject:
     """Create a scratch object.
 
     If it exists with the same digest, a retried or speculative task has written it already, which is no error.
@@ -270,36 +276,37 @@ def create_scratch_once(store: ObjectStore, key: str, data: bytes | Path) -> Scr
         sha256, size = hashlib.sha256(data).hexdigest(), len(data)
     try:
         if isinstance(data, Path):
-            store.create_from_file(key, data, {"sha256": sha256})
+            store.create_from_file(object_key, data, {"sha256": sha256})
         else:
-            store.create(key, data, {"sha256": sha256})
+            store.create(object_key, data, {"sha256": sha256})
     except AlreadyExists:
         try:
-            info = store.head(key)
+            info = store.head(object_key)
         except NotFound:
-            raise StoreError(f"{store.url}/{key} went while it was written", hint="Run it again") from None
+            raise StoreError(f"{store.url}/{object_key} went while it was written", hint="Run it again") from None
         if info.size != size or info.metadata.get("sha256") != sha256:
             raise StoreError(
-                f"{store.url}/{key} exists already with other content", hint="Check that all executors have one version, and run it again"
+                f"{store.url}/{object_key} exists already with other content",
+                hint="Check that all executors have one version, and run it again",
             ) from None
-    return ScratchObject(key=key, size=size, sha256=sha256)
+    return ScratchObject(key=object_key, size=size, sha256=sha256)
 
 
-def read_scratch_bytes(store: ObjectStore, key: str, position: int = 0, size: int | None = None) -> bytes:
+def read_scratch_bytes(store: ObjectStore, object_key: str, position: int = 0, size: int | None = None) -> bytes:
     """Read a scratch object or a part of it. Raises StoreError, also if the object no longer exists: another compactor may have taken
     over and deleted it.
     """
     try:
-        return store.get(key, position, size)
+        return store.get(object_key, position, size)
     except NotFound:
-        raise StoreError(f"the scratch object {store.url}/{key} is gone", hint=_GONE_HINT) from None
+        raise StoreError(f"the scratch object {store.url}/{object_key} is gone", hint=_GONE_HINT) from None
 
 
-def is_scratch_object_of_kind(kind: str, key: str) -> bool:
+def is_scratch_object_of_kind(kind: str, object_key: str) -> bool:
     """Return whether a scratch object is of this kind, judged by the last part of its key. The rest of the key is ignored, because it
     contains the topic, which may have any name.
     """
-    return kind in key.rpartition("/")[2]
+    return kind in object_key.rpartition("/")[2]
 
 
 def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObjectPart) -> Arrays:
@@ -312,21 +319,22 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObje
 
 
 def pack_tail_arrays(arrays: Arrays) -> bytes:
-    """Serialize arrays in the form in which ``read_tail_arrays`` reads them from the end of an object."""
+    """Serialize arrays that describe an object, to be appended to it as its tail. ``read_tail_arrays`` reads them from the object's end."""
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
 
-def read_tail_arrays(store: ObjectStore, key: str, size: int) -> Arrays:
-    """Read the arrays at the end of an object of ``size`` bytes. Raises BadData if they are damaged, StoreError if the object no longer
-    exists.
+def read_tail_arrays(store: ObjectStore, object_key: str, size: int) -> Arrays:
+    """Read the arrays at the end (tail) of an object of ``size`` bytes.
+
+    Raises BadData if they are damaged, StoreError if the object no longer exists.
     """
-    end = read_scratch_bytes(store, key, max(0, size - _TAIL_FOOTER.size), _TAIL_FOOTER.size)
+    end = read_scratch_bytes(store, object_key, max(0, size - _TAIL_FOOTER.size), _TAIL_FOOTER.size)
     length, crc = _TAIL_FOOTER.unpack(end) if len(end) == _TAIL_FOOTER.size else (size + 1, 0)
-    data = read_scratch_bytes(store, key, size - _TAIL_FOOTER.size - length, length) if length + _TAIL_FOOTER.size <= size else b""
+    data = read_scratch_bytes(store, object_key, size - _TAIL_FOOTER.size - length, length) if length + _TAIL_FOOTER.size <= size else b""
     if not data or zlib.crc32(data) != crc:
-        raise BadData("the end of a scratch object is damaged", segment=key, hint="Run it again")
-    return unpack_arrays(data, key)
+        raise BadData("the end of a scratch object is damaged", segment=object_key, hint="Run it again")
+    return unpack_arrays(data, object_key)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------------
@@ -352,7 +360,7 @@ def _pack_key_rows(
 
 
 @kernel
-def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> int:
+def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCount:
     """Write the differences between ascending row numbers to ``out`` as varints. Return the number of bytes written."""
     at = 0
     previous = np.int64(-1)

@@ -25,6 +25,8 @@ from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedRecordS
 from compactor.spark.round.range_rows import HashRangeRows, read_hash_ranges
 from compactor.storage.port import ObjectStore
 
+KeyCount = int
+
 GATE_SUMS_NAME = "judged"
 """Last part of the key of the scratch object with the sums that the gate expects."""
 
@@ -97,7 +99,7 @@ class StoredGateRange:
 
 def compute_gate_sums(
     store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, range_count: int, budget_bytes: int, bounds: HashBounds
-) -> tuple[FingerprintSumsBySegment, int]:
+) -> tuple[FingerprintSumsBySegment, KeyCount]:
     """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
     BadData, OutOfBudget.
 
@@ -117,7 +119,7 @@ def add_sums_of_gate_range(
     range_number: int,
     bounds: HashBounds,
     sums: FingerprintSumsBySegment,
-) -> int:
+) -> KeyCount:
     """Add to ``sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys.
     If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
     StoreError, BadData.

@@ -64,27 +64,22 @@ class StoredGateRows:
 
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
-    def read_range_directory(self, store: ObjectStore, first: int, last: int) -> npt.NDArray[np.int64]:
-        """Read the row numbers at which the hash ranges [first, last) and their end begin in both sections, and the CRCs of both. Raises
-        BadData if they are inconsistent.
+    def read_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+        """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin and end in both sections
+        (in the dirty range, and outside it), and the CRCs of both. Raises BadData if they are inconsistent.
         """
         total = self.dirty_rows + self.rows_below
-        data = read_scratch_bytes(
-            store, self.key, total * GATE_ROW_BYTES + first * DIRECTORY_ENTRY_BYTES, (last - first + 1) * DIRECTORY_ENTRY_BYTES
-        )
-        found = (
-            np.frombuffer(data, np.int64).reshape(-1, 3)
-            if len(data) == (last - first + 1) * DIRECTORY_ENTRY_BYTES
-            else np.empty((0, 3), np.int64)
-        )
+        size = (end_range - first_range + 1) * DIRECTORY_ENTRY_BYTES
+        data = read_scratch_bytes(store, self.key, total * GATE_ROW_BYTES + first_range * DIRECTORY_ENTRY_BYTES, size)
+        found = np.frombuffer(data, np.int64).reshape(-1, 3) if len(data) == size else np.empty((0, 3), np.int64)
         if not len(found) or (np.diff(found[:, :2], axis=0) < 0).any() or found[-1, 0] > self.dirty_rows or found[-1, 1] > total:
             self.raise_damaged_rows_error()
         return found
 
-    def read_rows(self, store: ObjectStore, begin: int, end: int) -> LatestRecordRows:
-        """Read the gate's rows [begin, end). Raises BadData if the object is too short."""
-        data = read_scratch_bytes(store, self.key, begin * GATE_ROW_BYTES, (end - begin) * GATE_ROW_BYTES)
-        if len(data) != (end - begin) * GATE_ROW_BYTES:
+    def read_rows(self, store: ObjectStore, first_row: int, end_row: int) -> LatestRecordRows:
+        """Read the gate's rows from ``first_row`` to ``end_row`` (exclusive). Raises BadData if the object is too short."""
+        data = read_scratch_bytes(store, self.key, first_row * GATE_ROW_BYTES, (end_row - first_row) * GATE_ROW_BYTES)
+        if len(data) != (end_row - first_row) * GATE_ROW_BYTES:
             self.raise_damaged_rows_error()
         return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
@@ -93,15 +88,16 @@ class StoredGateRows:
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-def write_gate_bundle(spool: HashRangeRowFile, path: Path, key: str) -> StoredGateRows:
-    """Write the gate's collected rows, and a directory of them, to a local file that is then stored under ``key``. Raises StoreError if the
-    disk fails.
+def write_gate_bundle(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
+    """Write the gate's collected rows, and a directory of them, to a local file. The caller stores it under ``object_key``.
+
+    Raises StoreError if the disk fails.
     """
     with path.open("wb") as file:
         begins, crcs = write_spooled_rows(spool, file)
         file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
         dirty, total = begins[-1].tolist()
-        return StoredGateRows(key, file.tell(), spool.ranges.count, dirty, total - dirty)
+        return StoredGateRows(object_key, file.tell(), spool.ranges.count, dirty, total - dirty)
 
 
 # ---- transactions -----------------------------------------------------------------------------------------------------------

@@ -84,6 +84,9 @@ KEYS_PREFIX: Final = "keys-"
 SURVIVORS_PREFIX: Final = "survivors-"
 BundleAnswer = tuple[int, bytes]
 """Index of a bundle, and the encoded row numbers of its surviving records in one hash range."""
+RowNumberCount = int
+"""Number of row numbers that a segment's rows take."""
+
 ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 """Why segments must be read, by segment id, and the number of bytes fetched."""
 
@@ -210,7 +213,7 @@ class _BundleWriter:
         deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
         return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
 
-    def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> int:
+    def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
         """Collect the key rows of one segment and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_without_transactions(len(source.table))
@@ -260,7 +263,7 @@ def _collect_key_rows(
     gate: Gate | None,
     gate_rows: HashRangeRowFile | None,
     next_ordinal: int,
-) -> tuple[BatchScanSummary, int]:
+) -> tuple[BatchScanSummary, RowNumberCount]:
     """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its batches
     and the number of row numbers used.
 

@@ -31,13 +31,13 @@ class StoredHashRangeRows(Protocol):
     def row_bytes(self) -> int:
         """Return the size of one row in bytes."""
 
-    def read_range_directory(self, store: ObjectStore, first: int, last: int) -> Directory:
-        """Read the row numbers at which the hash ranges [first, last) begin, as an array with a line per range and one for the end of the
-        last range. Column 0 is the dirty section, column 1 the clean one.
+    def read_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> Directory:
+        """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line
+        per range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one.
         """
 
-    def read_rows(self, store: ObjectStore, begin: int, end: int) -> FetchedRows:
-        """Read the rows with numbers from ``begin`` to ``end`` (exclusive)."""
+    def read_rows(self, store: ObjectStore, first_row: int, end_row: int) -> FetchedRows:
+        """Read the rows with numbers from ``first_row`` to ``end_row`` (exclusive)."""
 
 
 @dataclass(frozen=True)
