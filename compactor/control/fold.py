@@ -88,8 +88,8 @@ def _catalog_changes(state: CatalogState, record: ControlRecord[Any], body: Any)
 def _changes_by_partition_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> Changes:
     """Return the changed fields after hints that partitions have new records.
 
-    A hint that does not state a log position invalidates the last retirement check. A hint that states one is compared with that check
-    (``reached``).
+    A hint without a log position discards the result of the partition's last retirement check. A hint with a log position raises the
+    position that the log is known to have reached.
     """
     changes: Changes = {
         "partitions": state.partitions | dict.fromkeys(slots, record.slot),

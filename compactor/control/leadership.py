@@ -18,7 +18,7 @@ from typing import Any
 from compactor.constants import CompactorEpoch
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import Lease, Ports
+from compactor.control.ports import LeaseSettings, Ports
 from compactor.control.records import LeadershipAcquired, LeadershipReleased
 from compactor.control.state import Leader, PartitionState, RuleViolation
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
@@ -149,8 +149,8 @@ def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> N
 
 
 @contextmanager
-def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[Leadership]:
-    """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``Lease.stall_ms``), then release it.
+def hold_leadership(ports: Ports, log: PartitionLog, lease: LeaseSettings) -> Iterator[Leadership]:
+    """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
     Raises Leased if another compactor stays alive for one ttl. The block raises Fenced when another one takes over.
     """
@@ -171,7 +171,7 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Iterator[L
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
 
-def acquire_leadership(ports: Ports, log: PartitionLog, lease: Lease) -> Leadership:
+def acquire_leadership(ports: Ports, log: PartitionLog, lease: LeaseSettings) -> Leadership:
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log

@@ -24,8 +24,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offset: int | None = None) -> RemoteLogSegmentMetadata:
     """Convert a broker's segment record to this program's metadata.
 
-    :param last_offset: last offset that readers read from it, inclusive; None for its end offset.
-
+    :param last_offset: last offset that readers read from the segment, inclusive; None for the segment's end offset.
 
     Brokers do not state modification times or content. The largest timestamp (or the event's, if there is none) replaces the modification
     time and the first batch's timestamp, so that max.compaction.lag.ms may act late by the time span of a segment. Other values are unknown

@@ -324,7 +324,7 @@ def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[
 
 
 def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return since when the round's publication has begun, or an empty string. Requires a round whose publication has not begun."""
+    """Return that readers are being switched already, or an empty string. Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 

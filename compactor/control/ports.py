@@ -17,8 +17,8 @@ from compactor.tier.ports import SegmentLayout, SegmentPublisher
 
 
 class HeartbeatRunner(Protocol):
-    """Function that returns a context manager, which calls ``send_heartbeat`` every ``interval_s`` seconds in the background. Its errors do
-    not end the block.
+    """Function that returns a context manager, which calls ``send_heartbeat`` every ``interval_s`` seconds in the background. Errors of
+    ``send_heartbeat`` do not end the ``with`` block.
     """
 
     def __call__(self, send_heartbeat: Callable[[], None], interval_s: float) -> AbstractContextManager[None]: ...
@@ -99,7 +99,7 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeaseSettings:
     """Settings ``[lease]``, which affect liveness only.
 
     ttl_ms: how long a leader without heartbeats counts as alive.

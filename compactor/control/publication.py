@@ -35,8 +35,8 @@ from compactor.tier.sidecars import sidecar_keys
 
 
 def receipt_balance_problem(state: PartitionState, intent: Intent) -> RuleViolation:
-    """Return which equation of the balance does not hold for a round's receipts, or an empty string. Receipts of earlier versions have
-    none.
+    """Return which equation of the balance (sums that must account for every record) does not hold for a round's receipts, or an empty
+    string. Receipts of earlier versions state no balance and are accepted.
     """
     live = state.live_segments_by_id()
     tasks = {task.group: task for task in intent.plan.tasks}
@@ -64,7 +64,7 @@ def sum_group_balances(intent: Intent, replacements: Sequence[Replacement]) -> B
 
 
 def content_digest_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> DigestSum | None:
-    """Return the sum of all batches that readers have after these replacements; None if it is not known of each segment."""
+    """Return the digest sum of all batches that readers have after these replacements; None if one segment has no recorded sum."""
     gone = {source for new in replacements for source in new.sources}
     return sum_batch_digests([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])
 

@@ -113,7 +113,8 @@ class SegmentsTiered(StrictFrozenModel):
     tail: the last batches of these segments. They are remembered even when the segments are gone, so that the next import can check that it
         continues the same log.
     topic_id: id of the broker's topic, as Kafka prints it; empty if unknown.
-    log_start_offset: with the first segments of a partition, where readers begin, if the broker has deleted records there.
+    log_start_offset: first offset that readers may see, if the broker has deleted records before it. Stated only with the first segments of
+        a partition; None otherwise.
     """
 
     type: Literal["segments_tiered"] = "segments_tiered"
@@ -141,11 +142,11 @@ class TailTruncated(StrictFrozenModel):
 
     This one record removes the old branch from the view and adds the first segments of the new one.
 
-    cut_id: the import under which the new segments are registered; names the discarded ones while they wait for grace.
+    cut_id: id of the import under which the new segments are registered. It also names the discarded segments while they wait for grace.
     offset: first offset that the new leader's log does not share with the tier.
     voided: the live segments that end at ``offset`` or later.
-    head: what the first of them has below ``offset``, as a new segment; None if it begins at ``offset``.
-    epoch: leader epoch of the new branch at ``offset``; None if ``lineage`` is given instead. Written by earlier versions.
+    head: new segment with the batches that the first discarded segment has below ``offset``; None if that segment begins at ``offset``.
+    epoch: leader epoch of the new branch at ``offset``. Set only in records of earlier versions, which have no ``lineage``.
     topic_id: id of the broker's topic, empty if unknown.
     segments: the first segments of the new branch; empty if the broker has sealed none of it yet.
     lineage: all leader epochs of the broker; empty if unknown. It identifies a replica that has missed the truncation.
@@ -221,7 +222,8 @@ class LogStartRaised(LeaderRecord):
 
     offset: the new log start, at most the tier's end offset + 1.
     ids: the live segments wholly below it, without the newest segment. They wait for grace and cannot be restored.
-    removed, content: sums of the batches of these segments and of all that stay in the view; None if it is not known of each segment.
+    removed, content: digest sums of the batches of these segments, and of all batches that stay in the view; None if one segment has no
+        recorded sum.
     """
 
     type: Literal["log_start_raised"] = "log_start_raised"
@@ -316,13 +318,13 @@ class PublicationBegun(LeaderRecord):
 class RoundPublished(LeaderRecord):
     """Record: all replacements of a round and its new cleaner offsets become effective together, all or nothing.
 
-    cut_off: groups that are not among the replacements, because a broker had deleted what they replace. The cleaner offset then stays.
+    cut_off: groups that are not among the replacements, because a broker had deleted one of their sources. The cleaner offset then stays.
     expired: groups that are not among the replacements, because brokers have deleted all of their sources from the front of the log. The
         cleaner offset advances all the same.
     grace_ms, undo_window_ms: the publishing process's [publish] settings. Every process keeps the replaced segments at least this long.
         None in records of version 1.
-    balance: sums of what all groups read and wrote; None if a receipt has none.
-    content: sum of all batches that readers have after it; None if it is not known of each segment.
+    balance: sums of the records that all groups read and wrote; None if a receipt states none.
+    content: digest sum of all batches that readers have after the round; None if one segment has no recorded sum.
     status, stats: outcome and figures for the run history; empty in records of earlier versions, where *run ended* has them.
     """
 
@@ -366,9 +368,9 @@ class RoundUndone(LeaderRecord):
 
 
 class RunEnded(LeaderRecord):
-    """Record: outcome and cost of a run, for the run history.
+    """Record: outcome and cost of a run that published nothing, for the run history.
 
-    status: one of section "status" of docs/publication.md.
+    status: the outcome, a value of RunStatus.
     reason, segment: why and where a run was quarantined.
     stats: figures for people and scripts. No decision depends on them.
     """

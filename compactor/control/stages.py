@@ -12,7 +12,7 @@ from compactor.errors import CompactorError
 
 
 class RoundStage(StrEnum):
-    """Stages of a round (I4). Those that are recorded in the log are in capitals in docs/publication.md."""
+    """Stages that a round can pass through, from its announcement to the deletion of the replaced segments. STAGES says in which order."""
 
     ANNOUNCED = "announced"
     UPLOADED = "uploaded"

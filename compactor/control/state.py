@@ -141,10 +141,10 @@ class WaitingGroup(StrictFrozenModel):
 
 
 class RunHistoryEntry(StrictFrozenModel):
-    """One entry of the run history. ``status``: running, published, undone (the intent), reverted or reverted_in_part (``undo``), or as in
-    RunEnded.
+    """One run in a partition's run history.
 
-    balance, content: sums as recorded with the publication; None if unknown.
+    status: a value of RunStatus, for instance published, undone (the plan was given up) or reverted (by ``undo``).
+    balance, content: sums that were recorded with the publication; None if unknown.
     cut_off_offset: where the cleaner offset would be if brokers had not deleted sources of the round; -1 if they had not.
     """
 

@@ -24,7 +24,7 @@ from compactor.model.status import RunStatus
 
 
 class SegmentSummary(NamedTuple):
-    """Figures of one segment, as in RemoteLogSegmentMetadata, with sizes and number of its files in place of the files."""
+    """Fields of one segment's RemoteLogSegmentMetadata that scheduling needs, with the sizes of its index files and its number of files."""
 
     id: str
     start_offset: int
@@ -135,7 +135,7 @@ class ImportSummary(StrictFrozenModel):
 
 
 class LastRound(StrictFrozenModel):
-    """The latest ended round in the run history, with the figures that are compared: bytes and records, -1 if not recorded."""
+    """The latest ended round in the run history, with its bytes and records before and after; -1 if not recorded."""
 
     run_id: str
     status: str
@@ -152,11 +152,11 @@ class PartitionSummary(StrictFrozenModel):
     open_run: run id of the open intent, or an empty string.
     quarantined_since_ms: end of the first of the failed rounds in a row, in milliseconds; 0 if the partition is not quarantined.
     undone_slot: slot of the latest plan that was undone; 0 if none is known.
-    saved_per_dirty_byte: bytes that the latest round over dirty bytes saved for each of them; None if no such round is known.
+    saved_per_dirty_byte: bytes that the latest round with dirty input saved per byte of that input; None if no such round is known.
     last_round_ms: how long the latest published round took, in milliseconds.
     freed: bytes of replaced segments that were deleted, by the hour (milliseconds) in which their round ended, for the last HOURS hours.
     negative_timestamps: number of records with a negative timestamp other than -1.
-    log_start_offset: as in PartitionState; None if the log start was never raised.
+    log_start_offset: first offset that readers may see; None if the log start was never raised.
     columns: the figures of the live segments in packed form; ``live`` unpacks them.
     """
 

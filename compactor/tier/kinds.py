@@ -136,7 +136,7 @@ def pinterest_object_keys(settings: Settings) -> PinterestObjectKeys:
 def tier_kind(settings: Settings) -> TierKind:
     """Return the capabilities of a tier of the configured kind and layout.
 
-    Raises UsageError if the two cannot be combined, or not with retention or on_topic_deletion.
+    Raises UsageError if the two cannot be combined with each other or with the settings of retention or on_topic_deletion.
     """
     tier = settings.tier
     found = KINDS.get((tier.kind, tier.layout))

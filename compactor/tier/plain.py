@@ -46,7 +46,7 @@ class PlainLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
 
     kinds: the kinds of files that this layout has.
-    parts: the kinds without which a segment cannot be read.
+    required_parts: the kinds without which a segment cannot be read.
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
@@ -209,9 +209,9 @@ class ComposableLayout(PlainLayout):
         return self._store.create_from_file(key, content, object_metadata)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
-        """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 may have been
-        composed by a process that died before it compared what the store had copied. Its own
-        metadata says what it ought to be, so it is read.
+        """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 is read
+        for that: its metadata states only the intended digest, because it may have been composed by a process that died before it checked
+        the bytes that the store had copied.
         """
         try:
             info = self._store.head(key)

@@ -303,7 +303,7 @@ class _DirectoryImport:
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return from where a later leader discarded data of the tier, or None. Raises BadData if the tier may not discard it."""
+        """Return the offset from which a later leader discarded data of the tier, or None. Raises BadData if the options forbid the cut."""
         if not state.has_segments:
             return None
         lineage, new = partial(self._read_checkpoint_lineage, []), listing.segments_from_offset(self._first_offset_to_read(state))
@@ -366,7 +366,7 @@ class _DirectoryImport:
         return has_equal_tail_batches(state, sources, offset, self.rewritten)
 
     def _count_equal_records(self, listing: SegmentListing, state: PartitionState, end_offset: int) -> int:
-        """Return how many of the last records below ``end_offset`` are equal in both. Raises BadData if one differs."""
+        """Return how many of the last records below ``end_offset`` are equal in tier and directory. Raises BadData if one differs."""
         limit = self.policy.max_decompressed_batch_bytes
         open_tier, open_listed, below = self._open_tier_segment, self._open_listed_segments, self.rewritten
         return count_equal_last_records(state, listing, open_tier, open_listed, limit, end_offset=end_offset, compacted_below=below)

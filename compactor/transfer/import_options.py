@@ -20,17 +20,17 @@ class ImportOptions:
 
     live: a broker writes to the directory, so its newest segment is left out.
     gaps: gaps are expected, because the log was compacted before.
-    accept_truncation: also discard in the tier what the broker's leader epochs have discarded.
-    accept_loss: also if rounds that cleaned beyond the cut can no longer be undone.
+    accept_truncation: discard from the tier the records that a later leader has discarded, as the broker's leader epochs show.
+    accept_loss: discard them even if rounds that cleaned beyond the truncation can no longer be undone, so that keys lose their last value.
     below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
-    lineage: the broker's, if the caller knows better than the directory's file.
+    lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has; else empty.
     older: add offsets before the tier's start, and compare a directory that ends before the tail with the tier's records.
     topic_id: topic id of the log; None to read it from the directory, which is then a broker's.
     refill: start again a partition that was deleted from the tier.
     may_be_empty: accept a directory without records.
-    fetched_from: the directory has no batches before this offset, so that a gap before it means nothing.
-    rewritten: the log was compacted before this offset, so that its batches differ from the broker's.
-    log_start: log start offset of the log, if the caller knows it. Only the first import of a partition takes it over.
+    fetched_from: the directory has no batches before this offset, because they were not fetched; a gap before it is no error.
+    rewritten: the log was compacted before this offset, so that its batches before this offset differ from the broker's.
+    log_start: log start offset of the log, if the caller knows it; else 0. Used only by the first import of a partition.
     held: the live log's staged files, if the caller holds them open.
     opening: who may say that the topic was created again, so that a new incarnation is opened.
     staged_problem: returns why the caller refuses a staged file that has missing offsets, or an empty string.

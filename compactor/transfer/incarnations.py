@@ -67,7 +67,8 @@ def find_or_open_incarnation(
     :param topic_id: topic id of the log; empty if unknown.
     :param id_source: the file that contains the id.
     :param count_equal_records: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
-    :raises BadData: if the topic was superseded, or is another one and neither the cluster nor a person says that it is the new one.
+    :raises BadData: if the topic was superseded, or is unknown to the tier, and neither the cluster nor a person confirms that it replaces
+        the tier's.
     """
     former = tier.catalog.state.superseded.get(state.topic, {})
     is_new = not (state.topic_id or state.has_segments or state.deleted_slot)  # looked at again once it is listed

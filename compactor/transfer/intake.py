@@ -59,8 +59,8 @@ class SegmentAddition:
     listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
     noted: called when the control log has a new record.
     log_start: log start offset of an incoming log, for the first segments of a partition; 0 if the log begins with them.
-    cut: set if the segments replace the tier's end; a segment that begins before the cut is the remaining head of a cut one. None to append
-        the segments.
+    cut: record of the truncation, if the segments replace the tier's end; None to append them. A segment that begins before the cut is the
+        rest of the segment that was cut.
     """
 
     lineage: Lineage

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from compactor.errors import BadData, Refused
 from compactor.storage.counting import RequestCounters
 from compactor.tier.layouts.aiven.chunk_index import (
-    InvalidDataError,
+    InvalidAivenDataError,
     decode_chunk_sizes,
     encode_chunk_sizes,
     fixed_chunk_index,
@@ -51,7 +51,7 @@ def test_sizes_of_chunks(sizes: list[int]) -> None:
 def test_a_codec_of_any_bytes_is_one_list_or_refused(data: bytes) -> None:
     try:
         sizes = decode_chunk_sizes(data)
-    except InvalidDataError:
+    except InvalidAivenDataError:
         return
     assert len(data) >= 4 + 4 * min(len(sizes), 1)
     if all(size >= 0 for size in sizes) and len(sizes) < 2:
@@ -70,7 +70,7 @@ def test_custom_metadata_that_is_cut_off_is_refused(custom: CustomMetadata, data
         cut = data.draw(st.integers(0, len(raw) - 1))
         for wrong in (raw[:cut], raw + b"\0"):
             if wrong:
-                with pytest.raises(InvalidDataError):
+                with pytest.raises(InvalidAivenDataError):
                     CustomMetadata.decode(base64.b64encode(wrong).decode())
 
 

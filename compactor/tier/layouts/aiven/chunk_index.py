@@ -20,7 +20,7 @@ MAX_INT32: Final = 2**31 - 1
 _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
 
-class InvalidDataError(ValueError):
+class InvalidAivenDataError(ValueError):
     """Stored data that is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
 
 
@@ -50,11 +50,11 @@ class ChunkIndex:
 
     def __post_init__(self) -> None:
         if not 0 < self.chunk_size <= MAX_INT32 or not 0 <= self.file_size <= MAX_INT32:
-            raise InvalidDataError(f"chunks of {self.chunk_size} bytes and a file of {self.file_size}")
+            raise InvalidAivenDataError(f"chunks of {self.chunk_size} bytes and a file of {self.file_size}")
         if not self.fixed and len(self.lengths) != self.chunk_count:
-            raise InvalidDataError(f"{len(self.lengths)} chunks are listed, {self.file_size} bytes have {self.chunk_count}")
+            raise InvalidAivenDataError(f"{len(self.lengths)} chunks are listed, {self.file_size} bytes have {self.chunk_count}")
         if any(not 0 <= length <= MAX_INT32 for length in self.lengths):
-            raise InvalidDataError("a chunk has an impossible length")
+            raise InvalidAivenDataError("a chunk has an impossible length")
 
     @property
     def chunk_count(self) -> int:
@@ -79,12 +79,12 @@ class ChunkIndex:
         return range(start // self.chunk_size, -(-end // self.chunk_size))
 
     def require_uncompressed_chunks(self, overhead: int) -> None:
-        """Raise InvalidDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
+        """Raise InvalidAivenDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
         full = self.chunk_size + overhead
         last = self.file_size - (self.chunk_count - 1) * self.chunk_size + overhead
         expected = (full, last) if self.fixed else (full,) * (self.chunk_count - 1) + (last,)
         if self.chunk_count and self.lengths != expected:
-            raise InvalidDataError("the lengths of chunks do not fit a log that is not compressed")
+            raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
 
     def _stored_start(self, number: int) -> int:
         """Return the position in the stored object at which a chunk begins."""
@@ -131,45 +131,45 @@ def encode_chunk_sizes(values: Sequence[int]) -> bytes:
 
 
 def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
-    """Decode chunk sizes. Raises InvalidDataError if the bytes are not exactly one list."""
+    """Decode chunk sizes. Raises InvalidAivenDataError if the bytes are not exactly one list."""
     try:
         (count,) = struct.unpack_from(">i", data)
         if count < 2:
             if count < 0 or len(data) != 4 + 4 * count:
-                raise InvalidDataError("the list of chunks has another length than it says")
+                raise InvalidAivenDataError("the list of chunks has another length than it says")
             return struct.unpack_from(f">{count}i", data, 4)
         base, width = struct.unpack_from(">ib", data, 4)
         if not 1 <= width <= 4 or len(data) != 13 + (count - 1) * width:
-            raise InvalidDataError("the list of chunks has another length than it says")
+            raise InvalidAivenDataError("the list of chunks has another length than it says")
         most = (base + int.from_bytes(data[at : at + width], "big") for at in range(9, 9 + (count - 1) * width, width))
         return (*most, *struct.unpack_from(">i", data, len(data) - 4))
     except struct.error:
-        raise InvalidDataError("the list of chunks is cut off") from None
+        raise InvalidAivenDataError("the list of chunks is cut off") from None
 
 
 def decode_chunk_lengths(text: str) -> tuple[int, ...]:
     """Decode Aiven's field ``transformedChunks``: base64 of a zstd frame that holds chunk sizes in the encoding of ``encode_chunk_sizes``.
-    Raises InvalidDataError.
+    Raises InvalidAivenDataError.
     """
     packed = decode_strict_base64(text, "transformedChunks")
     try:
         size = zstandard.frame_content_size(packed)
         if not 0 <= size <= _MAX_CODEC_BYTES:
-            raise InvalidDataError("the list of chunks does not say its size, or is larger than the plug-in reads")
+            raise InvalidAivenDataError("the list of chunks does not say its size, or is larger than the plug-in reads")
         unpacked = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise InvalidDataError(f"the list of chunks cannot be decompressed: {error}") from None
+        raise InvalidAivenDataError(f"the list of chunks cannot be decompressed: {error}") from None
     if len(unpacked) != size:
-        raise InvalidDataError("the list of chunks is cut off")
+        raise InvalidAivenDataError("the list of chunks is cut off")
     return decode_chunk_sizes(unpacked)
 
 
 def decode_strict_base64(text: str, field_name: str) -> bytes:
-    """Decode standard, padded base64 without unused bits. Raises InvalidDataError. field_name: field name for the message."""
+    """Decode standard, padded base64 without unused bits. Raises InvalidAivenDataError. field_name: field name for the message."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidDataError(f"{field_name} is not base64") from None
+        raise InvalidAivenDataError(f"{field_name} is not base64") from None
     if base64.b64encode(data).decode() != text:
-        raise InvalidDataError(f"{field_name} is not base64 as it is written")
+        raise InvalidAivenDataError(f"{field_name} is not base64 as it is written")
     return data

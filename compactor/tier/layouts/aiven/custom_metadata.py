@@ -11,14 +11,14 @@ import base64
 import binascii
 from dataclasses import dataclass, field
 
-from compactor.tier.layouts.aiven.chunk_index import InvalidDataError
+from compactor.tier.layouts.aiven.chunk_index import InvalidAivenDataError
 
 _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 
 
 @dataclass(frozen=True)
 class CustomMetadata:
-    """Custom metadata that Aiven's plug-in records for a segment, in fields; None for absent ones.
+    """Custom metadata that Aiven's plug-in records for a segment. Absent fields are None.
 
     unknown: tag and bytes of other fields.
     """
@@ -43,13 +43,13 @@ class CustomMetadata:
 
     @staticmethod
     def decode(text: str) -> CustomMetadata:
-        """Decode custom metadata from base64. Raises InvalidDataError if the bytes are corrupt."""
+        """Decode custom metadata from base64. Raises InvalidAivenDataError if the bytes are corrupt."""
         if not text:
             return CustomMetadata()
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            raise InvalidDataError("the custom metadata is not base64") from None
+            raise InvalidAivenDataError("the custom metadata is not base64") from None
         fields: dict[int, bytes] = {}
         count, at = _decode_uvarint(data, 0)
         last = -1
@@ -57,10 +57,10 @@ class CustomMetadata:
             tag, at = _decode_uvarint(data, at)
             size, at = _decode_uvarint(data, at)
             if tag <= last or at + size > len(data):
-                raise InvalidDataError("the custom metadata is cut off or out of order")
+                raise InvalidAivenDataError("the custom metadata is cut off or out of order")
             fields[tag], at, last = data[at : at + size], at + size, tag
         if at != len(data):
-            raise InvalidDataError("the custom metadata continues after its last field")
+            raise InvalidAivenDataError("the custom metadata continues after its last field")
         known = (_REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY)
         return CustomMetadata(
             _decode_varlong(fields[_REMOTE_SIZE]) if _REMOTE_SIZE in fields else None,
@@ -89,14 +89,14 @@ def _decode_uvarint(data: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, position
-    raise InvalidDataError("the custom metadata is cut off")
+    raise InvalidAivenDataError("the custom metadata is cut off")
 
 
 def _decode_varlong(data: bytes) -> int:
     """Decode a zigzag varlong."""
     value, at = _decode_uvarint(data, 0)
     if at != len(data):
-        raise InvalidDataError("the custom metadata's remote size is not one number")
+        raise InvalidAivenDataError("the custom metadata's remote size is not one number")
     return value >> 1 ^ -(value & 1)
 
 
@@ -106,7 +106,7 @@ def _decode_string(data: bytes) -> str:
     try:
         text = data[at:].decode()
     except UnicodeDecodeError:
-        raise InvalidDataError("the custom metadata holds no text where a key is due") from None
+        raise InvalidAivenDataError("the custom metadata holds no text where a key is due") from None
     if length - 1 != len(data) - at:
-        raise InvalidDataError("the custom metadata holds a text of another length than it says")
+        raise InvalidAivenDataError("the custom metadata holds a text of another length than it says")
     return text

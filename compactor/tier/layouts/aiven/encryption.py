@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from compactor.errors import Refused, UsageError
 from compactor.extras import require_extra
-from compactor.tier.layouts.aiven.chunk_index import InvalidDataError
+from compactor.tier.layouts.aiven.chunk_index import InvalidAivenDataError
 from compactor.tier.layouts.aiven.manifest import SegmentKey
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES
 
@@ -52,15 +52,15 @@ class SegmentCipher:
         return iv + self._aes.encrypt(iv, plain, self._aad)
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Decrypt a stored chunk and return its plain bytes. Raises InvalidDataError if the chunk is not authentic."""
+        """Decrypt a stored chunk and return its plain bytes. Raises InvalidAivenDataError if the chunk is not authentic."""
         from cryptography.exceptions import InvalidTag
 
         if len(stored) < ENCRYPTION_OVERHEAD:
-            raise InvalidDataError("an encrypted chunk is cut off")
+            raise InvalidAivenDataError("an encrypted chunk is cut off")
         try:
             return self._aes.decrypt(stored[:IV_BYTES], stored[IV_BYTES:], self._aad)
         except InvalidTag:
-            raise InvalidDataError("a chunk is not what was encrypted under the manifest's data key") from None
+            raise InvalidAivenDataError("a chunk is not what was encrypted under the manifest's data key") from None
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from compactor.storage.keys import key_problem
 from compactor.storage.os_errors import file_errors
 from compactor.storage.port import ObjectStore
 from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, content_size, create_object, open_content, read_chunks
-from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, InvalidDataError, fixed_chunk_index, variable_chunk_index
+from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, InvalidAivenDataError, fixed_chunk_index, variable_chunk_index
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.encryption import KeyRing, SealedSegmentKey, derive_chunk_iv
 from compactor.tier.layouts.aiven.manifest import (
@@ -284,7 +284,7 @@ class AivenLayout(WholeLogUploadLayout):
     """SegmentLayout of Aiven's plug-in. Thread-safe if the store is. Caches a few manifests, which never change."""
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf, settings: AivenSettings) -> None:
-        """Raises UsageError if the key prefix is not valid in an object store."""
+        """Set up the layout. Raises UsageError if the key prefix is not valid in an object store."""
         if settings.key_prefix and (fault := key_problem(f"{settings.key_prefix}x")):
             raise UsageError(f"no object can have the key_prefix {settings.key_prefix!r} under [tier.aiven]: it {fault}")
         self._store = store
@@ -385,7 +385,7 @@ class AivenLayout(WholeLogUploadLayout):
             keys += [self._keys.object_key(partition, segment, suffix) for suffix in SUFFIXES]
             try:
                 custom = _decode_custom_metadata(segment)
-            except InvalidDataError:
+            except InvalidAivenDataError:
                 continue  # somebody else's: the plug-in would not find these objects by it either
             if custom.object_prefix is not None and custom.object_key in (None, self._keys.key_without_suffix(partition, segment)):
                 keys += [f"{custom.object_prefix}{self._keys.key_without_suffix(partition, segment)}.{suffix}" for suffix in (LOG, INDEXES)]
@@ -429,7 +429,7 @@ class AivenLayout(WholeLogUploadLayout):
             manifest = SegmentManifest.decode(data)
             manifest.require_manifest_of_segment(partition, self._keys.topic_id(partition), segment)
             custom = _decode_custom_metadata(segment)
-        except InvalidDataError as error:
+        except InvalidAivenDataError as error:
             raise _invalid_manifest_error(key, error) from error
         try:
             cipher = self._ring.unwrap_segment_key(manifest.key) if manifest.key else None
@@ -465,7 +465,7 @@ class AivenLayout(WholeLogUploadLayout):
                 plain.append(
                     decode_chunk(stored[at : at + chunk.stored_size], chunk.size, opened_segment.cipher, compressed=manifest.compressed)
                 )
-            except InvalidDataError as error:
+            except InvalidAivenDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
         return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
 
@@ -481,7 +481,7 @@ class AivenLayout(WholeLogUploadLayout):
         )
         try:
             return decode_chunk(stored, span.size - opened_segment.manifest.overhead_bytes, opened_segment.cipher, compressed=False)
-        except InvalidDataError as error:
+        except InvalidAivenDataError as error:
             raise BadData(f"the {file_kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
 
     def _read_exactly(self, key: str, start_byte: int, size_bytes: int, *, is_end_of_object: bool) -> bytes:
@@ -559,10 +559,10 @@ class AivenLayout(WholeLogUploadLayout):
 _RESTORE_HINT: Final = "Restore it from the store's versions or a backup; nothing was changed"
 
 
-def _invalid_manifest_error(key: str, error: InvalidDataError) -> CompactorError:
+def _invalid_manifest_error(key: str, error: InvalidAivenDataError) -> CompactorError:
     return BadData(str(error), segment=key, hint=_RESTORE_HINT)
 
 
 def _decode_custom_metadata(segment: SegmentRef) -> CustomMetadata:
-    """Decode the segment's custom metadata. Raises InvalidDataError."""
+    """Decode the segment's custom metadata. Raises InvalidAivenDataError."""
     return CustomMetadata.decode(segment.custom_metadata) if isinstance(segment, RemoteLogSegmentMetadata) else CustomMetadata()

@@ -15,7 +15,13 @@ from typing import Any, Final, NamedTuple
 from compactor.constants import TopicId
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.layouts.aiven.chunk_index import MAX_INT32, ChunkIndex, InvalidDataError, decode_chunk_lengths, decode_strict_base64
+from compactor.tier.layouts.aiven.chunk_index import (
+    MAX_INT32,
+    ChunkIndex,
+    InvalidAivenDataError,
+    decode_chunk_lengths,
+    decode_strict_base64,
+)
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
@@ -92,17 +98,17 @@ class SegmentManifest:
 
     @staticmethod
     def decode(data: bytes) -> SegmentManifest:
-        """Decode a manifest from JSON. Raises InvalidDataError for everything that the plug-in refuses or that is inconsistent."""
+        """Decode a manifest from JSON. Raises InvalidAivenDataError for everything that the plug-in refuses or that is inconsistent."""
         document = _parse_document(data)
         if document.get("version") not in ("1", 1) or isinstance(document.get("version"), bool):
-            raise InvalidDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
+            raise InvalidAivenDataError(f"it has layout version {document.get('version')!r}; this program knows version 1")
         required = ("version", "chunkIndex", "segmentIndexes", "compression")
         _require_exact_fields("the manifest", document, required, ("encryption", "remoteLogSegmentMetadata"))
         key = _read_segment_key(document["encryption"]) if document.get("encryption") is not None else None
         chunks = _read_chunk_index(_require_object_field(document, "chunkIndex"))
         compressed = document["compression"]
         if not isinstance(compressed, bool):
-            raise InvalidDataError("compression is neither true nor false")
+            raise InvalidAivenDataError("compression is neither true nor false")
         overhead = ENCRYPTION_OVERHEAD if key else 0
         if not compressed:
             chunks.require_uncompressed_chunks(overhead)
@@ -111,16 +117,16 @@ class SegmentManifest:
         return SegmentManifest(chunks, spans, compressed, key, about if isinstance(about, dict) else {})
 
     def require_manifest_of_segment(self, partition: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata) -> None:
-        """Raise InvalidDataError if the manifest is not that of ``segment``. The manifest's end offset may be
+        """Raise InvalidAivenDataError if the manifest is not that of ``segment``. The manifest's end offset may be
         greater than the segment's, because brokers read a segment only up to the offset at which the next one takes over.
         """
         if segment.size_bytes != self.chunks.file_size:
-            raise InvalidDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
+            raise InvalidAivenDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
         own = segment_description(partition, topic_id, segment)
         ours = dict(_flatten_json_fields(own))
         for path, value in _flatten_json_fields(self.about):
             if path in _IDENTIFYING and value != ours[path] and not _is_later_end_offset(path, value, segment.end_offset):
-                raise InvalidDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
+                raise InvalidAivenDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
 _ID = "remoteLogSegmentId"
@@ -169,52 +175,52 @@ def _flatten_json_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -
 
 
 def _parse_document(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object without duplicate fields. Raises InvalidDataError."""
+    """Parse a JSON object without duplicate fields. Raises InvalidAivenDataError."""
     if len(data) > MAX_MANIFEST_BYTES:
-        raise InvalidDataError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
+        raise InvalidAivenDataError(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
         document = json.loads(data.decode(), object_pairs_hook=_reject_duplicate_fields)
     except (ValueError, RecursionError) as error:
-        raise InvalidDataError(f"it is not JSON: {error}") from None
+        raise InvalidAivenDataError(f"it is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise InvalidDataError("it is not a JSON object")
+        raise InvalidAivenDataError("it is not a JSON object")
     return document
 
 
 def _reject_duplicate_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise InvalidDataError("a field occurs twice")
+        raise InvalidAivenDataError("a field occurs twice")
     return table
 
 
 def _require_exact_fields(object_name: str, table: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     for name in required:
         if name not in table:
-            raise InvalidDataError(f"{object_name} lacks {name}")
+            raise InvalidAivenDataError(f"{object_name} lacks {name}")
     for name in table:
         if name not in required and name not in optional:
-            raise InvalidDataError(f"{object_name} has an unknown field {name!r}")
+            raise InvalidAivenDataError(f"{object_name} has an unknown field {name!r}")
 
 
 def _require_object_field(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = document[name]
     if not isinstance(value, dict):
-        raise InvalidDataError(f"{name} is no object")
+        raise InvalidAivenDataError(f"{name} is no object")
     return value
 
 
 def _read_int32_field(table: Mapping[str, Any], name: str) -> int:
     value = table[name]
     if type(value) is not int or not 0 <= value <= MAX_INT32:
-        raise InvalidDataError(f"{name} is {value!r}, not a number from 0 to {MAX_INT32}")
+        raise InvalidAivenDataError(f"{name} is {value!r}, not a number from 0 to {MAX_INT32}")
     return value
 
 
 def _read_text_field(table: Mapping[str, Any], name: str) -> str:
     value = table[name]
     if not isinstance(value, str):
-        raise InvalidDataError(f"{name} is no text")
+        raise InvalidAivenDataError(f"{name} is no text")
     return value
 
 
@@ -227,7 +233,7 @@ def _read_chunk_index(table: Mapping[str, Any]) -> ChunkIndex:
         _require_exact_fields("chunkIndex", table, (*common, "transformedChunks"))
         lengths = decode_chunk_lengths(_read_text_field(table, "transformedChunks"))  # type: ignore[assignment]
     else:
-        raise InvalidDataError(f"the chunk index is of an unknown type {table.get('type')!r}")
+        raise InvalidAivenDataError(f"the chunk index is of an unknown type {table.get('type')!r}")
     return ChunkIndex(
         _read_int32_field(table, "originalChunkSize"), _read_int32_field(table, "originalFileSize"), lengths, table["type"] == "fixed"
     )
@@ -243,20 +249,20 @@ def _read_index_file_ranges(table: Mapping[str, Any], overhead: int) -> dict[str
         _require_exact_fields(name, entry, ("position", "size"))
         found[kind] = IndexFileRange(_read_int32_field(entry, "position"), _read_int32_field(entry, "size"))
         if 0 < found[kind].size <= overhead:
-            raise InvalidDataError(f"the {kind} is too short to be encrypted")
+            raise InvalidAivenDataError(f"the {kind} is too short to be encrypted")
     if any(behind.position != before.end for before, behind in pairwise([IndexFileRange(0, 0), *found.values()])):
-        raise InvalidDataError("the index files do not follow each other")
+        raise InvalidAivenDataError("the index files do not follow each other")
     return found
 
 
 def _read_segment_key(table: object) -> SegmentKey:
     if not isinstance(table, dict):
-        raise InvalidDataError("encryption is not an object")
+        raise InvalidAivenDataError("encryption is not an object")
     _require_exact_fields("encryption", table, ("dataKey", "aad"))
     key = SegmentKey(_read_text_field(table, "dataKey"), _read_text_field(table, "aad"))
     pair, colon, wrapped = key.data_key.partition(":")
     if not pair or not colon:
-        raise InvalidDataError("the data key does not say which key pair it is for")
+        raise InvalidAivenDataError("the data key does not say which key pair it is for")
     decode_strict_base64(wrapped, "dataKey")
     decode_strict_base64(key.aad, "aad")
     return key

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import zstandard
 
-from compactor.tier.layouts.aiven.chunk_index import InvalidDataError
+from compactor.tier.layouts.aiven.chunk_index import InvalidAivenDataError
 
 IV_BYTES: Final = 12
 TAG_BYTES: Final = 16
@@ -24,7 +24,7 @@ class ChunkCipher(Protocol):
         """Encrypt a chunk. Return the initialization vector, the ciphertext and the authentication tag, joined."""
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Decrypt a chunk and return its plain bytes. Raises InvalidDataError if it is not authentic."""
+        """Decrypt a chunk and return its plain bytes. Raises InvalidAivenDataError if it is not authentic."""
 
 
 def compress_chunk(chunk: bytes) -> bytes:
@@ -33,12 +33,12 @@ def compress_chunk(chunk: bytes) -> bytes:
 
 
 def decode_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compressed: bool) -> bytes:
-    """Decrypt and decompress a chunk. Raises InvalidDataError if the result does not have ``size`` bytes."""
+    """Decrypt and decompress a chunk. Raises InvalidAivenDataError if the result does not have ``size`` bytes."""
     data = cipher.decrypt(stored) if cipher else stored
     if compressed:
         data = _decompress_chunk(data, size)
     if len(data) != size:
-        raise InvalidDataError(f"a chunk holds {len(data)} bytes, {size} were expected")
+        raise InvalidAivenDataError(f"a chunk holds {len(data)} bytes, {size} were expected")
     return data
 
 
@@ -47,7 +47,7 @@ def _decompress_chunk(data: bytes, plain_bytes: int) -> bytes:
     try:
         # A frame that lies about its size would be a bomb.
         if zstandard.frame_content_size(data) != plain_bytes:
-            raise InvalidDataError(f"a compressed chunk does not hold {plain_bytes} bytes")
+            raise InvalidAivenDataError(f"a compressed chunk does not hold {plain_bytes} bytes")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=plain_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise InvalidDataError(f"a chunk cannot be decompressed: {error}") from None
+        raise InvalidAivenDataError(f"a chunk cannot be decompressed: {error}") from None
