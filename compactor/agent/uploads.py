@@ -24,7 +24,7 @@ from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.broker_cleaning import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
-from compactor.transfer.incarnations import AskTopicIds, RecreationConfirmation, record_confirmed_topics
+from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmation, record_confirmed_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import HeldStagedFiles
 
@@ -94,7 +94,7 @@ class Uploader:
             may_be_empty=True,
             held=held_files,
             staged_problem=make_staged_file_refusal_check(upload_state.leadership),
-            opening=RecreationConfirmation(ask=self._ask),
+            opening=TopicRecreationConfirmation(ask=self._ask),
         )
         report = self._run_import(upload_state, options)
         position = report.end_offset + 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from compactor.constants import Offset
 from compactor.control.leadership import Leadership
 from compactor.control.records import BrokerLogStartSeen
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.model.plan import CompactionTask
 
 
@@ -63,7 +63,7 @@ class ExpiredSources:
         self.ids |= find_expired_segments(self.leadership, names - self.ids)
         return names & self.ids
 
-    def detect_newly_expired_sources(self, intent: Intent) -> bool:
+    def detect_newly_expired_sources(self, intent: RoundIntent) -> bool:
         """Find out which sources of the round have expired by now, and return whether some expired since the last call."""
         before = len(self.ids)
         self.find_expired(intent.plan.source_segment_ids)

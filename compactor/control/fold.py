@@ -19,12 +19,12 @@ from compactor.control.state import (
     ClosedImport,
     EpochHistory,
     FencedAppend,
-    Intent,
     Leader,
     OpenImport,
     PartitionState,
     Quarantine,
     RequestedRound,
+    RoundIntent,
     RoundPause,
     RunHistoryEntry,
     WaitingGroup,
@@ -399,7 +399,7 @@ def _apply_plan_announced(state: PartitionState, record: ControlRecord[Any], bod
         sources=len(plan.source_segment_ids),
         outputs=len(plan.tasks),
     )
-    return {"intent": Intent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}
+    return {"intent": RoundIntent(plan=plan, slot=record.slot, at_ms=record.at_ms), "runs": (*state.runs, run)[-HISTORY:]}
 
 
 def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], body: r.ReceiptsAdded) -> Changes:
@@ -407,7 +407,7 @@ def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], bod
     return {"intent": intent.model_copy(update={"receipts": intent.receipts + body.receipts})}
 
 
-def _require_open_intent(state: PartitionState) -> Intent:
+def _require_open_intent(state: PartitionState) -> RoundIntent:
     """Return the open intent. The ordering rules have already refused records that need one if there is none."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")

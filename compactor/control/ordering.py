@@ -24,7 +24,7 @@ from compactor.control.coverage import (
     task_coverage_problem,
 )
 from compactor.control.records import ControlRecord
-from compactor.control.state import Intent, PartitionState, RuleViolation, WaitingGroup
+from compactor.control.state import PartitionState, RoundIntent, RuleViolation, WaitingGroup
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -525,7 +525,7 @@ def cleaner_offsets_after_round(
     )
 
 
-def resume_problem(state: PartitionState, intent: Intent) -> RuleViolation:
+def resume_problem(state: PartitionState, intent: RoundIntent) -> RuleViolation:
     """Return why an open intent can no longer be published, or an empty string. Once its publication has begun, nothing prevents it."""
     if intent.begun_slot:
         return ""

@@ -24,7 +24,7 @@ from compactor.control.records import (
     ScratchObject,
     SurvivorsStored,
 )
-from compactor.control.state import Intent, PartitionState, RuleViolation, sum_batch_digests
+from compactor.control.state import PartitionState, RoundIntent, RuleViolation, sum_batch_digests
 from compactor.errors import NotFound
 from compactor.model.balance import Balance, DigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
@@ -34,7 +34,7 @@ from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_keys
 
 
-def receipt_balance_problem(state: PartitionState, intent: Intent) -> RuleViolation:
+def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleViolation:
     """Return which equation of the balance (sums that must account for every record) does not hold for a round's receipts, or an empty
     string. Receipts of earlier versions state no balance and are accepted.
     """
@@ -56,7 +56,7 @@ def receipt_balance_problem(state: PartitionState, intent: Intent) -> RuleViolat
     return ""
 
 
-def sum_group_balances(intent: Intent, replacements: Sequence[Replacement]) -> Balance | None:
+def sum_group_balances(intent: RoundIntent, replacements: Sequence[Replacement]) -> Balance | None:
     """Return the sum of the balances of the groups that are published; None if one of them has no balance."""
     ids = {new.segment.id for new in replacements}
     found = [receipt.balance for receipt in intent.receipts if receipt.segment.id in ids]
@@ -108,7 +108,7 @@ class RunOutcome:
 
 
 def publish_round(
-    leadership: Leadership, intent: Intent, outcome: RunOutcome, on_begun: Callable[[], None] = lambda: None
+    leadership: Leadership, intent: RoundIntent, outcome: RunOutcome, on_begun: Callable[[], None] = lambda: None
 ) -> PartitionState:
     """Direct readers to the round's new segments, and record the publication with its replacements, cleaner offsets and run history.
 
@@ -154,7 +154,7 @@ def publish_round(
 
 def _build_round_published_record(
     leadership: Leadership,
-    intent: Intent,
+    intent: RoundIntent,
     replacements: Sequence[Replacement],
     unpublished: Collection[str],
     expired: ExpiredSources,
@@ -221,7 +221,7 @@ def remove_stray_segments(leadership: Leadership) -> int:
     )
 
 
-def undo_intent(leadership: Leadership, intent: Intent, reason: str) -> PartitionState:
+def undo_intent(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
     """Give up an announced plan: record it, withdraw its segments from readers, delete its objects. Raises Fenced, and then deletes
     nothing.
     """
@@ -252,7 +252,7 @@ def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
     return leadership.append_record(ended, has_taken_effect)
 
 
-def delete_scratch_objects(leadership: Leadership, intent: Intent) -> None:
+def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
     """Delete the scratch objects of a run that is no longer open. Raises Fenced."""
     leadership.require_leadership_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]

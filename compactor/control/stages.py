@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from compactor.control.state import Intent
+from compactor.control.state import RoundIntent
 from compactor.errors import CompactorError
 
 
@@ -48,7 +48,7 @@ UPLOADED means that all groups have receipts: each was rewritten, passed the gat
 """
 
 
-def stage_of_intent(intent: Intent) -> RoundStage:
+def stage_of_intent(intent: RoundIntent) -> RoundStage:
     """Return the stage that an open intent has reached according to the control log. A resumed round continues from there."""
     if intent.begun_slot:
         return RoundStage.PUBLISH_BEGUN

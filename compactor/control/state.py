@@ -66,7 +66,7 @@ class EpochHistory(StrictFrozenModel):
     delivery_timeout_ms: int = Field(default=0, exclude_if=lambda value: not value)
 
 
-class Intent(StrictFrozenModel):
+class RoundIntent(StrictFrozenModel):
     """The open intent: a plan that was announced and neither published nor undone.
 
     receipts: of the groups that are done.
@@ -212,7 +212,7 @@ class PartitionState(LogState):
     """Id of a live or waiting segment that a round wrote -> the compactor epoch that published it."""
     vector: tuple[CleanerOffset, ...] = ()
     leader: Leader | None = None
-    intent: Intent | None = None
+    intent: RoundIntent | None = None
     registrations: dict[str, OpenImport] = Field(default_factory=dict)
     closed_imports: tuple[ClosedImport, ...] = ()
     waiting: tuple[WaitingGroup, ...] = ()

@@ -18,7 +18,7 @@ from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import LeaseSettings, Ports
 from compactor.control.stages import RoundStage
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import DiskBudget
@@ -225,7 +225,7 @@ class Round:
         expired = find_expired_segments(state, self._cleaner, min(now_ms, ports.control.clock_ms()))
         return expired.log_start_offset if expired else None
 
-    def resume_problem(self, intent: Intent) -> ReasonOrEmpty:
+    def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
@@ -235,7 +235,7 @@ class Round:
             return "the settings have changed since it was planned"
         return self._round_too_old_problem(intent)
 
-    def _round_too_old_problem(self, intent: Intent) -> ReasonOrEmpty:
+    def _round_too_old_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         """Return why an open round is too old to be resumed, or an empty string. Only where brokers expire segments is there a limit:
         until the new segments are published, brokers expire no segment that follows them. The time counts from the plan, because the
         new segments are announced after it.

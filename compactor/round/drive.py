@@ -20,7 +20,7 @@ from compactor.control.logs import PartitionLog, write_snapshot_if_due
 from compactor.control.ports import LeaseSettings, Ports
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import RoundStage, StageTracker, stage_of_intent
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Refused
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
@@ -278,7 +278,7 @@ def _publish_intent(
     round_steps: RoundSteps[RoundInputsT] | None,
     inputs: RoundInputsT | None,
     stage_tracker: StageTracker,
-    intent: Intent,
+    intent: RoundIntent,
     undone_reason: str,
 ) -> RoundResult:
     """Publish the intent, so that readers get the new segments, and return the result.
@@ -360,7 +360,7 @@ def _run_unexpired_pending_tasks(
     leadership: Leadership,
     round_steps: RoundSteps[RoundInputsT],
     inputs: RoundInputsT | None,
-    intent: Intent,
+    intent: RoundIntent,
     expired_sources: ExpiredSources,
 ) -> CompactionFailure | None:
     """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
@@ -378,7 +378,7 @@ def _run_unexpired_pending_tasks(
     return None
 
 
-def _damaged_output_problem(leadership: Leadership, intent: Intent, expired_sources: ExpiredSources) -> ReasonOrEmpty:
+def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: ExpiredSources) -> ReasonOrEmpty:
     """Return why an object of the round's new segments differs from what was recorded, or an empty string. Groups that brokers have expired
     are ignored.
     """
@@ -392,7 +392,7 @@ def _damaged_output_problem(leadership: Leadership, intent: Intent, expired_sour
     return first_damaged_output() if found and expired_sources.detect_newly_expired_sources(intent) else found
 
 
-def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: Intent, reason: str) -> PartitionState:
+def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: RoundIntent, reason: str) -> PartitionState:
     """Undo the open intent, delete its objects, and return the new state. Possible only before anything was published."""
     stage_tracker.advance_to(RoundStage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
@@ -425,7 +425,7 @@ def scratch_key_prefix(log: PartitionLog) -> str:
     return f"{log.prefix}/scratch/"
 
 
-def _require_intent(leadership: Leadership) -> Intent:
+def _require_intent(leadership: Leadership) -> RoundIntent:
     """Return the open intent. Raises Fenced if another process has taken over, and RecordRefused if there is none."""
     leadership.require_leadership_in_state(leadership.state)
     if leadership.state.intent is None:

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 from compactor.constants import CompactorEpoch
 from compactor.control.records import ScratchObject
 from compactor.control.stages import RoundStage
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 
@@ -117,7 +117,7 @@ class RoundSteps(Protocol[RoundInputsT]):
     def is_round_due(self, state: PartitionState) -> bool:
         """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""
 
-    def resume_problem(self, intent: Intent) -> ReasonOrEmpty:
+    def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
     def log_start_to_record(self, state: PartitionState) -> int | None:

@@ -22,7 +22,7 @@ from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import restore_round_problem
 from compactor.control.ports import Ports
 from compactor.control.stages import RoundStage
-from compactor.control.state import Intent, PartitionState, WaitingGroup
+from compactor.control.state import PartitionState, RoundIntent, WaitingGroup
 from compactor.errors import UsageError
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
@@ -93,7 +93,7 @@ class RestoreRound:
     def is_round_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, intent: Intent) -> ReasonOrEmpty:
+    def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         plan, own = intent.plan, executor_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"

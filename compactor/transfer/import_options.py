@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from checkpoint.lineage import Lineage
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
-from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, RecreationConfirmation
+from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, TopicRecreationConfirmation
 from compactor.transfer.staged_file_rules import StagedFile
 from compactor.transfer.staged_files import HeldStagedFiles
 
@@ -51,7 +51,7 @@ class ImportOptions:
     log_start: int = 0
     held: HeldStagedFiles | None = None
     staged_problem: Callable[[StagedFile], str] = lambda file: ""
-    opening: RecreationConfirmation = UNKNOWN_TOPIC_ID
+    opening: TopicRecreationConfirmation = UNKNOWN_TOPIC_ID
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ AskTopicIds = Callable[[Sequence[str]], ClusterTopicIds]
 
 
 @dataclass(frozen=True)
-class RecreationConfirmation:
+class TopicRecreationConfirmation:
     """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) may be
     opened.
 
@@ -48,7 +48,7 @@ class RecreationConfirmation:
     by_hand: bool = False
 
 
-UNKNOWN_TOPIC_ID = RecreationConfirmation()
+UNKNOWN_TOPIC_ID = TopicRecreationConfirmation()
 """Neither a cluster nor a person says that a topic was created again: another topic id is refused."""
 
 
@@ -57,7 +57,7 @@ def find_or_open_incarnation(
     state: PartitionState,
     topic_id: TopicId,
     id_source: str,
-    confirmation: RecreationConfirmation,
+    confirmation: TopicRecreationConfirmation,
     count_equal_records: Callable[[], int],
 ) -> TopicPartition:
     """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
@@ -138,7 +138,7 @@ def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
 
 
 def _record_topic_recreation(
-    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, confirmation: RecreationConfirmation, holder: str
+    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, confirmation: TopicRecreationConfirmation, holder: str
 ) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 

@@ -27,7 +27,7 @@ from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import write_snapshot_if_due
 from compactor.control.ordering import restore_round_problem
 from compactor.control.stages import RoundStage
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.undo import undo_round
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
 from compactor.local.spool import process_spool_folder
@@ -402,7 +402,7 @@ class RepairRound:
     def is_round_due(self, state: PartitionState) -> bool:
         return True
 
-    def resume_problem(self, intent: Intent) -> str:
+    def resume_problem(self, intent: RoundIntent) -> str:
         return "a repair makes a plan of its own"
 
     def log_start_to_record(self, state: PartitionState) -> int | None:

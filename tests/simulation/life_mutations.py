@@ -28,7 +28,9 @@ def nobody_is_asked() -> Iterator[None]:
     """Another topic id supersedes the tier's, whoever brings it."""
     record = incarnations._record_topic_recreation
 
-    def by_hand(catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.RecreationConfirmation, holder: str) -> None:
+    def by_hand(
+        catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.TopicRecreationConfirmation, holder: str
+    ) -> None:
         record(catalog, state, TopicId(topic_id), where, replace(opening, by_hand=True), holder)
 
     with patch.object(incarnations, "_record_topic_recreation", by_hand):

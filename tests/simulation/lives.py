@@ -34,7 +34,7 @@ from compactor.model.ids import encode_segment_id, partition_of_incarnation
 from compactor.transfer import staged_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.incarnations import RecreationConfirmation, record_confirmed_topics
+from compactor.transfer.incarnations import TopicRecreationConfirmation, record_confirmed_topics
 from compactor.upkeep import deleted_topics
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.operator_changes import delete_records
@@ -271,10 +271,10 @@ class Life(WayIn):
 
     # --- processes ---
 
-    def opening(self, disk: DiskReplica) -> RecreationConfirmation:
+    def opening(self, disk: DiskReplica) -> TopicRecreationConfirmation:
         """Return who may say that the topic was created again: a person only who sees the leader's directory."""
         by_hand = disk is self.brokers.led and self.dice.random() < 0.2
-        return RecreationConfirmation(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
+        return TopicRecreationConfirmation(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
 
     @override
     def take(self, side: Side, tier: Tier, disk: DiskReplica, options: ImportOptions) -> None:
@@ -302,7 +302,7 @@ class Life(WayIn):
     def take_stale(self, tier: Tier, disk: DiskReplica) -> None:
         """``import`` of a directory that was left behind, with a cluster that has another topic by now, or with another cluster."""
         other = self.dice.random() < 0.3 and disk.topic_id == self.directories.stale[-1].topic_id
-        options = ImportOptions(opening=RecreationConfirmation(self.ask_other if other else self.ask))
+        options = ImportOptions(opening=TopicRecreationConfirmation(self.ask_other if other else self.ask))
         source = Source(disk.present(), disk.start, disk.version)
         if self.hides_truncation(self.mine, disk):
             return

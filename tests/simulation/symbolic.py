@@ -17,7 +17,7 @@ from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import Ports
 from compactor.control.records import ScratchObject
 from compactor.control.stages import RoundStage
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.errors import AlreadyExists
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
@@ -214,7 +214,7 @@ class SymbolicRound:
             return True
         return self._planner(state, self._now_ms, state.next_compactor_epoch, self._ports.new_id) is not None
 
-    def resume_problem(self, intent: Intent) -> str:
+    def resume_problem(self, intent: RoundIntent) -> str:
         return self._resumable(intent.plan)
 
     def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control import publication
-from compactor.control.state import Intent, PartitionState
+from compactor.control.state import PartitionState, RoundIntent
 from compactor.model.balance import Balance, DigestSum, add_sums
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.policy import CleanerPolicy
@@ -46,7 +46,7 @@ def test_a_digest_or_a_count_that_is_off_is_a_problem(field: str) -> None:
         assert BALANCE.model_copy(update={field: wrong}).imbalance_problem() != ""
 
 
-def announced(balance: Balance | None, *, recorded: DigestSum | None, result: DigestSum | None) -> tuple[PartitionState, Intent]:
+def announced(balance: Balance | None, *, recorded: DigestSum | None, result: DigestSum | None) -> tuple[PartitionState, RoundIntent]:
     """One group of one segment, with a receipt. ``recorded``: of the source when it was written, ``result``: by the new metadata."""
     source, made = segment("S" * 22, 0, 9), segment("N" * 22, 0, 9)
     task = CompactionTask(
@@ -70,7 +70,7 @@ def announced(balance: Balance | None, *, recorded: DigestSum | None, result: Di
         high_watermark=10, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory", fingerprint="test", producers=(),
         tasks=(task,),
     )  # fmt: skip
-    return state, Intent(plan=plan, slot=1, at_ms=1, receipts=(receipt,))
+    return state, RoundIntent(plan=plan, slot=1, at_ms=1, receipts=(receipt,))
 
 
 def test_the_driver_goes_by_receipts_and_metadata() -> None:

@@ -12,7 +12,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import ObjectRetention
-from compactor.control.state import Intent, Leader, OpenImport, PartitionState, Quarantine, RunHistoryEntry, WaitingGroup
+from compactor.control.state import Leader, OpenImport, PartitionState, Quarantine, RoundIntent, RunHistoryEntry, WaitingGroup
 from compactor.control.summary import summarize_state
 from compactor.daemon.scheduling import (
     CLOCK_RESOLUTION_MS,
@@ -90,7 +90,7 @@ class TestSight:
             next_dirty_offset=Offset(0), high_watermark=0, legacy_horizon_ms=0, vector=(), policy=CleanerPolicy(), map_engine="memory",
             fingerprint="", producers=(), tasks=(),
         )  # fmt: skip
-        found = seen(state(intent=Intent(plan=plan, slot=3, at_ms=NOW)))
+        found = seen(state(intent=RoundIntent(plan=plan, slot=3, at_ms=NOW)))
         assert (found.due, found.open_run) == (True, "r")
 
     def test_a_leader_who_released_is_none(self) -> None:

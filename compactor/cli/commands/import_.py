@@ -31,7 +31,7 @@ from compactor.transfer.import_root import (
     list_partition_directories,
     partition_of_directory,
 )
-from compactor.transfer.incarnations import AskTopicIds, RecreationConfirmation, record_confirmed_topics
+from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmation, record_confirmed_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.overview import read_summaries
@@ -48,7 +48,7 @@ def run_import(args: argparse.Namespace, out: Output) -> ExitCode:
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=RecreationConfirmation(
+        opening=TopicRecreationConfirmation(
             _topic_id_query_of_brokers(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
         ),
     )

@@ -66,7 +66,7 @@ class ChunkIndex:
         """Return the size in bytes of the log's object as stored, after compression and encryption."""
         return self._stored_start(self.chunk_count)
 
-    def chunk(self, number: int) -> StoredChunk:
+    def stored_chunk(self, number: int) -> StoredChunk:
         """Return the position of chunk ``number``, counted from 0."""
         start = number * self.chunk_size
         last = number == self.chunk_count - 1

@@ -454,7 +454,7 @@ class AivenLayout(WholeLogUploadLayout):
         if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
             return data, len(data)
-        wanted = [chunks.chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
+        wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
         stored = self._read_exactly(key, first.stored_start, size, is_end_of_object=end_byte == chunks.file_size)
