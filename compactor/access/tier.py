@@ -30,7 +30,7 @@ from compactor.control.logs import (
     record_retire_inspections,
     require_matching_tier_settings,
 )
-from compactor.control.ports import LeaseSettings, ObjectRetention, Ports
+from compactor.control.ports import LeaseTimes, ObjectRetention, Ports
 from compactor.control.records import RetireInspection
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
@@ -274,8 +274,8 @@ class Tier:
         return ChangeNotifier(self.ports, self.catalog, self.local, self.kind.has_complete_log)
 
     @property
-    def lease(self) -> LeaseSettings:
-        return LeaseSettings(self.settings.lease.ttl_ms, self.settings.lease.stall_ms)
+    def lease(self) -> LeaseTimes:
+        return LeaseTimes(self.settings.lease.ttl_ms, self.settings.lease.stall_ms)
 
     @property
     def retention(self) -> ObjectRetention:

@@ -74,7 +74,7 @@ class ExpiredSources:
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def find_partly_expired_task(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
-        """Return the first task some of whose source segments brokers have expired and others not, or None."""
+        """Return the first task of whose source segments brokers have expired some, but not all; None if there is no such task."""
         return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_task_expired(task)), None)
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:

@@ -78,7 +78,7 @@ def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPa
 
 
 def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolation:
-    """Return why a topic id does not supersede another one, or an empty string. Used when the catalog's log is replayed and before the
+    """Return why a record that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is replayed and before the
     append.
     """
     former = state.superseded.get(body.topic, {})

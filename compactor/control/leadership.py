@@ -18,7 +18,7 @@ from typing import Any
 from compactor.constants import CompactorEpoch
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import LeaseSettings, Ports
+from compactor.control.ports import LeaseTimes, Ports
 from compactor.control.records import LeadershipAcquired, LeadershipReleased
 from compactor.control.state import Leader, PartitionState, RuleViolation
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
@@ -149,7 +149,7 @@ def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> N
 
 
 @contextmanager
-def hold_leadership(ports: Ports, log: PartitionLog, lease: LeaseSettings) -> Iterator[Leadership]:
+def hold_leadership(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Iterator[Leadership]:
     """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
     Raises Leased if another compactor stays alive for one ttl. The block raises Fenced when another one takes over.
@@ -171,7 +171,7 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: LeaseSettings) -> It
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
 
-def acquire_leadership(ports: Ports, log: PartitionLog, lease: LeaseSettings) -> Leadership:
+def acquire_leadership(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Leadership:
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log

@@ -60,7 +60,7 @@ def check_removed_segments_lie_below_log_start(state: PartitionState, record: Co
 
 
 def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return that the record's sums of batches are not those of its segments, or an empty string. Requires the recorded sums of the batches
+    """Return that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums of the batches
     that are removed and of those that stay.
     """
     body: LogStartRaised = record.body

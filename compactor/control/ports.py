@@ -99,8 +99,8 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class LeaseSettings:
-    """Settings ``[lease]``, which affect liveness only.
+class LeaseTimes:
+    """Times of the settings ``[lease]``, which affect liveness only.
 
     ttl_ms: how long a leader without heartbeats counts as alive.
     stall_ms: time without a step of work after which a leader stops its heartbeats.

@@ -16,7 +16,7 @@ from compactor.config.units import format_size
 from compactor.constants import CompactorEpoch
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import LeaseSettings, Ports
+from compactor.control.ports import LeaseTimes, Ports
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
@@ -138,7 +138,7 @@ class RoundContext:
     """
 
     ports: Ports
-    lease: LeaseSettings
+    lease: LeaseTimes
     cleaner: CleanerSettings
     hash_key: bytes
     sidecars: SidecarStore | None

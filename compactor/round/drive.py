@@ -17,7 +17,7 @@ from compactor.control.broker_expiry import ExpiredSources, find_expired_segment
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import LeaseSettings, Ports
+from compactor.control.ports import LeaseTimes, Ports
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import RoundStage, StageTracker, stage_of_intent
 from compactor.control.state import PartitionState, RoundIntent
@@ -89,7 +89,7 @@ class _DriverSideOfWorkSession:
         self.leadership.check_still_leading(is_waiting=is_waiting)
 
 
-def run_round(ports: Ports, log: PartitionLog, lease: LeaseSettings, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
+def run_round(ports: Ports, log: PartitionLog, lease: LeaseTimes, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.

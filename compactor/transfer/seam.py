@@ -77,7 +77,7 @@ class SegmentListing:
         return replace(self, bases=kept, end=end)
 
     def split_by_size(self, max_bytes: int) -> Iterator[SegmentListing]:
-        """Yield the listing in consecutive parts of at most ``max_bytes``, or one segment."""
+        """Yield the listing in consecutive parts of at most ``max_bytes``. A segment that is larger is a part of its own."""
         rest = self
         while rest.bases:
             part = rest.first_segments(max_bytes)

@@ -91,7 +91,7 @@ class SegmentUpload:
 
 
 def require_free_space(url: str, needed_bytes: int) -> None:
-    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed`` bytes, so that the import fails before it
+    """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed_bytes``, so that the import fails before it
     writes anything.
     """
     disk = local_store_folder(url)

@@ -23,7 +23,7 @@ from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import LeaseSettings, ObjectRetention, Ports
+from compactor.control.ports import LeaseTimes, ObjectRetention, Ports
 from compactor.control.publication import delete_segment_objects
 from compactor.control.records import ImportVoided, SegmentDeletionBegun, SegmentDeletionEnded
 from compactor.control.stages import RoundStage, StageTracker
@@ -124,7 +124,7 @@ class RetireReport:
 def retire_partition(
     ports: Ports,
     log: PartitionLog,
-    lease: LeaseSettings,
+    lease: LeaseTimes,
     retention: ObjectRetention,
     *,
     clock: GraceClock = STORES_OWN,
