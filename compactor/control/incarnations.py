@@ -78,8 +78,8 @@ def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPa
 
 
 def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolation:
-    """Return why a record that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is replayed and before the
-    append.
+    """Return why a record that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is replayed
+    and before the append.
     """
     former = state.superseded.get(body.topic, {})
     for topic_id in (body.superseded_id, body.topic_id):

@@ -60,8 +60,8 @@ def check_removed_segments_lie_below_log_start(state: PartitionState, record: Co
 
 
 def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
-    """Return that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums of the batches
-    that are removed and of those that stay.
+    """Return that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums of the
+    batches that are removed and of those that stay.
     """
     body: LogStartRaised = record.body
     gone = set(body.ids)
