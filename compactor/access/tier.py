@@ -223,12 +223,16 @@ class EngineChooser(Protocol):
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
 
+ReasonToRunHere = str
+"""Why the other process does not run a round, so that this one must; empty if there is nothing to report."""
+
+
 class RemoteRounds(Protocol):
     """Client of another process that runs whole rounds, including leadership and publication."""
 
     def run_round(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
-    ) -> RoundReport | str:
+    ) -> RoundReport | ReasonToRunHere:
         """Run a round in the other process and return its report.
 
         If this process has to run the round itself, return the reason as text instead, or an empty string without a reason to report.

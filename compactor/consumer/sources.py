@@ -114,7 +114,7 @@ class ConsecutiveMessages:
 
 
 class TierAndBrokerReader:
-    """Reads each assigned partition from the tier or from the broker, whichever has its next records. For use by one thread.
+    """Reader of assigned partitions, each from the tier or from the broker, whichever has its next records. For use by one thread.
 
     :param broker: closed with this object. None to read the tier alone.
     """

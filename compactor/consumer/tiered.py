@@ -99,7 +99,7 @@ class TieredConsumer:
         :param asynchronous: do not wait for the answer, and return None.
         :return: the offsets that were committed.
         :raises UsageError: the consumer has no group.
-        :raises Unavailable: :raises Refused: the coordinator did not commit them.
+        :raises Unavailable: the coordinator cannot be reached. :raises Refused: it did not commit them.
         """
         group = self._require_group()
         chosen = None if message is None and offsets is None else _offsets_to_store(message, offsets)
@@ -231,7 +231,7 @@ class TieredConsumer:
         return last_values_of_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
-        """Replace, extend or reduce the assignment by these partitions."""
+        """Replace the assignment by these partitions, or add them to it or remove them from it, as ``step`` says."""
         change = compute_assignment_change(self._sources.assigned, step, partitions)
         self._drop_queued_messages(change.dropped)
         self._sources.remove_partitions(change.dropped)

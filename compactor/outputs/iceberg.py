@@ -28,7 +28,7 @@ from compactor.outputs.iceberg_plan import (
     TablePartitionEntry,
     TableUpdatePlan,
     ViewSlice,
-    end_of_unfinished_round,
+    end_offset_of_unfinished_round,
     partition_entry_of_view,
     plan_table_update,
     view_slices,
@@ -130,10 +130,10 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
         known = table.partition_entry(partition.partition) if table else None
         files = list(table.data_files(partition.partition).values()) if table else []
     state, view, _ = _read_published_view(tier, partition)
-    is_waiting = end_of_unfinished_round(state) >= 0
+    is_waiting = end_offset_of_unfinished_round(state) >= 0
     shown = not is_waiting and known is not None and known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
     since = [run.ended_ms for run in state.runs if run.published_slot > (known.slot if known else 0)]
-    current = table.snapshot if table else None
+    current = table.current_snapshot if table else None
     cleaner_offset = known.cleaner_offset if known else view.log_start
     return PartitionTableStatus(
         partition.topic, partition.partition, settings.table,
@@ -168,7 +168,7 @@ def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> lis
         return []
     with open_table_loader(settings, tier.identity.read_catalog().tier_id, topic, create_if_missing=False) as read_table:
         table = read_table()
-        current = table.snapshot.snapshot_id if table and table.snapshot else 0
+        current = table.current_snapshot.snapshot_id if table and table.current_snapshot else 0
         return [
             DataFileWithKey(path, name.partition if (name := DataFileName.from_path(path)) else -1, key, snapshots, current in snapshots)
             for path, key, snapshots in (table.files_with_keys(keys) if table else ())
@@ -212,7 +212,7 @@ class _TableUpdate:
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
-        files, unfinished = self.table.data_files(partition), end_of_unfinished_round(state)
+        files, unfinished = self.table.data_files(partition), end_offset_of_unfinished_round(state)
         undecoded = self.table.count_undecoded_rows(files.values())
         content = OutputContent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
         if unfinished >= 0:

@@ -85,7 +85,8 @@ class DataFileWriter(Protocol):
         """Write data files, and return the share of their keys of which it was checked that they occur once.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
-        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile. :raises StoreError:
+        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
+        :raises StoreError: if a store fails.
         """
 
 
@@ -96,7 +97,8 @@ class LocalDataFileWriter:
         """Write data files one after the other, and return the share of their keys of which it was checked that they occur once.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
-        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile. :raises StoreError:
+        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
+        :raises StoreError: if a store fails.
         """
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
         check = _KeyUniquenessCheck(files, budget, sum(task.max_records for task in files.tasks))
@@ -124,7 +126,7 @@ def write_slice_file(
 
     :param on_records: receives all committed records of the slice, tombstones and records without a key included.
     :raises TableColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.
-    :raises LogChanged: if the log was truncated meanwhile. :raises BadData: :raises StoreError:
+    :raises LogChanged: if the log was truncated meanwhile. :raises BadData: if the data is damaged. :raises StoreError: if a store fails.
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
     settings = tier.settings.outputs.iceberg.table_settings(task.extent.partition.topic)

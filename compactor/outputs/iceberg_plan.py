@@ -111,7 +111,7 @@ def parse_partition_entry(text: str | None, table_name: str) -> TablePartitionEn
         raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table_name}") from None
 
 
-def end_of_unfinished_round(state: PartitionState) -> int:
+def end_offset_of_unfinished_round(state: PartitionState) -> int:
     """Return the offset up to which a round must clean before the view is complete again, or -1 if it is complete.
 
     A round that was cut off or undone in part has dropped values whose successors lie above the cleaner offset, so that no view of the

@@ -145,17 +145,17 @@ class TopicTable:
 
     def add_columns(self, columns: pa.Schema) -> None:
         """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
-        before = self.snapshot
+        before = self.current_snapshot
         try:
             with _convert_iceberg_errors(self.name), self.table.update_schema() as update:
                 update.union_by_name(columns)
         except ValueError as error:
             raise TableChanged(f"table {self.name} has other columns meanwhile: {error}") from error
-        if self.snapshot != before:
+        if self.current_snapshot != before:
             raise TableChanged(f"table {self.name} was changed meanwhile")
 
     @property
-    def snapshot(self) -> Snapshot | None:
+    def current_snapshot(self) -> Snapshot | None:
         """Return the current snapshot; None if nothing was committed yet."""
         return self.table.current_snapshot()
 
@@ -243,7 +243,7 @@ class TopicTable:
             _convert_iceberg_errors(self.name),
             self.table.transaction() as transaction,
             _FileOverwrite(
-                operation=Operation.OVERWRITE if self.snapshot else Operation.APPEND,
+                operation=Operation.OVERWRITE if self.current_snapshot else Operation.APPEND,
                 transaction=transaction,
                 io=self.table.io,
                 commit_uuid=_make_commit_id(),
@@ -335,7 +335,7 @@ class TopicTable:
         """Return the entries of all partitions, by their keys in a summary, from the newest ancestor that has any: another program's
         commit, such as one that rewrites manifests, does not carry them over.
         """
-        snapshot = self.snapshot
+        snapshot = self.current_snapshot
         while snapshot is not None:
             found = {key: text for key, text in _snapshot_properties(snapshot).items() if key.startswith(ENTRY_PREFIX)}
             if found:

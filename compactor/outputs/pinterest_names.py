@@ -246,7 +246,7 @@ class GenerationLog:
         deleted it (``PartitionGenerations.deletable_step_numbers``), and the steps are listed again.
 
         :raises BadData: if steps are missing or invalid.
-        :raises StoreError:
+        :raises StoreError: if a store fails.
         """
         for _ in range(CATALOG_READ_ATTEMPTS - 1):
             try:

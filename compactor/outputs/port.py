@@ -58,7 +58,7 @@ class OutputWriter(Protocol):
 
         :param disk: local disk that the partition's segments may use.
         :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.
-        :raises Leased: if another process writes this output now. :raises StoreError:
+        :raises Leased: if another process writes this output now. :raises StoreError: if a store fails.
         """
 
 

@@ -217,7 +217,7 @@ def recompact_partitions(
     with ExitStack() as stack:
         flow = stack.enter_context(SharedJobRunner(cluster, tier, cost, listener.job_listener))
         spread = stack.enter_context(ThreadPoolExecutor(tier.settings.spark.large_at_once, "large"))
-        pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_led_partitions(), "partition"))
+        pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_partitions_led_at_once(), "partition"))
         try:
             futures = [
                 spread.submit(recompaction.run_rounds_and_record_result, candidate, recompaction.clean_on_cluster) for candidate in large
@@ -318,7 +318,7 @@ class _RecompactionWork:
                 )
         return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
 
-    def max_led_partitions(self) -> int:
+    def max_partitions_led_at_once(self) -> int:
         """Return how many small partitions may be led at the same time."""
         return self._tier.settings.spark.led_at_once or min(
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]

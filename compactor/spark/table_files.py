@@ -61,7 +61,8 @@ class ClusterDataFileWriter:
         """Write data files in Spark tasks, and return the share of their keys of which it was checked that they occur once.
 
         :param written: receives the files that were written; None for a slice without rows.
-        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile. :raises StoreError:
+        :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
+        :raises StoreError: if a store fails.
         :raises Unavailable: if Spark aborts the job.
         """
         if not files.tasks:

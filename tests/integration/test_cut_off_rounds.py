@@ -15,7 +15,7 @@ from compactor.control.stages import RoundStage
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import SegmentState
-from compactor.outputs.iceberg_plan import end_of_unfinished_round
+from compactor.outputs.iceberg_plan import end_offset_of_unfinished_round
 from tests.support.deployment import GrowingLog
 from tests.support.memory_brokers import BROKER, MemoryBrokers
 
@@ -50,4 +50,4 @@ def test_a_round_that_was_cut_off_says_so(tmp_path: Path, deleted: int) -> None:
     assert report.reason.startswith("brokers had deleted what 1 of " if deleted else "")
     assert bool(report.reason) is bool(deleted)
     # A table of the last values waits until a round has cleaned as far as this one would have.
-    assert end_of_unfinished_round(state) == (plans[0].next_dirty_offset if deleted else -1)
+    assert end_offset_of_unfinished_round(state) == (plans[0].next_dirty_offset if deleted else -1)

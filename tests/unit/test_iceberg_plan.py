@@ -15,7 +15,7 @@ from compactor.outputs.iceberg_plan import (
     SnapshotAge,
     TablePartitionEntry,
     ViewSlice,
-    end_of_unfinished_round,
+    end_offset_of_unfinished_round,
     parse_partition_entry,
     partition_entry_of_view,
     plan_snapshot_expiry,
@@ -104,17 +104,17 @@ def test_files_of_others_and_rows_twice_are_refused(extra: str) -> None:
 
 def test_a_view_is_incomplete_until_a_round_cleans_as_far_as_the_one_that_was_cut_off() -> None:
     complete, cut_off = run(1, RunStatus.CLEANED, 20), run(2, RunStatus.CLEANED, 20, cut_off=40)
-    assert end_of_unfinished_round(state(20, runs=(complete,))) == -1
-    assert end_of_unfinished_round(state(20, runs=(complete, cut_off))) == 40
-    assert end_of_unfinished_round(state(20, runs=(complete, cut_off, run(3, RunStatus.CLEANED, 20)))) == 40
-    assert end_of_unfinished_round(state(40, runs=(complete, cut_off, run(3, RunStatus.CLEANED, 40)))) == -1
+    assert end_offset_of_unfinished_round(state(20, runs=(complete,))) == -1
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off))) == 40
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off, run(3, RunStatus.CLEANED, 20)))) == 40
+    assert end_offset_of_unfinished_round(state(40, runs=(complete, cut_off, run(3, RunStatus.CLEANED, 40)))) == -1
 
 
 def test_a_round_undone_in_part_leaves_an_incomplete_view_and_one_undone_wholly_does_not() -> None:
     complete = run(1, RunStatus.CLEANED, 20)
-    assert end_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.REVERTED_IN_PART, 40)))) == 40
-    assert end_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.REVERTED, 40, cut_off=60)))) == -1
-    assert end_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.UNDONE, 40)))) == -1
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.REVERTED_IN_PART, 40)))) == 40
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.REVERTED, 40, cut_off=60)))) == -1
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.UNDONE, 40)))) == -1
 
 
 def test_an_entry_names_the_round_that_is_shown() -> None:

@@ -19,7 +19,7 @@ from compactor.round.engines import RemoteEngine
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import exchange, gate_ranges
-from compactor.spark.round.exchange import create_scratch_once, decode_ordinal_gaps, encode_surviving_row_numbers
+from compactor.spark.round.exchange import create_scratch_once, encode_surviving_row_numbers, try_decode_ordinal_gaps
 from compactor.spark.round.gate_rows import ExpectedRecordSums, StoredGateRows
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
@@ -428,11 +428,11 @@ def test_ordinals_as_gaps(share: float) -> None:
     encoded = encode_surviving_row_numbers(rows, np.packbits(kept))
     assert len(encoded) <= kept.sum() * 2 + 8
     bitmap = np.zeros(300_000 // 8 + 1, np.uint8)
-    assert decode_ordinal_gaps(np.frombuffer(encoded, np.uint8), bitmap)
+    assert try_decode_ordinal_gaps(np.frombuffer(encoded, np.uint8), bitmap)
     assert np.array_equal(np.flatnonzero(np.unpackbits(bitmap)), ordinals[kept])
 
 
 def test_gaps_that_do_not_fit_are_noticed() -> None:
     encoded = encode_surviving_row_numbers(np.full((1, 4), 23, np.uint32), np.array([128], np.uint8))
-    assert not decode_ordinal_gaps(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
-    assert not decode_ordinal_gaps(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))
+    assert not try_decode_ordinal_gaps(np.frombuffer(encoded, np.uint8), np.zeros(2, np.uint8))
+    assert not try_decode_ordinal_gaps(np.frombuffer(encoded[:-1] + b"\x80", np.uint8), np.zeros(3, np.uint8))

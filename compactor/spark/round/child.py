@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
 from compactor.access.rounds import create_round
-from compactor.access.tier import Tier
+from compactor.access.tier import ReasonToRunHere, Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import Settings, SparkSettings
 from compactor.control.state import PartitionState
@@ -81,7 +81,7 @@ class SparkChild:
 
     def run_round(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
-    ) -> RoundReport | str:
+    ) -> RoundReport | ReasonToRunHere:
         cleaner = tier.cleaner_settings_for_topic(state.topic)
         why = reason_to_run_on_spark(cleaner, tier.settings.spark, assess_round(state, cleaner, now_ms, force=force))
         if not why:

@@ -377,7 +377,7 @@ def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCou
 
 
 @kernel
-def decode_ordinal_gaps(data: Bytes, bitmap: Bytes) -> bool:
+def try_decode_ordinal_gaps(data: Bytes, bitmap: Bytes) -> bool:
     """Set the bit of each row number that ``encode_ordinal_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data is
     malformed.
     """

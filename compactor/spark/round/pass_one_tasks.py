@@ -54,7 +54,6 @@ from compactor.spark.round.exchange import (
     ExchangeRows,
     StoredKeyRows,
     create_scratch_once,
-    decode_ordinal_gaps,
     encode_surviving_row_numbers,
     encode_verdicts,
     flag_mappable_batches,
@@ -63,6 +62,7 @@ from compactor.spark.round.exchange import (
     pack_arrays,
     pack_key_rows,
     pack_tail_arrays,
+    try_decode_ordinal_gaps,
     write_spooled_rows,
 )
 from compactor.spark.round.gate_rows import (
@@ -444,7 +444,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
     if item.keys is not None:
         bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
         for answer in answers:
-            if not decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
+            if not try_decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
         facts = decode_scan_summaries(item.keys.read_stored_pass_one_results(store))
@@ -476,4 +476,4 @@ def load_kernels() -> None:
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_rows_with_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
-    decode_ordinal_gaps(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)
+    try_decode_ordinal_gaps(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)
