@@ -181,7 +181,7 @@ def _find_object_unknown_to_catalog(ports: Ports, catalog: CatalogState) -> str:
 
     Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
     """
-    for text in {found for info in ports.data.list("") if (found := ports.layout.partition_of_object_key(info.key))}:
+    for text in {found for info in ports.data.list("") if (found := ports.layout.partition_name_in_object_key(info.key))}:
         name = TopicPartition.parse_store_prefix(text)
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()

@@ -1,8 +1,8 @@
 """Base classes of layouts that store each file of a segment as one object with exactly the file's bytes.
 
-A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and ``partition_of_object_key``.
-It derives from ``ComposableLayout`` if only this program writes the objects, and from ``PlainLayout`` if they must look as another program
-writes them, without object metadata.
+A new layout of this kind only names its objects: ``partition_folder``, ``file_name``, ``parse_file_name`` and
+``partition_name_in_object_key``. It derives from ``ComposableLayout`` if only this program writes the objects, and from ``PlainLayout`` if
+they must look as another program writes them, without object metadata.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compactor.tier.contents import (
     file_from_object_metadata,
     stored_file_problem,
 )
-from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, WholeLogUploadLayout
+from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 """(key, metadata) -> a new object. Raises AlreadyExists."""
@@ -70,7 +70,7 @@ class PlainLayout(WholeLogUploadLayout):
         """
 
     @abstractmethod
-    def partition_of_object_key(self, key: str) -> str:
+    def partition_name_in_object_key(self, key: str) -> str:
         """Return the partition in whose folder this key lies, as ``topic-partition``, or an empty string."""
 
     @property
@@ -102,7 +102,7 @@ class PlainLayout(WholeLogUploadLayout):
     ) -> bytes:
         return self._store.get(self.object_name(partition, segment, file_kind), start, length)
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
         return self._store.download(self.object_name(partition, segment, file_kind), path)
 
     def upload_segment(

@@ -20,6 +20,8 @@ from compactor.storage.port import ComposeSource, CopyLimits
 
 ContentConflict = str
 """Message that an object exists already with other content, for people; empty if none does."""
+TransferredBytes = int
+"""Number of bytes that were received from a store, which may differ from the size of the plain file."""
 
 
 class SegmentRef(Protocol):
@@ -82,7 +84,7 @@ class SegmentLayout(Protocol):
     ) -> bytes:
         """Return bytes [start, start + length) of one file; fewer only at its end. length: None for the rest of the file."""
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
         """Download one file into a new local file, and return the number of bytes transferred."""
 
     def upload_segment(
@@ -144,7 +146,7 @@ class SegmentLayout(Protocol):
     def list_objects(self, partition: TopicPartition) -> Iterator[ListedObject]:
         """Yield every object below the partition's prefix, including those whose names this layout does not make."""
 
-    def partition_of_object_key(self, key: str) -> str:
+    def partition_name_in_object_key(self, key: str) -> str:
         """Return the partition in whose folder an object key lies, as ``topic-partition``, or an empty string."""
 
 

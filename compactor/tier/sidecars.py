@@ -57,6 +57,10 @@ def sidecar_prefix(log_prefix: str) -> str:
     return f"{log_prefix}/sidecars/"
 
 
+WrittenBytes = int
+"""Number of bytes that were written to a store."""
+
+
 class SidecarKeys(NamedTuple):
     """Object keys of a segment's sidecar and of its key directory."""
 
@@ -148,7 +152,7 @@ class SidecarStore:
         """
         met: dict[str, str] = {}
         fetched = 0
-        with contextlib.closing(self._prefetch_filters(segment_ids)) as loaded:
+        with contextlib.closing(self._prefetch_sidecars(segment_ids)) as loaded:
             left = len(segment_ids)
             while left:
                 filters: dict[str, KeyFilter] = {}
@@ -175,11 +179,11 @@ class SidecarStore:
         with contextlib.closing(_prefetch_in_order(segment_ids, self._load_key_directory)) as found:
             yield from (each for _, each in found)
 
-    def _prefetch_filters(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
+    def _prefetch_sidecars(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
         """Yield the sidecar of each segment, in order, with some of them prefetched."""
         return _prefetch_in_order(segment_ids, self.load_sidecar)
 
-    def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> int:
+    def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> WrittenBytes:
         """Write or replace sidecar and key directory, and return their size in bytes. Raises StoreError."""
         from bloom import directory as directories, sidecar as sidecars
 
@@ -192,7 +196,7 @@ class SidecarStore:
             self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
         return len(data) + len(keys)
 
-    def add_sidecar(self, sidecar: Sidecar) -> int:
+    def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
         """Create a sidecar if there is none, and return its size. A store error is only logged, because a sidecar can be
         built again later.
         """
@@ -200,7 +204,7 @@ class SidecarStore:
 
         return self._create_object_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
-    def add_key_directory(self, directory: KeyDirectory) -> int:
+    def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
         """Create a key directory if there is none, and return its size. A store error is only logged."""
         from bloom import directory as directories
 
@@ -224,7 +228,7 @@ class SidecarStore:
             _log.warning("%s is ignored: %s; the whole segment is read", key, unusable)
             return LoadedKeyDirectory(None, len(data))
 
-    def _create_object_if_absent(self, key: str, data: bytes) -> int:
+    def _create_object_if_absent(self, key: str, data: bytes) -> WrittenBytes:
         """Create an object unless it exists. Return its size, or 0 if it existed or could not be written."""
         try:
             self._control.create(key, data)

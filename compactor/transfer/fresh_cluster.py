@@ -29,7 +29,7 @@ EPOCH_POSITION = 12
 """Position of the leader epoch in a batch of version 2 (Kafka: DefaultRecordBatch.PARTITION_LEADER_EPOCH_OFFSET), 4 bytes."""
 
 
-def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> int:
+def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> Offset:
     """Change an exported log directory so that a new cluster can load it, and return its last offset, inclusive.
 
     :param log_start_offset: first offset that readers may read.
@@ -57,7 +57,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interva
         (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.empty_states()))
     lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(log_start_offset)),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
-    return ends[-1] - 1
+    return Offset(ends[-1] - 1)
 
 
 def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:

@@ -71,7 +71,7 @@ def _is_key_of_tier(tier: Tier, upload: UnfinishedUploadOfTier) -> bool:
     key, known = upload.upload.key, tier.catalog.state
     if upload.store is tier.ports.control:
         return key.startswith((f"{RESERVED}/", *_CONTROL_PREFIXES))
-    partition = tier.ports.layout.partition_of_object_key(key)
+    partition = tier.ports.layout.partition_name_in_object_key(key)
     return key.startswith((f"{RESERVED}/", _PROBES)) or partition in known.partitions or partition in known.reached
 
 

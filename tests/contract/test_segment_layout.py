@@ -101,7 +101,7 @@ class FlatLayout(ComposableLayout):
         return ParsedFileName(match[2], int(match[1]), match[3]) if match else None
 
     @override
-    def partition_of_object_key(self, key: str) -> str:
+    def partition_name_in_object_key(self, key: str) -> str:
         match = re.fullmatch(r"flat/([^/]+-\d+)/[^/]+", key)
         return match[1] if match else ""
 
@@ -253,8 +253,8 @@ class TestReading:
         # A layout may have objects that hold no file, such as one that says where the files lie in the others.
         assert {item.key for item in listed} >= {rig.layout.object_name(NAME, s, kind) for s in segments for kind in s.files}
         assert all(item.size > 0 and item.modified_ms > 0 for item in listed)
-        assert {rig.layout.partition_of_object_key(item.key) for item in listed} == {str(NAME)}
-        assert {rig.layout.partition_of_object_key(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
+        assert {rig.layout.partition_name_in_object_key(item.key) for item in listed} == {str(NAME)}
+        assert {rig.layout.partition_name_in_object_key(key) for key in ("tier-id.json", "some/where/else", f"{NAME}x/y")} == {""}
 
     def test_strangers_are_listed_as_such(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(5))

@@ -50,6 +50,6 @@ class KafkaLocalLayout(PlainLayout):
         return ParsedFileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
 
     @override
-    def partition_of_object_key(self, key: str) -> str:
+    def partition_name_in_object_key(self, key: str) -> str:
         match = _FOLDER.fullmatch(key)
         return match[1] if match else ""

@@ -42,7 +42,7 @@ class NativeLayout(ComposableLayout):
         return ParsedFileName(match[2], int(match[1]), match[3]) if match else None
 
     @override
-    def partition_of_object_key(self, key: str) -> str:
+    def partition_name_in_object_key(self, key: str) -> str:
         digits, _, rest = key.partition("/") if self._entropy_bits else ("", "", key)
         match = _FOLDER.fullmatch(rest)
         return match[1] if match and digits == md5_prefix_bits(match[1], self._entropy_bits) else ""

@@ -127,7 +127,7 @@ def _unfinished_upload_holders(
     if not tier.kind.owns_root:
         not_covered.append(UnsearchedPlace("unfinished uploads of brokers", "they are the brokers' own"))
     for one in found:
-        of = tier.ports.layout.partition_of_object_key(one.upload.key)
+        of = tier.ports.layout.partition_name_in_object_key(one.upload.key)
         if one.store is tier.ports.data and (not of or of in wanted):
             until, waits_for = one.upload.begun_ms + age_ms, "the end of who uploads it, or orphan_age_ms and `retire`"
             yield KeyHolder(of, one.object_url, HolderState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, NamedTuple, TypeVar
 
 from compactor.config.settings import AivenSettings
 from compactor.errors import BadData, CompactorError, NotFound, Refused, UsageError
@@ -41,7 +41,7 @@ from compactor.tier.layouts.aiven.manifest import (
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
 from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
-from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, WholeLogUploadLayout
+from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
 
 _T = TypeVar("_T")
 _MAX_CACHED_SEGMENTS: Final = 256
@@ -51,6 +51,20 @@ MANIFEST: Final = "rsm-manifest"
 SUFFIXES: Final = (LOG, INDEXES, MANIFEST)
 """In the order of upload."""
 _FOLDER: Final = re.compile(r"([^/]+)-[A-Za-z0-9_-]{22}/(\d+)/[^/]+")
+
+
+class ParsedObjectKey(NamedTuple):
+    """Object key of Aiven's layout in parts. suffix: one of SUFFIXES."""
+
+    stem: ObjectStem
+    suffix: str
+
+
+class FetchedPart(NamedTuple):
+    """Part of a plain file, and the number of bytes that were received from the store for it."""
+
+    data: bytes
+    transferred: TransferredBytes
 
 
 @dataclass(frozen=True)
@@ -72,17 +86,16 @@ class AivenObjectKeys:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
         return f"{self.prefix}{self.key_without_suffix(partition, segment)}.{suffix}"
 
-    def partition_of_object_key(self, key: str) -> str:
+    def partition_name_in_object_key(self, key: str) -> str:
         """Return the partition of a key as ``topic-partition``, whatever its topic id is, or an empty string."""
         match = _FOLDER.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return f"{match[1]}-{match[2]}" if match else ""
 
-    def parse_object_key(self, partition: TopicPartition, key: str) -> tuple[ObjectStem, str] | None:
-        """Return the offset and segment id in a key of the partition's folder, and its suffix; None if the key is not one of
-        this layout."""
+    def parse_object_key(self, partition: TopicPartition, key: str) -> ParsedObjectKey | None:
+        """Parse a key in the partition's folder. Return None if the key is not one of this layout."""
         first, _, suffix = key.removeprefix(self.partition_folder(partition)).partition(".")
         found = ObjectStem.parse(first)
-        return (found, suffix) if found and suffix in SUFFIXES else None
+        return ParsedObjectKey(found, suffix) if found and suffix in SUFFIXES else None
 
 
 _BATCH_HEADER_BYTES: Final = 23
@@ -199,7 +212,7 @@ class SegmentEncoder:
         )
         if not pair:
             return chunks, None
-        for _, content in _index_contents(contents):
+        for _, content in _index_files_in_stored_order(contents):
             _update_digest_with_framed_bytes(digest.update, content)
         sealed = self._ring.derive_segment_key(pair, segment.id, digest.digest())
         at = 0
@@ -223,7 +236,7 @@ class SegmentEncoder:
         """Return the content of the segment's three objects. Encrypts the index files and builds the manifest."""
         parts = [
             sealed.cipher.encrypt(derive_chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
-            for number, (_, content) in enumerate(_index_contents(contents))
+            for number, (_, content) in enumerate(_index_files_in_stored_order(contents))
         ]
         manifest = self._build_manifest(partition, segment, contents, chunks, sealed.key if sealed else None)
         return {LOG: log, INDEXES: b"".join(parts), MANIFEST: manifest.encode()}
@@ -238,14 +251,14 @@ class SegmentEncoder:
     ) -> SegmentManifest:
         """Create the manifest of a segment from its chunk index, index files and key."""
         spans, at = {}, 0
-        for kind, content in _index_contents(contents):
+        for kind, content in _index_files_in_stored_order(contents):
             spans[kind] = IndexFileRange(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
         about = segment_description(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
         return SegmentManifest(chunks, spans, not chunks.fixed, key, about)
 
 
-def _index_contents(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
+def _index_files_in_stored_order(contents: Mapping[str, FileContent]) -> list[tuple[str, bytes]]:
     """Return the index files in the order in which they are stored. They are small, bounded by segment.index.bytes."""
     return [(kind, _read_file_content(contents[kind])) for kind in INDEX_KINDS if kind in contents]
 
@@ -324,9 +337,9 @@ class AivenLayout(WholeLogUploadLayout):
             return data[start:] if length is None else data[start : start + length]
         size = opened_segment.manifest.chunks.file_size
         end = size if length is None else min(size, start + length)
-        return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start, end)[0]) if start < end else b""
+        return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start, end).data) if start < end else b""
 
-    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> int:
+    def download_file(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> TransferredBytes:
         opened_segment = self._open_segment(partition, segment)
         travelled = 0
         try:
@@ -400,8 +413,8 @@ class AivenLayout(WholeLogUploadLayout):
             else:
                 yield ListedObject(info.key, info.size, info.modified_ms)
 
-    def partition_of_object_key(self, key: str) -> str:
-        return self._keys.partition_of_object_key(key)
+    def partition_name_in_object_key(self, key: str) -> str:
+        return self._keys.partition_name_in_object_key(key)
 
     def _open_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> OpenedSegment:
         """Return a segment's manifest and cipher, from the cache if possible."""
@@ -446,14 +459,14 @@ class AivenLayout(WholeLogUploadLayout):
         except BadData:
             return read()
 
-    def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
+    def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedPart:
         """Return bytes [start, end) of the log and the number of bytes transferred. ``start_byte`` must be less than ``end_byte``. Raises
         BadData.
         """
         manifest, chunks, key = opened_segment.manifest, opened_segment.manifest.chunks, opened_segment.log_key
         if not manifest.compressed and not opened_segment.cipher:
             data = self._read_exactly(key, start_byte, end_byte - start_byte, is_end_of_object=end_byte == chunks.file_size)
-            return data, len(data)
+            return FetchedPart(data, len(data))
         wanted = [chunks.stored_chunk(number) for number in chunks.chunk_numbers(start_byte, end_byte)]
         first, last = wanted[0], wanted[-1]
         size = last.stored_start + last.stored_size - first.stored_start
@@ -467,7 +480,7 @@ class AivenLayout(WholeLogUploadLayout):
                 )
             except InvalidAivenDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
-        return b"".join(plain)[start_byte - first.start : end_byte - first.start], size
+        return FetchedPart(b"".join(plain)[start_byte - first.start : end_byte - first.start], size)
 
     def _read_index_file(self, partition: TopicPartition, segment: SegmentRef, opened_segment: OpenedSegment, file_kind: str) -> bytes:
         """Return the plain content of one index file. Raises NotFound if the segment has none of this kind."""
@@ -495,11 +508,11 @@ class AivenLayout(WholeLogUploadLayout):
 
     def _iterate_file_parts(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
-    ) -> Iterator[tuple[bytes, int]]:
+    ) -> Iterator[FetchedPart]:
         """Yield one file in parts, in order, each with the number of bytes transferred."""
         if file_kind != "log":
             data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, file_kind))
-            yield data, len(data) + (opened_segment.manifest.overhead_bytes if data else 0)
+            yield FetchedPart(data, len(data) + (opened_segment.manifest.overhead_bytes if data else 0))
             return
         chunks = opened_segment.manifest.chunks
         step = max(1, READ_BYTES // chunks.chunk_size) * chunks.chunk_size
@@ -507,7 +520,7 @@ class AivenLayout(WholeLogUploadLayout):
             end = min(start + step, chunks.file_size)
             yield self._read_log_bytes_with_retry(opened_segment, start, end)
 
-    def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> tuple[bytes, int]:
+    def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedPart:
         """Return bytes [start, end) of the log and the number of bytes transferred, with one retry."""
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start_byte, end_byte))
 

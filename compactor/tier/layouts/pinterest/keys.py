@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition, encode_segment_id
@@ -67,10 +67,17 @@ def file_name(base_offset: int, file_kind: str) -> str:
     return f"{base_offset:020d}.{file_kind}"
 
 
-def parse_file_name(name: str) -> tuple[int, str] | None:
+class PinterestFileName(NamedTuple):
+    """Parts of the name of a segment's file in Pinterest's layout."""
+
+    base_offset: int
+    file_kind: str
+
+
+def parse_file_name(name: str) -> PinterestFileName | None:
     """Return base offset and kind of a segment's file name, or None for another name."""
     match = _OBJECT.fullmatch(name)
-    return (int(match[1]), match[2]) if match else None
+    return PinterestFileName(int(match[1]), match[2]) if match else None
 
 
 def segment_id_from_base_offset(base_offset: int) -> str:
