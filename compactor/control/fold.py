@@ -248,7 +248,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
 
 
 def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any], reason: str) -> Changes:
-    """Close all open imports; the ids that they have registered become unusable for ever."""
+    """Return the changes that close all open imports; the ids that they have registered become unusable for ever."""
     entries = state.registrations.values()
     closed = (ClosedImport(import_id=entry.import_id, slot=record.slot, tiered_end=entry.tiered_end, voided=reason) for entry in entries)
     changes: Changes = {"registrations": {}, "closed_imports": (*state.closed_imports, *closed)[-HISTORY:]}

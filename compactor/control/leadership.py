@@ -68,7 +68,7 @@ class LeaderProgress:
 
 @dataclass(frozen=True)
 class Leadership:
-    """Leadership of a partition under one compactor epoch, as far as this process knows. Every append checks it."""
+    """Leadership of a partition under one compactor epoch, as far as this process knows. Every append checks that it still holds."""
 
     ports: Ports
     log: PartitionLog
@@ -137,7 +137,9 @@ class Leadership:
 
 
 def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolation:
-    """Return why a record would have no effect if it were appended now, or an empty string. Saves the log a record without effect."""
+    """Return why a record would have no effect if it were appended now, or an empty string. Called first, so that the log gets no void
+    record.
+    """
     return ordering.find_rule_violation(state, log.candidate_record(body))
 
 

@@ -253,7 +253,7 @@ class PartitionState(LogState):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic, partition number and incarnation."""
+        """Return the partition's topic, its number and its incarnation (one life of the topic name)."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property

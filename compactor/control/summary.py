@@ -47,11 +47,11 @@ S_co = TypeVar("S_co", bound=SegmentMetadataOrSummary, covariant=True)
 
 
 class PartitionStateOrSummary(Protocol[S_co]):
-    """Properties of a partition that decisions need. Implemented by PartitionState and PartitionSummary."""
+    """Properties of a partition that scheduling needs, of a full state or a summary. Implemented by PartitionState and PartitionSummary."""
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return topic, partition number and incarnation."""
+        """Return the partition's topic, its number and its incarnation (one life of the topic name)."""
 
     @property
     def topic(self) -> str:
@@ -103,7 +103,7 @@ class PartitionStateOrSummary(Protocol[S_co]):
 
     @property
     def mirrored(self) -> bool:
-        """Return whether brokers record the live segments."""
+        """Return whether the live segments were taken over from the brokers' metadata topic."""
 
 
 HOURS = 25
@@ -190,7 +190,7 @@ class PartitionSummary(StrictFrozenModel):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic, partition number and incarnation."""
+        """Return the partition's topic, its number and its incarnation (one life of the topic name)."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
@@ -243,7 +243,9 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
 
 
 def _quarantined_since_ms(state: PartitionState) -> int:
-    """Return when the first of the failed rounds in a row ended that the run history still has, in milliseconds; 0 if not quarantined."""
+    """Return the end of the first of the latest failed rounds in a row, as far as the run history reaches, in milliseconds; 0 if none
+    failed.
+    """
     if state.quarantine is None:
         return 0
     failed = [run for run in state.runs if run.status == RunStatus.QUARANTINED][-state.quarantine.failures :]
@@ -274,7 +276,7 @@ def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
 
 
 def encode_summary(summary: PartitionSummary) -> bytes:
-    """Encode a summary for ``decode_summary`` on a machine with the same byte order."""
+    """Encode a summary for local state. Only a machine with the same byte order can decode it."""
     head = summary.model_dump_json().encode()
     return _HEAD.pack(len(head)) + head + summary.columns
 
@@ -288,7 +290,7 @@ def decode_summary(data: bytes) -> PartitionSummary:
 
 
 def _summarize_waiting_group(group: WaitingGroup) -> WaitingGroupSummary:
-    """Return the summary of one group of waiting segments."""
+    """Return the summary of one group of segments that wait for their deletion."""
     return WaitingGroupSummary(
         slot=group.slot,
         since_ms=group.since_ms,
@@ -308,7 +310,7 @@ def _encode_segment_columns(live_segments: Sequence[RemoteLogSegmentMetadata]) -
 
 
 def _decode_segment_columns(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:
-    """Unpack ``count`` segments from their columns."""
+    """Unpack ``count`` segments from columns of 64-bit numbers, which are followed by the segments' ids."""
     if not count:
         return ()
     width = 8 * count

@@ -54,7 +54,7 @@ def _replaced_segments(state: PartitionState, run_id: str) -> list[RemoteLogSegm
 
 
 def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMetadata]:
-    """Return the segments of a run that readers have now."""
+    """Return the new segments of a run that readers still use."""
     made = {name for group in state.waiting if group.run_id == run_id and not group.undone for name in group.replaced_by.values()}
     return [segment for segment in state.live if segment.id in made]
 

@@ -93,7 +93,7 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
 
 
 def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
-    """Create an object without metadata. Return False if an object with other content has that key already. Raises StoreError."""
+    """Create an object without metadata, and return whether the key now has this content, not another one. Raises StoreError."""
     try:
         if isinstance(content, bytes):
             store.create(key, content)
@@ -200,7 +200,7 @@ def download_segment_file(
 
 
 def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
-    """Return whether a local file has the recorded size and digest. Without a recorded digest no file does."""
+    """Return whether a local file has the recorded size and digest. Return False if no digest is recorded."""
     return (
         path.stat().st_size == recorded.size and recorded.has_digest and _digest_download(0, path, recorded).has_recorded_content(recorded)
     )

@@ -91,7 +91,7 @@ def sidecar_keys(log_prefix: str, segment_id: str) -> SidecarKeys:
 
 
 class SidecarHeadCache(Protocol):
-    """Cache of sidecar heads in local state. Entries may disappear at any time; methods raise nothing."""
+    """Cache of the first parts (heads) of sidecars in local state. Entries may disappear at any time; methods raise nothing."""
 
     def cached_sidecar_heads(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
@@ -115,7 +115,7 @@ class SidecarStore:
         return sidecar_keys(self._log_prefix, segment_id).sidecar
 
     def load_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return the sidecars of these segments without their filters. Logs a warning for each unusable one. Raises StoreError."""
+        """Return the sidecars of these segments without their Bloom filters. Logs a warning for each unusable one. Raises StoreError."""
         found = self._usable_cached_heads(segment_ids)
         missing = [segment_id for segment_id in segment_ids if segment_id not in found]
         with ThreadPoolExecutor(PARALLEL_REQUESTS, "sidecars") as pool:
@@ -131,7 +131,7 @@ class SidecarStore:
         return found
 
     def load_sidecar(self, segment_id: str) -> Sidecar | None:
-        """Return a sidecar with its filter, or None if it is absent or unusable. Raises StoreError."""
+        """Return a sidecar with its Bloom filter, or None if it is absent or unusable. Raises StoreError."""
         from bloom import sidecar as sidecars
 
         try:
@@ -197,15 +197,15 @@ class SidecarStore:
         return len(data) + len(keys)
 
     def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
-        """Create a sidecar if there is none, and return its size. A store error is only logged, because a sidecar can be
-        built again later.
+        """Create a sidecar if there is none. Return the number of bytes written, or 0. A store error is only logged, because a sidecar can
+        be built again later.
         """
         from bloom import sidecar as sidecars
 
         return self._create_object_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
-        """Create a key directory if there is none, and return its size. A store error is only logged."""
+        """Create a key directory if there is none. Return the number of bytes written, or 0. A store error is only logged."""
         from bloom import directory as directories
 
         return self._create_object_if_absent(

@@ -21,7 +21,7 @@ _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
 
 class InvalidAivenDataError(ValueError):
-    """Stored data that is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
+    """Raised if data that Aiven's plug-in has stored is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
 
 
 class StoredChunk(NamedTuple):
@@ -131,7 +131,7 @@ def encode_chunk_sizes(values: Sequence[int]) -> bytes:
 
 
 def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
-    """Decode chunk sizes. Raises InvalidAivenDataError if the bytes are not exactly one list."""
+    """Decode a list of chunk sizes from the plug-in's codec. Raises InvalidAivenDataError if the bytes are not exactly one list."""
     try:
         (count,) = struct.unpack_from(">i", data)
         if count < 2:
