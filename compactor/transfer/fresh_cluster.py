@@ -63,8 +63,8 @@ def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interva
 def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:
     """Return the first offset of the oldest transaction that is open at the end of a log directory, or MAX_OFFSET if none is open.
 
-    As in Kafka, the newest producer snapshot and the batches after it tell. Metadata do not: brokers record no open transaction, and some
-    tiers hold no snapshots.
+    Found, as in Kafka, from the newest producer snapshot and the batches after it. Segment metadata cannot be used: brokers record no open
+    transaction.
     """
     newest = max(folder.glob("*.snapshot"), default=None)
     states = ProducerStates.empty_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)

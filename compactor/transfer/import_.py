@@ -536,7 +536,8 @@ class _DirectoryImport:
     def _create_sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
         """Return a sidecar builder for a segment, or None if sidecars are off.
 
-        It builds no filter: later rounds need the number of keys, and the outcomes of transactions without reading the segment again.
+        The sidecar gets no Bloom filter, only what saves later rounds a read of the segment: the number of keys and the outcomes of
+        transactions.
         """
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None

@@ -126,8 +126,8 @@ def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId
 
 
 def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
-    """Return whether both logs have last records in common and these are equal. Raises BadData if they cannot be read, because damage is no
-    difference.
+    """Return whether both logs have last records in common and these are equal. Raises BadData if they cannot be read, because damage does
+    not show that the logs differ.
     """
     try:
         return count_equal_records() > 0

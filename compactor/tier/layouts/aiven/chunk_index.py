@@ -21,7 +21,7 @@ _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
 
 class InvalidAivenDataError(ValueError):
-    """Raised if data that Aiven's plug-in has stored is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
+    """Raised if data that Aiven's plug-in stored is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
 
 
 class StoredChunk(NamedTuple):

@@ -149,7 +149,7 @@ def _is_later_end_offset(path: tuple[str, ...], value: Any, end_offset: int) -> 
 def segment_description(
     name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata, *, has_transactions: bool = False
 ) -> dict[str, Any]:
-    """Return ``remoteLogSegmentMetadata`` in the plug-in's order of fields.
+    """Return the manifest's part ``remoteLogSegmentMetadata``, with its fields in the plug-in's order.
 
     It is the same for each attempt to upload a segment, because its time is that of the last append.
     """

@@ -73,8 +73,8 @@ class PartitionListing:
 
     @property
     def readable_segments(self) -> tuple[ListedSegment, ...]:
-        """Return the segments that can be read: those with a log, without those below the first one in ``_metadata``, whose deletion has
-        begun.
+        """Return the segments that can be read: all that have a log, except those below the first segment in ``_metadata``, whose deletion
+        has begun.
         """
         first = min((time.base_offset for time in self.times or ()), default=0)
         return tuple(segment for segment in self.segments if "log" in segment.files and segment.base >= first)

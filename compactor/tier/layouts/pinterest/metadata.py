@@ -20,7 +20,8 @@ TIME_INDEX_TYPE: Final = "TOPIC_PARTITION"
 
 @dataclass(frozen=True, order=True)
 class SegmentTime:
-    """Row of the ``_metadata`` file: a segment, and a time (timestamp_ms) than which no record up to the segment's end is newer.
+    """Row of the ``_metadata`` file: a segment, and an upper bound (timestamp_ms) for the timestamps of all records up to the segment's
+    end.
 
     Rows compare in the order that consumers use.
     """
