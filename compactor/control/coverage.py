@@ -11,25 +11,23 @@ from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new: RemoteLogSegmentMetadata) -> RuleViolation:
+def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolation:
     """Return why a new segment does not cover its sources exactly (I1), or an empty string.
 
     It must have their start offset, their end offset and the union of their leader epochs, and at least one byte.
     """
     if not sources:
-        return f"segment {new.id} replaces nothing that is live"
+        return f"segment {new_segment.id} replaces nothing that is live"
     gap = offset_gap_problem(sources)
     if gap:
         return gap
-    if (new.start_offset, new.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
-        return (
-            f"segment {new.id} covers {new.start_offset}..{new.end_offset}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
-        )
-    if new.leader_epochs != lineage.merge_segment_lineages([source.leader_epochs for source in sources]):
-        return f"segment {new.id} does not carry the leader epochs of its sources"
-    log = new.files.get("log")
-    if new.size_bytes <= 0 or log is None or log.size != new.size_bytes:
-        return f"segment {new.id} has no bytes"
+    if (new_segment.start_offset, new_segment.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
+        return f"segment {new_segment.id} covers {new_segment.start_offset}..{new_segment.end_offset}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
+    if new_segment.leader_epochs != lineage.merge_segment_lineages([source.leader_epochs for source in sources]):
+        return f"segment {new_segment.id} does not carry the leader epochs of its sources"
+    log = new_segment.files.get("log")
+    if new_segment.size_bytes <= 0 or log is None or log.size != new_segment.size_bytes:
+        return f"segment {new_segment.id} has no bytes"
     return ""
 
 

@@ -440,9 +440,9 @@ PartitionRecord = ControlRecord[PartitionBody]
 CatalogRecord = ControlRecord[CatalogBody]
 
 
-def append_checksum(document: bytes) -> bytes:
-    """Return a JSON object that contains ``document`` (JSON text) and its CRC-32."""
-    return b'{"crc":"%08x","record":%s}' % (zlib.crc32(document), document)
+def append_checksum(json_document: bytes) -> bytes:
+    """Return a JSON object that contains ``json_document`` and its CRC-32."""
+    return b'{"crc":"%08x","record":%s}' % (zlib.crc32(json_document), json_document)
 
 
 def verify_and_strip_checksum(data: bytes, source_name: str) -> bytes:

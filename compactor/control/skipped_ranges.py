@@ -49,6 +49,6 @@ def format_skipped_ranges(ranges: Iterable[SkippedRange]) -> str:
     return "; ".join(f"{one.start_offset}-{one.end_offset}: {one.why.replace(';', ',')}" for one in kept)
 
 
-def parse_skipped_ranges(text: str) -> list[SkippedRange]:
+def parse_skipped_ranges(line: str) -> list[SkippedRange]:
     """Return the ranges in a line that ``format_skipped_ranges`` returned."""
-    return [SkippedRange(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", text)]
+    return [SkippedRange(int(low), int(high), why) for low, high, why in re.findall(r"(\d+)-(\d+): ([^;]*)", line)]

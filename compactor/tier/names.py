@@ -23,9 +23,9 @@ _UUID: Final = r"[A-Za-z0-9_-]{21}[AQgw]"  # 16 bytes: the last of 22 characters
 _STEM: Final = re.compile(rf"([0-9]{{20}})-({_UUID})")
 
 
-def is_topic_id(text: str) -> bool:
+def is_topic_id(candidate: str) -> bool:
     """Return whether a text is a topic id as Kafka's class Uuid prints it."""
-    return re.fullmatch(_UUID, text) is not None
+    return re.fullmatch(_UUID, candidate) is not None
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class ObjectStem(NamedTuple):
     segment_id: str
 
     @staticmethod
-    def parse(text: str) -> ObjectStem | None:
+    def parse(name: str) -> ObjectStem | None:
         """Parse the common beginning of object names (such as ``00000000000000000042-<id>``); None for any other text."""
-        match = _STEM.fullmatch(text)
+        match = _STEM.fullmatch(name)
         return ObjectStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 
 

@@ -40,18 +40,18 @@ def read_broker_log_start(partition_dir: Path, partition: TopicPartition) -> int
     return _read_checkpointed_offset(partition_dir, partition, LOG_STARTS)
 
 
-def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, file: str) -> int:
+def _read_checkpointed_offset(partition_dir: Path, partition: TopicPartition, file_name: str) -> int:
     """Return a partition's offset in a checkpoint file of its broker, or 0 if there is no such file or the file does not name the
     partition.
 
     :param partition_dir: the partition's directory; the file lies in its parent.
     :param partition: the partition; used if the directory's name is not a partition's.
-    :param file: name of the checkpoint file.
+    :param file_name: name of the checkpoint file.
     :raises UsageError: if the file cannot be read.
     :raises BadData: if it is not a checkpoint file.
     """
     folder = Path(os.path.abspath(partition_dir))
-    path = folder.parent / file
+    path = folder.parent / file_name
     try:
         partition = TopicPartition.parse(folder.name)
     except UsageError:

@@ -455,21 +455,25 @@ class _DirectoryImport:
         with reader as reading, reading.open_segment(0, reads_txn_index=False) as source:
             yield source
 
-    def _file_parts_without_gap(self, state: PartitionState, end: int, file_parts: list[SegmentFilePart]) -> list[SegmentFilePart]:
+    def _file_parts_without_gap(
+        self, state: PartitionState, last_tier_offset: int, file_parts: list[SegmentFilePart]
+    ) -> list[SegmentFilePart]:
         """Return the pieces (batches of segment files) if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps
         are allowed.
 
         An allowed gap is covered by the first piece.
 
-        :param end: last offset that the tier has, or will have after a cut.
-        :param file_parts: everything that the directory has after ``end``.
+        :param last_tier_offset: last offset that the tier has, or will have after a cut.
+        :param file_parts: everything that the directory has after ``last_tier_offset``.
         """
         first = file_parts[0].source
-        if not state.has_segments or first.base == end + 1:
+        if not state.has_segments or first.base == last_tier_offset + 1:
             return file_parts
-        require_no_gap_after_tier(state, end, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps)
-        self.notes.append(f"offsets {end + 1} to {first.base - 1} are missing in {self.partition}, and stay so")
-        return [replace(file_parts[0], source=replace(first, base=end + 1)), *file_parts[1:]]
+        require_no_gap_after_tier(
+            state, last_tier_offset, first, self.options.fetched_from, self.held.refusals, allow_gaps=self.options.gaps
+        )
+        self.notes.append(f"offsets {last_tier_offset + 1} to {first.base - 1} are missing in {self.partition}, and stay so")
+        return [replace(file_parts[0], source=replace(first, base=last_tier_offset + 1)), *file_parts[1:]]
 
     # --- before the beginning ---
 

@@ -56,14 +56,14 @@ DELETED = ".deleted"
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
 
-def segment_log_path(log_dir: Path, base: int) -> Path:
+def segment_log_path(log_dir: Path, base_offset: int) -> Path:
     """Return the path of a segment's log in a log directory."""
-    return log_dir / f"{base:020d}.log"
+    return log_dir / f"{base_offset:020d}.log"
 
 
-def staged_segment_path(log_dir: Path, base: int) -> Path:
+def staged_segment_path(log_dir: Path, base_offset: int) -> Path:
     """Return the path of a segment's file that its broker has staged for deletion."""
-    path = segment_log_path(log_dir, base)
+    path = segment_log_path(log_dir, base_offset)
     return path.with_name(path.name + DELETED)
 
 
@@ -207,9 +207,9 @@ def _error_with_file_position(error: BadData, file_part: SegmentFilePart) -> Bad
     return BadData(error.cause, segment=error.segment, position=error.position + file_part.skipped, offset=error.offset, hint=error.hint)
 
 
-def require_no_orphaned_indexes(log_dir: Path, bases: Sequence[int]) -> None:
-    """Raise BadData if the directory has an index file without a segment file. :param bases: base offsets of the segment files."""
-    known = set(bases)
+def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> None:
+    """Raise BadData if the directory has an index file without a segment file. :param base_offsets: those of the segment files."""
+    known = set(base_offsets)
     for path in sorted(log_dir.iterdir()):
         match = _INDEX_NAME.fullmatch(path.name)
         if match and int(match[1]) not in known:

@@ -204,30 +204,30 @@ def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], las
     return [piece for source in sources if (piece := _batches_between(log_dir, source, last_offset + 1, source.end)) is not None]
 
 
-def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start: int) -> list[SegmentFilePart]:
-    """Return the batches before ``start``, the tier's first offset, by segment. A segment that contains it is cut between batches. Raises
+def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start_offset: int) -> list[SegmentFilePart]:
+    """Return the batches before ``start_offset``, the tier's first offset, by segment. A segment that contains it is cut between batches. Raises
     BadData.
     """
-    return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start)) is not None]
+    return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start_offset)) is not None]
 
 
-def _batches_between(log_dir: Path, source: SourceSegment, start: int, end: int) -> SegmentFilePart | None:
-    """Return the batches of a segment from ``start`` to ``end`` (exclusive); None if it has none there. Raises BadData for a batch across
+def _batches_between(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
+    """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if it has none there. Raises BadData for a batch across
     a bound.
     """
     path = log_dir / source.name
-    if source.base >= start and source.end <= end:
+    if source.base >= start_offset and source.end <= end_offset:
         return SegmentFilePart(source, path, 0, source.size)
     table = source.table
-    first = int(np.searchsorted(table.last_offset, start))
-    last = int(np.searchsorted(table.last_offset, end))
-    if last < len(table) and 0 <= int(table.base_offset[last]) < end <= int(table.last_offset[last]):
-        raise _straddling_batch_error(source, last, end)
+    first = int(np.searchsorted(table.last_offset, start_offset))
+    last = int(np.searchsorted(table.last_offset, end_offset))
+    if last < len(table) and 0 <= int(table.base_offset[last]) < end_offset <= int(table.last_offset[last]):
+        raise _straddling_batch_error(source, last, end_offset)
     if first == last:
         return None
-    if 0 <= int(table.base_offset[first]) < start:
-        raise _straddling_batch_error(source, first, start)
-    part = segment_of_batch_range(source, first, last, max(start, source.base), min(end, source.end))
+    if 0 <= int(table.base_offset[first]) < start_offset:
+        raise _straddling_batch_error(source, first, start_offset)
+    part = segment_of_batch_range(source, first, last, max(start_offset, source.base), min(end_offset, source.end))
     return SegmentFilePart(part, path, int(table.position[first]), source.size)
 
 

@@ -45,10 +45,10 @@ class HeldStagedFile:
             return read_only_view(np.empty(0, np.uint8))
         return np.frombuffer(mmap.mmap(self.descriptor, self.file.size, access=mmap.ACCESS_READ), np.uint8)
 
-    def open_segment(self, log_dir: Path, end: int | None, policy: CleanerPolicy) -> SourceSegment:
+    def open_segment(self, log_dir: Path, next_base_offset: int | None, policy: CleanerPolicy) -> SourceSegment:
         """Return the segment with its batch table. Raises BadData.
 
-        :param end: base offset of the segment after it, None if it is not known yet.
+        :param next_base_offset: base offset of the segment after this one, None if it is not known yet.
         """
         file, limit, path = self.file, policy.max_decompressed_batch_bytes, staged_segment_path(log_dir, self.file.base)
         entries = parse_txn_index(self.txn_index, path.name.replace(".log", ".txnindex"))
@@ -56,7 +56,9 @@ class HeldStagedFile:
         def read_from_open_file(path: Path) -> Bytes:
             return self.map_bytes()
 
-        return open_source_segment(0, path, file.base, end, file.mtime_ms, -1, limit, txn_entries=entries, read_bytes=read_from_open_file)
+        return open_source_segment(
+            0, path, file.base, next_base_offset, file.mtime_ms, -1, limit, txn_entries=entries, read_bytes=read_from_open_file
+        )
 
     def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> StagedSegment:
         """Return the file's offsets and leader epochs, read from the headers of its batches. Raises BadData."""
@@ -70,12 +72,12 @@ def inode_change_ms(stat: os.stat_result) -> int:
     return stat.st_ctime_ns // 1_000_000
 
 
-def describe_staged_file(base: int, stat: os.stat_result) -> StagedFile:
+def describe_staged_file(base_offset: int, stat: os.stat_result) -> StagedFile:
     """Return the description of a staged file, from its base offset and its ``stat`` result."""
-    return StagedFile(base, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino))
+    return StagedFile(base_offset, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino))
 
 
-def list_staged_files_before_live_log(log_dir: Path, live_bases: Sequence[int]) -> list[StagedFile]:
+def list_staged_files_before_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> list[StagedFile]:
     """List the files staged for deletion that begin before the live log (its lowest base offset), ascending by base offset.
 
     Raises OSError.
@@ -84,7 +86,7 @@ def list_staged_files_before_live_log(log_dir: Path, live_bases: Sequence[int]) 
     with os.scandir(log_dir) as entries:
         for entry in entries:
             match = STAGED_NAME.fullmatch(entry.name)
-            if match and int(match[1]) < min(live_bases, default=0):
+            if match and int(match[1]) < min(live_base_offsets, default=0):
                 with suppress(FileNotFoundError):
                     found.append(describe_staged_file(int(match[1]), entry.stat()))
     return sorted(found, key=lambda file: file.base)
@@ -97,17 +99,17 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
     return tuple(EpochEntry(LeaderEpoch(int(epochs[batch])), Offset(int(table.base_offset[batch]))) for batch in changes)
 
 
-def first_epoch_of_live_log(log_dir: Path, live_bases: Sequence[int]) -> LeaderEpoch:
+def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
     """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
 
     It is that of the first batch, or that of the leader-epoch-checkpoint while the live segments have no batch.
     """
-    for base in live_bases:
+    for base in live_base_offsets:
         with segment_log_path(log_dir, base).open("rb") as file:
             header = file.read(_MAGIC + 1)
         if len(header) > _MAGIC:
             return LeaderEpoch(int.from_bytes(header[_EPOCH], "big", signed=True) if header[_MAGIC] == 2 else -1)
-    return leader_epoch_at(read_epoch_checkpoint(log_dir), live_bases[0])
+    return leader_epoch_at(read_epoch_checkpoint(log_dir), live_base_offsets[0])
 
 
 class HeldStagedFiles:

@@ -147,11 +147,11 @@ def decode_chunk_sizes(data: bytes) -> tuple[int, ...]:
         raise InvalidAivenDataError("the list of chunks is cut off") from None
 
 
-def decode_chunk_lengths(text: str) -> tuple[int, ...]:
+def decode_chunk_lengths(encoded_lengths: str) -> tuple[int, ...]:
     """Decode Aiven's field ``transformedChunks``: base64 of a zstd frame that holds chunk sizes in the encoding of ``encode_chunk_sizes``.
     Raises InvalidAivenDataError.
     """
-    packed = decode_strict_base64(text, "transformedChunks")
+    packed = decode_strict_base64(encoded_lengths, "transformedChunks")
     try:
         size = zstandard.frame_content_size(packed)
         if not 0 <= size <= _MAX_CODEC_BYTES:
@@ -164,12 +164,12 @@ def decode_chunk_lengths(text: str) -> tuple[int, ...]:
     return decode_chunk_sizes(unpacked)
 
 
-def decode_strict_base64(text: str, field_name: str) -> bytes:
+def decode_strict_base64(encoded: str, field_name: str) -> bytes:
     """Decode standard, padded base64 without unused bits. Raises InvalidAivenDataError. field_name: field name for the message."""
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidAivenDataError(f"{field_name} is not base64") from None
-    if base64.b64encode(data).decode() != text:
+    if base64.b64encode(data).decode() != encoded:
         raise InvalidAivenDataError(f"{field_name} is not base64 as it is written")
     return data

@@ -42,12 +42,12 @@ class CustomMetadata:
         return base64.b64encode(_encode_uvarint(len(fields)) + b"".join(parts)).decode()
 
     @staticmethod
-    def decode(text: str) -> CustomMetadata:
+    def decode(encoded_metadata: str) -> CustomMetadata:
         """Decode custom metadata from base64. Raises InvalidAivenDataError if the bytes are corrupt."""
-        if not text:
+        if not encoded_metadata:
             return CustomMetadata()
         try:
-            data = base64.b64decode(text, validate=True)
+            data = base64.b64decode(encoded_metadata, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidAivenDataError("the custom metadata is not base64") from None
         fields: dict[int, bytes] = {}

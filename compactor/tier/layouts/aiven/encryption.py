@@ -148,27 +148,29 @@ def derive_chunk_iv(stream_number: int, chunk_number: int) -> bytes:
     return stream_number.to_bytes(4, "big") + chunk_number.to_bytes(8, "big")
 
 
-def _load_private_key(key_pair_id: str, file: str) -> RsaKey:
+def _load_private_key(key_pair_id: str, pem_file: str) -> RsaKey:
     """Read an RSA private key. Raises UsageError if the file cannot be read or holds no private key."""
     require_extra("aiven", "an encrypted segment")
     from Crypto.PublicKey import RSA
 
     hint = "key_pairs under [tier.aiven] names, for each id, a PEM file with an RSA private key (PKCS#8)"
     try:
-        key = RSA.import_key(Path(file).read_bytes())
+        key = RSA.import_key(Path(pem_file).read_bytes())
     except OSError as error:
-        raise UsageError(f"the private key of key pair {key_pair_id!r} cannot be read from {file}: {error.strerror}", hint=hint) from error
+        raise UsageError(
+            f"the private key of key pair {key_pair_id!r} cannot be read from {pem_file}: {error.strerror}", hint=hint
+        ) from error
     except (ValueError, IndexError, TypeError) as error:
-        raise UsageError(f"{file}, for key pair {key_pair_id!r}, is not a private key: {error}", hint=hint) from error
+        raise UsageError(f"{pem_file}, for key pair {key_pair_id!r}, is not a private key: {error}", hint=hint) from error
     if not key.has_private():
-        raise UsageError(f"{file}, for key pair {key_pair_id!r}, is a public key; the private one is needed", hint=hint)
+        raise UsageError(f"{pem_file}, for key pair {key_pair_id!r}, is a public key; the private one is needed", hint=hint)
     return key
 
 
-def _private_key_mismatch_error(key_pair_id: str, file: str) -> Refused:
+def _private_key_mismatch_error(key_pair_id: str, pem_file: str) -> Refused:
     """Return the error for a private key that does not unwrap the data key."""
     return Refused(
-        f"its data key cannot be unwrapped with {file}, which is configured for key pair {key_pair_id!r}: another key, or the manifest "
+        f"its data key cannot be unwrapped with {pem_file}, which is configured for key pair {key_pair_id!r}: another key, or the manifest "
         "is damaged",
         hint="Compare key_pairs under [tier.aiven] with the brokers' rsm.config.encryption.key.pairs",
     )
