@@ -22,7 +22,8 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: R
     if gap:
         return gap
     if (new_segment.start_offset, new_segment.end_offset) != (sources[0].start_offset, sources[-1].end_offset):
-        return f"segment {new_segment.id} covers {new_segment.start_offset}..{new_segment.end_offset}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
+        covered = f"{new_segment.start_offset}..{new_segment.end_offset}"
+        return f"segment {new_segment.id} covers {covered}, its sources {sources[0].start_offset}..{sources[-1].end_offset}"
     if new_segment.leader_epochs != lineage.merge_segment_lineages([source.leader_epochs for source in sources]):
         return f"segment {new_segment.id} does not carry the leader epochs of its sources"
     log = new_segment.files.get("log")

@@ -267,10 +267,7 @@ class _DirectoryImport:
     def _segment_addition_record(
         self, new_segments: Sequence[SegmentToImport], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
     ) -> SegmentAddition:
-        """Return the data that is recorded together with new segments. The lineage (leader epochs with their first offsets) is the given
-        one, else the known one with the epochs of the new
-        batches.
-        """
+        """Return the data to record with new segments. Its lineage is the directory's, or the tier's with the new batches' epochs."""
         sources = [member.source for member in new_segments]
         lineage = log_lineage or extend_lineage(tier_lineage, lineage_from_batches(sources) if sources else ())
         more |= {
@@ -458,10 +455,8 @@ class _DirectoryImport:
     def _file_parts_without_gap(
         self, state: PartitionState, last_tier_offset: int, file_parts: list[SegmentFilePart]
     ) -> list[SegmentFilePart]:
-        """Return the pieces (batches of segment files) if they follow the tier's end without a gap. Raises BadData for a gap, unless gaps
-        are allowed.
-
-        An allowed gap is covered by the first piece.
+        """Return the file parts so that they follow the tier's end without a gap: a gap that the options allow is covered by the first part.
+        Raises BadData for any other gap.
 
         :param last_tier_offset: last offset that the tier has, or will have after a cut.
         :param file_parts: everything that the directory has after ``last_tier_offset``.
@@ -538,10 +533,8 @@ class _DirectoryImport:
         return checked
 
     def _create_sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
-        """Return a sidecar builder for a segment, or None if sidecars are off.
-
-        The sidecar gets no Bloom filter, only what saves later rounds a read of the segment: the number of keys and the outcomes of
-        transactions.
+        """Return a builder of a sidecar without Bloom filter, or None if sidecars are off. Later rounds need the number of keys and the
+        outcomes of transactions in it, which saves them a read of the segment.
         """
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None

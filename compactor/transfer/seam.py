@@ -205,15 +205,15 @@ def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], las
 
 
 def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start_offset: int) -> list[SegmentFilePart]:
-    """Return the batches before ``start_offset``, the tier's first offset, by segment. A segment that contains it is cut between batches. Raises
-    BadData.
+    """Return the batches before ``start_offset``, the tier's first offset, by segment. A segment that contains it is cut between batches.
+    Raises BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start_offset)) is not None]
 
 
 def _batches_between(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
-    """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if it has none there. Raises BadData for a batch across
-    a bound.
+    """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if it has none there. Raises BadData for a
+    batch across a bound.
     """
     path = log_dir / source.name
     if source.base >= start_offset and source.end <= end_offset:
