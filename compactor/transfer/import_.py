@@ -455,7 +455,7 @@ class _DirectoryImport:
     def _file_parts_without_gap(
         self, state: PartitionState, last_tier_offset: int, file_parts: list[SegmentFilePart]
     ) -> list[SegmentFilePart]:
-        """Return the file parts so that they follow the tier's end without a gap: a gap that the options allow is covered by the first part.
+        """Return the file parts so that they follow the tier's end without a gap: an allowed gap is covered by the first part.
         Raises BadData for any other gap.
 
         :param last_tier_offset: last offset that the tier has, or will have after a cut.
