@@ -210,7 +210,7 @@ def _find_survivors(key_scan: KeyScanParameters, max_map_entries: int | None, wo
     """Find the survivors of the dirty range; with Kafka's bounded offset map if ``max_map_entries`` is given."""
     if max_map_entries is not None:
         return find_survivors_with_bounded_map(key_scan, BoundedOffsetMap(max_map_entries, max_record_count=max_map_entries), workers)
-    most = sum(source.upper_bound_of_record_count for source, _ in key_scan.dirty_segments_with_batches())
+    most = sum(source.upper_bound_of_record_count for source, _ in key_scan.dirty_segments_and_wanted_batch_flags())
     return find_survivors_backwards(key_scan, KeyHashSet((most + 1024) * _KEY_BYTES, expected_key_count=min(most // 4, 1 << 20)), workers)
 
 
@@ -307,7 +307,7 @@ def open_segments_of_directory(
                 offset=int(source.table.last_offset[-1]),
                 hint="Kafka splits such a segment when it cleans it; let a broker do that first",
             )
-        source.index_bytes, source.timeindex_bytes = _usable_offset_and_time_index_bytes(path, source, index_interval_bytes)
+        source.index_bytes, source.timeindex_bytes = _usable_sizes_of_offset_and_time_index(path, source, index_interval_bytes)
         return source
 
     def open_segment_in_worker(buffers: ReusableJobBuffers, index: int) -> SourceSegment | None:
@@ -338,7 +338,7 @@ def _is_first_batch_after(table: BatchTable, previous_last_offset: int) -> bool:
     return (int(table.last_offset[0]) if base == UNKNOWN_OFFSET else base) > previous_last_offset
 
 
-def _usable_offset_and_time_index_bytes(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
+def _usable_sizes_of_offset_and_time_index(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
     """Return the sizes in bytes of a segment's offset index and time index, rounded down to whole entries. As in Kafka, both count as
     rebuilt if the offset index is missing, and a missing time index counts as empty.
     """

@@ -29,12 +29,12 @@ def precompile_kernels() -> None:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
-            _compile_into_folder(folder)
+            _compile_kernels_into_folder(folder)
             return
     _clean_small_log()
 
 
-def _compile_into_folder(folder: Path) -> None:
+def _compile_kernels_into_folder(folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir():  # left by a process, or a machine, that was stopped: perhaps torn
             shutil.rmtree(path)

@@ -38,10 +38,10 @@ SpoolRows = npt.NDArray[Any]
 class DiskReservation(Protocol):
     """Reserved bytes of the disk budget."""
 
-    def reserve_bytes(self, nbytes: int, /) -> None:
+    def reserve_bytes(self, byte_count: int, /) -> None:
         """Reserve bytes before they are written. Raises OutOfBudget."""
 
-    def release_bytes(self, nbytes: int, /) -> None:
+    def release_bytes(self, byte_count: int, /) -> None:
         """Release the reservation of bytes that were deleted from the disk."""
 
 
@@ -178,7 +178,7 @@ class HashRangeRowFile:
         data, places = view_as_bytes(out[: self._fill]), (begins * self._row_bytes).tolist()
         crcs = tuple(crc32c(data[begin:end]) for begin, end in pairwise(places))
         self._blocks.setdefault(self._section, []).append(_SortedRowBlock(self.size, begins, crcs))
-        self._write_reserved_bytes(data)
+        self._reserve_and_append_bytes(data)
         self._sorted, self._fill = out, 0
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class HashRangeRowFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _write_reserved_bytes(self, data: memoryview) -> None:
+    def _reserve_and_append_bytes(self, data: memoryview) -> None:
         """Append bytes to the file, after reserving them. Raises OutOfBudget."""
         self._disk.reserve_bytes(len(data))
         self._reserved += len(data)

@@ -18,7 +18,7 @@ from compactor.daemon.partition_history import PartitionHistory, deserialize_his
 from compactor.daemon.scheduling import PartitionStatus, partition_status
 from compactor.local.cache import ControlLogReadProgress
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import read_slot_times
+from compactor.upkeep.retire import read_grace_start_ms_by_slot
 from compactor.views.overview import is_summary_fresh
 
 
@@ -109,7 +109,7 @@ class PartitionCache:
         """Cache the summary of a control log that was just read, and return the partition's status."""
         self._tier.change_notifier.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.
-        slot_times_ms = read_slot_times(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
+        slot_times_ms = read_grace_start_ms_by_slot(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_identity()
         position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))

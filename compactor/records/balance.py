@@ -43,7 +43,7 @@ class BalanceKey:
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
-def zero_sums_by_account() -> DigestSumRows:
+def zero_digest_sums_by_account() -> DigestSumRows:
     """Return sums of zero, one row for each account."""
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
@@ -96,7 +96,7 @@ def digest_sums_by_account(
     :param superseded_flags: a flag per row: whether a later record has its key.
     :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
-    sums = zero_sums_by_account()
+    sums = zero_digest_sums_by_account()
     if np.all(final_action == COPY):
         return sums
     some = slice(chunk.first, chunk.last)

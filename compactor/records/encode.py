@@ -115,7 +115,7 @@ def encode_cleaned_chunk(
     if not compressed:
         bound += int(table.size[some][action_by_batch == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = np.flatnonzero(_find_rows_to_reencode(rows.flags, first_row, action_by_batch, keep_flags))
+        loose = np.flatnonzero(_flag_rows_to_reencode(rows.flags, first_row, action_by_batch, keep_flags))
         if len(loose):
             buf, rows = _reencode_record_tails(buf, rows, loose)
             bound += len(buf)
@@ -217,7 +217,7 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 
 @kernel
-def _find_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
+def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
     """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
     loose = np.zeros(keep_flags.size, np.bool_)
     for batch in range(action_by_batch.size):
@@ -263,12 +263,12 @@ def _reencode_key_value_and_headers(record_tail: Bytes) -> bytes:
         value, at = read_varint(record_tail, at, len(record_tail))
         return int(value)
 
-    def copy_byte_string(is_name: bool) -> None:
+    def copy_byte_string(is_header_name: bool) -> None:
         nonlocal at
         length = copy_varint_and_return_value()
         data = record_tail[at : at + max(length, 0)].tobytes()
         at += max(length, 0)
-        if is_name:
+        if is_header_name:
             data = reencode_as_java_utf8(data)
         out.extend(_encode_varint(len(data) if length >= 0 else -1) + data)
 

@@ -54,7 +54,7 @@ class ProducerStates:
         opened = opened[opened >= 0]
         return int(opened.min()) if len(opened) else None
 
-    def can_be_states_at_offset(self, offset: int, replayed_states: ProducerStates) -> bool:
+    def is_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
         """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log.
 
         :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in

@@ -20,7 +20,7 @@ from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
 from compactor.cleaner.passes.describe import (
     earliest_delete_horizon_ms,
-    lineage_from_tables,
+    lineage_from_batch_tables,
     lineage_of_offset_range,
     read_earliest_delete_horizon_ms,
     summarize_timestamps_and_count,
@@ -329,7 +329,7 @@ def _producer_states_at_offset(log_dir: Path, offset: int, replayed: ProducerSta
         given = parse_producer_snapshot_file(path.read_bytes(), path.name)
     except BadData:
         return replayed  # as Kafka does
-    return given if given.can_be_states_at_offset(offset, replayed) else replayed
+    return given if given.is_consistent_with_replay(offset, replayed) else replayed
 
 
 def _open_txn_offset_by_producer(states: ProducerStates) -> dict[int, int]:
@@ -364,7 +364,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
 
     The first one begins at the start of the first segment.
     """
-    reported = lineage_from_tables([source.table for source in sources])
+    reported = lineage_from_batch_tables([source.table for source in sources])
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 

@@ -17,8 +17,11 @@ from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leade
 from compactor.round.mirroring import mirror_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
 
+StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
+"""State of a partition before a change, and after it."""
 
-def delete_records(tier: Tier, partition: TopicPartition, offset: int) -> tuple[PartitionState, PartitionState]:
+
+def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> StatesBeforeAndAfter:
     """Raise a partition's log start to an offset, as Kafka's DeleteRecords does; return the states before and after it.
 
     An interrupted round is finished or undone first. Segments wholly below the offset wait for grace. Raises UsageError if the offset lies
@@ -27,16 +30,16 @@ def delete_records(tier: Tier, partition: TopicPartition, offset: int) -> tuple[
     log = tier.open_partition_log(partition, leads=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
-        return None if offset < state.log_start else offset
+        return None if new_log_start < state.log_start else new_log_start
 
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         before = leadership.state
         if leadership.state.intent is not None:
             finish_or_undo_open_intent(leadership, create_round(tier, partition, tier.ports.clock_ms()))
-        if not before.has_segments or offset > before.end_offset + 1:
+        if not before.has_segments or new_log_start > before.end_offset + 1:
             end = f"it ends at {before.end_offset}" if before.has_segments else "it holds nothing"
             raise UsageError(
-                f"offset {offset} lies beyond {partition}: {end}", hint="Nothing was changed. `topics` lists what the tier holds"
+                f"offset {new_log_start} lies beyond {partition}: {end}", hint="Nothing was changed. `topics` lists what the tier holds"
             )
         try:
             after = raise_log_start(leadership, choose_log_start)

@@ -15,6 +15,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.errors import BadData, UsageError
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
 from compactor.upkeep.brokers.objects import inspect_partition_objects
@@ -64,7 +65,7 @@ class OrphanList:
 
 
 @dataclass(frozen=True)
-class PurgeReport:
+class OrphanPurgeReport:
     """Result of deleting orphans (``purge_orphans``).
 
     kept: listed objects that were not deleted, with the reason.
@@ -87,7 +88,7 @@ def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition:
     return OrphanList(tier.settings.tier_url, tier.settings.tier.layout, tier.broker_metadata.cluster_id(), now, tuple(found))
 
 
-def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> PurgeReport:
+def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> OrphanPurgeReport:
     """Delete the objects of a list that are still orphans.
 
     :param store: the tier's store, opened for writing.
@@ -112,10 +113,10 @@ def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dr
                 deleted.append(one)
     if not dry_run:
         store.delete([one.object for one in deleted])
-    return PurgeReport(deleted, kept)
+    return OrphanPurgeReport(deleted, kept)
 
 
-def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: int) -> str:
+def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: int) -> ReasonOrEmpty:
     """Return why an object must not be deleted, or an empty string.
 
     :param listed: the orphan as it was listed.

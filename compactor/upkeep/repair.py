@@ -43,8 +43,8 @@ from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, Stats, WorkerSession
 from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
-from compactor.upkeep.repair_sources import RepairSource, download_file_of_same_range
-from compactor.upkeep.segment_check import check_disk_budget, download_intact_files
+from compactor.upkeep.repair_sources import RepairSource, download_each_file_of_same_range
+from compactor.upkeep.segment_check import download_intact_files, raise_if_segment_exceeds_disk_budget
 
 ReportBytes = Callable[[int], None]
 _LOCAL_COPIES = 3
@@ -113,9 +113,9 @@ def find_damage(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``. Raises StoreError.
     """
     found = []
-    with _scratch_folder(tier) as scratch:
+    with _temporary_scratch_folder(tier) as scratch:
         for segment in segments:
-            check_disk_budget(tier, state.topic_partition, segment, copies_on_disk=_LOCAL_COPIES)
+            raise_if_segment_exceeds_disk_budget(tier, state.topic_partition, segment, copies_on_disk=_LOCAL_COPIES)
             _, problems = download_intact_files(tier, state.topic_partition, segment, scratch)
             if problems:
                 missing = frozenset(one.file for one in problems if one.kind == "missing")
@@ -164,7 +164,7 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
     for damage in damaged:
         is_recorded, unknown = True, []
         for kind in damage.problems:
-            with _scratch_folder(tier) as scratch:
+            with _temporary_scratch_folder(tier) as scratch:
                 is_recorded &= finder.fetch_or_build_file(damage.segment, kind, scratch / kind)
                 unknown += [] if (scratch / kind).exists() else [kind]
         if unknown:
@@ -174,29 +174,33 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
             can_create = is_recorded and damage.missing == damage.problems.keys()
             decisions.append(RepairDecision(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
-    return [one if one.action == "undo" else _undo_if_run_is_undone(state, one, undone) for one in decisions]
+    return [one if one.action == "undo" else _decide_undo_if_run_is_undone(state, one, undone) for one in decisions]
 
 
-def _undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undone: set[str]) -> RepairDecision:
+def _decide_undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
     """Return the decision, or ``undo`` in its place if the run that wrote the segment is among those to be undone."""
-    run_id = _run_that_wrote_segment(state, decision.damage.segment)
-    return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone else decision
+    run_id = _id_of_undoable_run_of_segment(state, decision.damage.segment)
+    return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
 
 def _decide_undo_or_no_repair(
-    tier: Tier, state: PartitionState, damage: DamagedSegment, unknown: Sequence[str], finder: _IntactFileFinder
+    tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactFileFinder
 ) -> RepairDecision:
     """Return the decision about a segment with files that no source has: undo the run that wrote it if that is possible, else ``none``.
 
     :param unknown: the kinds of these files: the log, or files that need more than the log to be built.
     """
-    nowhere = f"no source has its bytes: {finder.searched_places}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
-    if "log" not in unknown:
-        nowhere = f"its {' and '.join(unknown)} cannot be built, because the producer states before it are not known, and {nowhere}"
+    nowhere = (
+        f"no source has its bytes: {finder.description_of_sources}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
+    )
+    if "log" not in kinds_without_source:
+        nowhere = (
+            f"its {' and '.join(kinds_without_source)} cannot be built, because the producer states before it are not known, and {nowhere}"
+        )
     epoch = state.published_by.get(damage.segment.id)
     if epoch is None or any(run.leader_epoch == epoch and run.status == RunStatus.REPAIRED for run in state.runs):
         return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
-    run_id = _run_that_wrote_segment(state, damage.segment)
+    run_id = _id_of_undoable_run_of_segment(state, damage.segment)
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
     if not run_id:
         return RepairDecision(damage, "none", f"{nowhere}; what it replaced is deleted")
@@ -212,7 +216,7 @@ def _decide_undo_or_no_repair(
     return RepairDecision(damage, "undo", run_id=run_id)
 
 
-def _run_that_wrote_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
+def _id_of_undoable_run_of_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
     """Return the id of the run that wrote a live segment, if the segments that it replaced still wait for deletion; else an empty
     string.
     """
@@ -238,7 +242,7 @@ def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[Repair
 
 
 @contextmanager
-def _scratch_folder(tier: Tier) -> Iterator[Path]:
+def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="repair-", dir=process_spool_folder(tier.state_dir)) as scratch:
         yield Path(scratch)
 
@@ -254,7 +258,7 @@ class _IntactFileFinder:
     """Producer snapshots that were built, by segment id; None for those that could not be built with the recorded digest."""
 
     @property
-    def searched_places(self) -> str:
+    def description_of_sources(self) -> str:
         return ", ".join(one.description for one in self.sources)
 
     def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
@@ -263,21 +267,23 @@ class _IntactFileFinder:
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
-        replaced = download_file_of_same_range(self.tier, self.state, segment, file_kind, path)
-        for _ in chain(replaced, *(source.fetch_file(segment, file_kind, path) for source in self.sources)):
+        replaced = download_each_file_of_same_range(self.tier, self.state, segment, file_kind, path)
+        for _ in chain(replaced, *(source.write_each_copy_of_file(segment, file_kind, path) for source in self.sources)):
             if has_recorded_content(path, recorded):
                 return True
             path.unlink(missing_ok=True)
         if file_kind == "log":
             return False
-        with _scratch_folder(self.tier) as scratch:
-            built = self.build_file(segment, file_kind, scratch / "log") if self._fetch_log(segment, scratch / "log") else None
+        with _temporary_scratch_folder(self.tier) as scratch:
+            built = (
+                self.build_file_from_log(segment, file_kind, scratch / "log") if self._fetch_intact_log(segment, scratch / "log") else None
+            )
         if built is None:
             return False
         path.write_bytes(built)
         return has_recorded_content(path, recorded)
 
-    def _fetch_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
+    def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
         """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
@@ -299,7 +305,7 @@ class _IntactFileFinder:
             paths[kind] = path
         return paths
 
-    def build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, log: Path) -> bytes | None:
+    def build_file_from_log(self, segment: RemoteLogSegmentMetadata, file_kind: str, log: Path) -> bytes | None:
         """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log; None if it needs the producer states
         before the segment, and these are not known.
         """
@@ -346,25 +352,29 @@ class _IntactFileFinder:
                 read_and_verify_segment_file(self.tier.ports.layout, self.state.topic_partition, before, "snapshot"), "snapshot"
             )
         if before.id not in self.snapshots:  # kept, because the next segment's snapshot may be damaged as well
-            with _scratch_folder(self.tier) as scratch:
+            with _temporary_scratch_folder(self.tier) as scratch:
                 path = scratch / "snapshot"
                 self.snapshots[before.id] = path.read_bytes() if self.fetch_or_build_file(before, "snapshot", path) else None
         known = self.snapshots[before.id]
         return None if known is None else parse_producer_snapshot_file(known, "snapshot")
 
 
-def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder) -> None:
+def _create_missing_objects(
+    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
+) -> None:
     """Create missing objects again under their keys. Nothing is deleted meanwhile, because only the leader retires segments."""
     layout = tier.ports.layout
-    for damage in damaged:
+    for damage in damaged_segments:
         segment = damage.segment
         if segment.id not in leadership.check_still_leading().live_segments_by_id():
             continue  # expired or replaced since
-        with _scratch_folder(tier) as scratch:
+        with _temporary_scratch_folder(tier) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
             for kind, path in paths.items():
                 if not finder.fetch_or_build_file(segment, kind, path):
-                    raise Unavailable(f"{finder.searched_places} no longer has the {kind} of segment {segment.id}", hint="Run it again")
+                    raise Unavailable(
+                        f"{finder.description_of_sources} no longer has the {kind} of segment {segment.id}", hint="Run it again"
+                    )
             leadership.check_still_leading()
             if taken := layout.upload_segment(leadership.state.topic_partition, segment, paths):
                 raise AlreadyExists(taken)
@@ -373,13 +383,13 @@ def _create_missing_objects(tier: Tier, leadership: Leadership, damaged: Sequenc
 
 
 def _replace_damaged_segments(
-    tier: Tier, leadership: Leadership, damaged: Sequence[DamagedSegment], finder: _IntactFileFinder
+    tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
     """Replace segments one to one in a round, and return the new ids by the old ones.
 
     :raises BadData: if the round failed. Readers then keep the damaged segments.
     """
-    result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged)))
+    result = run_round_as_leader(leadership, RepairRound(tier, finder, tuple(damaged_segments)))
     if result.status == "quarantined":
         raise BadData(result.reason, segment=result.segment or str(leadership.state.topic_partition), hint="Readers are not affected")
     if result.status != RoundStatus.CLEANED or result.plan is None:
@@ -474,7 +484,7 @@ class RepairRound:
         CompactionFailure if an object of that id exists already. Raises BadData if no source has the recorded bytes, and StoreError.
         """
         layout = self.tier.ports.layout
-        with _scratch_folder(self.tier) as scratch:
+        with _temporary_scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_all_files(segment, scratch)
             source = self.finder.open_log(segment, paths["log"])
             source.verify_crcs_once(0, len(source.table))

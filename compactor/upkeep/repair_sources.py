@@ -28,14 +28,14 @@ class RepairSource(Protocol):
     def description(self) -> str:
         """Return a text that names this source in messages."""
 
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         """Write the file of the segment to ``path`` and yield, once per copy that the source has. The caller compares the digest of each
         copy, and stops at the right one. ``path`` does not exist before.
         """
 
 
 @dataclass(frozen=True)
-class DirectorySource:
+class DirectoryRepairSource:
     """A Kafka log directory of the partition. Its segments may be cut at other offsets than the tier's."""
 
     folder: Path
@@ -44,7 +44,7 @@ class DirectorySource:
     def description(self) -> str:
         return str(self.folder)
 
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         if file_kind == "log":
             logs = sorted(one for one in self.folder.glob("*.log") if one.stem.isdecimal() and len(one.stem) == 20)
             bases = [int(one.stem) for one in logs]
@@ -65,7 +65,7 @@ class DirectorySource:
 
 
 @dataclass(frozen=True)
-class TierSource:
+class TierRepairSource:
     """Another tier that has the partition."""
 
     tier: Tier
@@ -75,9 +75,9 @@ class TierSource:
     def description(self) -> str:
         return self.tier.ports.layout.url
 
-    def fetch_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
+    def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
         state = self.tier.open_partition_log(self.partition).refresh()
-        yield from download_file_of_same_range(self.tier, state, segment, file_kind, path)
+        yield from download_each_file_of_same_range(self.tier, state, segment, file_kind, path)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
         if file_kind == "log" and overlapping:
             with suppress(NotFound, BadData):
@@ -92,7 +92,7 @@ class TierSource:
         path.unlink(missing_ok=True)
 
 
-def download_file_of_same_range(
+def download_each_file_of_same_range(
     tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
     """Yield after each download to ``path`` of a file of a segment, live or replaced, that has the same offsets as ``segment``."""

@@ -37,6 +37,9 @@ from compactor.storage.port import ObjectStore
 from compactor.tier.ports import AnnouncedSegment, ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef
 from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
 
+DueAndWaitingSegments = tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]
+"""Segments that may be deleted now, and segments whose grace is not over."""
+
 _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 
@@ -166,7 +169,7 @@ def retire_as_leader(
     if leadership.state.intent is not None:
         finish_or_undo_open_intent(leadership, round_steps)
         gone += _delete_segments_after_grace(leadership, retention, clock)
-    for import_id in _stale_imports(ports, log, retention, clock):
+    for import_id in _ids_of_stale_imports(ports, log, retention, clock):
         leadership.append_record(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
@@ -220,7 +223,7 @@ def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: Object
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
-        stale_imports=_stale_imports(ports, log, retention, clock),
+        stale_imports=_ids_of_stale_imports(ports, log, retention, clock),
         orphans=orphans,
         strays=strays,
         young=young,
@@ -239,7 +242,7 @@ def _next_deletion_due_ms(
         return 0
     moments = [item.modified_ms + retention.orphan_age_ms for item in young]
     if state.waiting or state.registrations:
-        now, since = clock.now_ms(ports.control), read_slot_times(ports, log)
+        now, since = clock.now_ms(ports.control), read_grace_start_ms_by_slot(ports, log)
         moments += [grace.earliest_retire_ms(group, retention, since, now) for group in state.waiting]
         moments += [grace.import_abandoned_at_ms(entry, retention, since, now) for entry in state.registrations.values()]
     return min(moments, default=NEVER_MS)
@@ -291,9 +294,7 @@ def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tu
     return segments
 
 
-def _split_segments_by_grace(
-    ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
-) -> tuple[tuple[RemoteLogSegmentMetadata, ...], tuple[RemoteLogSegmentMetadata, ...]]:
+def _split_segments_by_grace(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> DueAndWaitingSegments:
     """Return the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments of one group stay
     together.
     """
@@ -301,23 +302,23 @@ def _split_segments_by_grace(
     waiting: list[RemoteLogSegmentMetadata] = []
     if log.state.waiting:
         now = clock.now_ms(ports.control)
-        since = read_slot_times(ports, log)
+        since = read_grace_start_ms_by_slot(ports, log)
         for group in log.state.waiting:
             (due if now >= grace.earliest_retire_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
 
 
-def _stale_imports(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
+def _ids_of_stale_imports(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
     """Return the ids of imports that were registered so long ago that they cannot be in progress."""
     if not log.state.registrations:
         return ()
     now = (STORES_OWN if clock.spares_young else clock).now_ms(ports.control)
-    since = read_slot_times(ports, log)
+    since = read_grace_start_ms_by_slot(ports, log)
     entries = log.state.registrations.values()
     return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_at_ms(entry, retention, since, now))
 
 
-def read_slot_times(ports: Ports, log: PartitionLog) -> dict[int, int]:
+def read_grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, int]:
     """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by its position (slot).
 
     The snapshot has the times of records that were deleted.

@@ -15,12 +15,16 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.errors import BadData, NotFound, OutOfBudget
 from compactor.local.budget import round_up_to_disk_blocks
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import parse_txn_index, reason_offset_index_is_invalid, reason_time_index_is_invalid
 from compactor.records.producers import parse_producer_snapshot_file
 from compactor.round.compaction import disk_budget_bytes
 from compactor.tier.contents import download_segment_file
+
+ProblemKindAndText = tuple[str, str]
+"""Kind of a problem in one word, and its description."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class SegmentProblem:
     detail: str
 
 
-class FileProblem(NamedTuple):
+class SegmentFileProblem(NamedTuple):
     """A file of a segment whose object is not as recorded. kind: ``missing``, ``size`` or ``digest``."""
 
     file: str
@@ -49,7 +53,7 @@ class FileProblem(NamedTuple):
 
 def download_intact_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
-) -> tuple[dict[str, Path], list[FileProblem]]:
+) -> tuple[dict[str, Path], list[SegmentFileProblem]]:
     """Download a segment's objects into a folder. Return the paths, by kind, of those that have the recorded size and digest, and a problem
     for each of the others. Raises StoreError.
     """
@@ -61,18 +65,18 @@ def download_intact_files(
         try:
             arrived = download_segment_file(tier.ports.layout, partition, segment, kind, path)
         except NotFound:
-            problems.append(FileProblem(kind, "missing", "the object is not in the store"))
+            problems.append(SegmentFileProblem(kind, "missing", "the object is not in the store"))
             continue
         if arrived.has_recorded_content(file):
             paths[kind] = path
         elif arrived.size != file.size:
-            problems.append(FileProblem(kind, "size", f"it has {arrived.size} bytes, recorded are {file.size}"))
+            problems.append(SegmentFileProblem(kind, "size", f"it has {arrived.size} bytes, recorded are {file.size}"))
         else:
-            problems.append(FileProblem(kind, "digest", "its bytes are not those that were recorded"))
+            problems.append(SegmentFileProblem(kind, "digest", "its bytes are not those that were recorded"))
     return paths, problems
 
 
-def check_disk_budget(
+def raise_if_segment_exceeds_disk_budget(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, other_remedy: str = "", *, copies_on_disk: int = 1
 ) -> None:
     """Raise OutOfBudget if one segment does not fit within the disk budget.
@@ -87,9 +91,9 @@ def check_disk_budget(
         raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")
 
 
-def check_companion_files(
+def companion_file_problems(
     source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = (), log_start: int = 0
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[ProblemKindAndText]:
     """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.
 
     :param lineage: leader epochs that the leader-epoch checkpoint must have.
@@ -100,7 +104,7 @@ def check_companion_files(
         "timeindex": lambda data: reason_time_index_is_invalid(data, source.base, source.table),
         "txnindex": lambda data: reason_txn_index_is_invalid(parse_txn_index(data, ""), source),
         "snapshot": _producer_snapshot_problem,
-        "leader-epoch-checkpoint": lambda data: _checkpoint_problem(data, lineage, log_start),
+        "leader-epoch-checkpoint": lambda data: _leader_epoch_checkpoint_problem(data, lineage, log_start),
     }
     for kind, check in checks.items():
         if kind in files:
@@ -112,19 +116,19 @@ def check_companion_files(
                 yield kind, detail
 
 
-def _producer_snapshot_problem(data: bytes) -> str:
-    parse_producer_snapshot_file(data, "snapshot")
+def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
+    parse_producer_snapshot_file(snapshot_bytes, "snapshot")
     return ""
 
 
-def _checkpoint_problem(data: bytes, lineage: Sequence[EpochEntry], log_start: int) -> str:
+def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
     """Return how the checkpoint's lineage differs from the metadata, as a message, or an empty string.
 
     A broker that uses a differing file would take another lineage. At a raised log start brokers drop the epochs that end before it, and
     let the one that contains it begin there.
     """
     try:
-        known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(data.decode())}
+        known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}
     except UnicodeDecodeError:
         return "it is not text"
     for entry, following in zip_longest(lineage, lineage[1:]):

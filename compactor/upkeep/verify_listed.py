@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition
 from compactor.records.indexes import OFFSET_ENTRY
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, OBJECT_KINDS, WATERMARK, file_name
 from compactor.tier.layouts.pinterest.listing import ListedSegment, ListedTier, PartitionListing, segment_metadata
-from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
+from compactor.upkeep.segment_check import SegmentProblem, companion_file_problems, raise_if_segment_exceeds_disk_budget
 
 ENDLESS_ENTRIES: Final = 2
 """With exactly this many index entries, the consumer's search (S3OffsetIndexHandler) never ends for offsets before the first entry."""
@@ -112,7 +112,7 @@ class _ListedPartitionVerifier:
     def _check_content(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
         """Return a segment's problems, and the consumer's position after reading all of it; None if that is not known."""
         metadata = segment_metadata(segment, segment.base)
-        check_disk_budget(self.tier, self.partition, metadata)
+        raise_if_segment_exceeds_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")
         layout = self.tier.ports.layout
         with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(self.tier.state_dir)) as scratch:
@@ -129,7 +129,7 @@ class _ListedPartitionVerifier:
                 return [self._listing_error("log", log, error.cause)], None
             files = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
             found = [
-                self._listing_error(kind, file_name(segment.base, kind), detail) for kind, detail in check_companion_files(source, files)
+                self._listing_error(kind, file_name(segment.base, kind), detail) for kind, detail in companion_file_problems(source, files)
             ]
             if len(files.get("index", b"")) == ENDLESS_ENTRIES * OFFSET_ENTRY.itemsize and any(files["index"][:4]):
                 detail = "it has two entries: a consumer that searches for an offset before the first one never ends"

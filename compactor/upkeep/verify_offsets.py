@@ -19,8 +19,11 @@ from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.segment_check import SegmentProblem
 
+ProblemKindTextAndObject = tuple[str, str, str]
+"""Kind of a problem in one word, its description, and the key of the object that has it."""
 
-def verify_checkpoints_of_partitions(
+
+def verify_control_logs(
     tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
     """Return the problems of several partitions, in their order.
@@ -29,7 +32,7 @@ def verify_checkpoints_of_partitions(
     """
 
     def verify_one_partition(partition: TopicPartition) -> list[SegmentProblem]:
-        found = verify_checkpoints(tier, partition)
+        found = verify_control_log(tier, partition)
         on_partition()
         return found
 
@@ -37,7 +40,7 @@ def verify_checkpoints_of_partitions(
         return [finding for found in pool.map(verify_one_partition, partitions) for finding in found]
 
 
-def verify_checkpoints(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
+def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
     """Return all problems and notes about one partition's cleaner offsets and its control log. Raises StoreError."""
     log = tier.open_partition_log(partition)
     found: list[SegmentProblem] = []
@@ -120,7 +123,7 @@ def open_intent_problems(state: PartitionState) -> Iterator[str]:
 
 def _compare_snapshots_with_log(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[ProblemKindTextAndObject]:
     """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records.
 
     Kind ``snapshot`` is an error; ``left-over``, a snapshot that a newer one has replaced, is a note.
@@ -145,11 +148,11 @@ def _compare_snapshots_with_log(
             yield "left-over", "a newer snapshot has replaced it; the next cut deletes it", key
         elif slot not in state_by_slot:
             yield "snapshot", f"it is ahead of the log, which ends at slot {log.state.slot}", key
-        elif slot > base_state.slot and (field := first_differing_field(stored, state_by_slot[slot])):
+        elif slot > base_state.slot and (field := name_of_first_differing_field(stored, state_by_slot[slot])):
             yield "snapshot", f"its {field} is not what slots {base_state.slot + 1} to {slot} fold to", key
 
 
-def first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
+def name_of_first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
     """Return the name of the first field in which two states differ, or an empty string. Store times, which only a snapshot has, are not
     compared.
     """
@@ -170,7 +173,7 @@ def _state_without_times(state: PartitionState) -> PartitionState:
     )
 
 
-def _list_slots_of_objects(tier: Tier, prefix: str) -> list[int]:
+def _list_slots_of_objects(tier: Tier, key_prefix: str) -> list[int]:
     """Return the numbers in the names of the objects under a prefix. Other names are ignored."""
-    names = (info.key.removeprefix(prefix).removesuffix(".json") for info in tier.ports.control.list(prefix))
+    names = (info.key.removeprefix(key_prefix).removesuffix(".json") for info in tier.ports.control.list(key_prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]

@@ -14,11 +14,17 @@ from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused
 from compactor.local.spool import process_spool_folder
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_segment
 from compactor.upkeep.retire import GraceClock, survey_retirable_segments
-from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget, download_intact_files
+from compactor.upkeep.segment_check import (
+    SegmentProblem,
+    companion_file_problems,
+    download_intact_files,
+    raise_if_segment_exceeds_disk_budget,
+)
 from compactor.upkeep.uploads import find_unfinished_uploads
 
 
@@ -66,7 +72,7 @@ def verify_partition(
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
-            check_disk_budget(tier, partition, segment)
+            raise_if_segment_exceeds_disk_budget(tier, partition, segment)
             check = _SegmentVerifier(tier, partition, segment, Path(scratch), cleaner.max_decompressed_batch_bytes, key)
             problems, last = check.verify_segment(previous_last)
             previous_last = max(previous_last, last)
@@ -95,7 +101,7 @@ class _SegmentVerifier(NamedTuple):
     inflate_limit: int
     balance_key: BalanceKey | None
 
-    def verify_segment(self, previous_last: int) -> tuple[list[SegmentProblem], int]:
+    def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
         """Return the segment's problems, and the last offset of its batches.
 
         :param previous_last: last offset of the batches before the segment.
@@ -107,7 +113,7 @@ class _SegmentVerifier(NamedTuple):
             return found, segment.end_offset
         try:
             source = open_source_segment(
-                0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last, self.inflate_limit
+                0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last_offset, self.inflate_limit
             )
             source.name = self._object_key_of_file("log")
             source.verify_crcs_once(0, len(source.table))
@@ -121,7 +127,7 @@ class _SegmentVerifier(NamedTuple):
             found.append(self._segment_problem("balance", "log", detail))
         if detail := _metadata_mismatch(segment, source):
             found.append(self._segment_problem("metadata", "log", detail))
-        for kind, detail in check_companion_files(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
+        for kind, detail in companion_file_problems(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
             found.append(self._segment_problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
@@ -132,7 +138,7 @@ class _SegmentVerifier(NamedTuple):
         return self.tier.ports.layout.object_name(self.partition, self.segment, file_kind)
 
 
-def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> str:
+def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
     """Return how a log differs from the recorded metadata that readers use without opening the log, or an empty string."""
     latest = summarize_timestamps_and_count(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
@@ -142,7 +148,7 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
     return ""
 
 
-def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceKey | None) -> str:
+def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceKey | None) -> ReasonOrEmpty:
     """Return how a log's batches differ from the sum recorded when it was written, or an empty string."""
     if key is None or segment.content is None:
         return ""

@@ -8,7 +8,7 @@ from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.erasure.partition import KeySearchRequest, find_key_holders
 from compactor.upkeep.erasure.topic import (
-    ReportHeader,
+    ErasureReportHeader,
     erasure_report_json,
     expedite_erasure,
     find_key_holders_in_topic,
@@ -56,7 +56,7 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     (tombstone,) = [one for one in rest.holders if one.what == "tombstone"]
     assert "the newest one is not cleaned" in tombstone.waits_for
     everything = find_key_holders_in_topic(opened, partitions_of_topic(opened, "orders"), asked(brokers, b"a", b"b"))
-    report = erasure_report_json(ReportHeader({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, told)
+    report = erasure_report_json(ErasureReportHeader({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, told)
     assert [key["erased"] for key in report["keys"]] == [True, False]
     assert any("have not uploaded" in one["what"] for one in report["not_covered"])
 

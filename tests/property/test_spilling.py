@@ -83,7 +83,7 @@ class Log:
         found = KeyScanSpillingToDisk(self.one, keys, open_disk_map, parts)
         try:
             for _ in range(parts):
-                for source, wanted in reversed(self.one.dirty_segments_with_batches()):
+                for source, wanted in reversed(self.one.dirty_segments_and_wanted_batch_flags()):
                     found.scan_dirty_segment(source, wanted, self.workers)
                 for source in self.sources:
                     if source.base < self.first_dirty and source.ordinal not in skip:
@@ -169,7 +169,7 @@ def test_the_keys_that_filters_are_asked_about(tmp_path: Path) -> None:
     log = Log(tmp_path, 0, 1)
 
     def asked(found: KeyScanSpillingToDisk) -> set[tuple[int, int]]:
-        for source, wanted in reversed(log.one.dirty_segments_with_batches()):
+        for source, wanted in reversed(log.one.dirty_segments_and_wanted_batch_flags()):
             found.scan_dirty_segment(source, wanted, log.workers)
         keys = {(int(h0) & 0xFFFFFFFF, int(h1)) for chunk in found.iterate_dirty_key_hashes() for h0, h1 in chunk}
         found.close()

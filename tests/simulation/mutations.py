@@ -176,8 +176,8 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
     def since(ports: Ports, log: PartitionLog) -> dict[int, int]:
         return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
 
-    real = retire.read_slot_times
-    with patch.object(retire, "read_slot_times", since):
+    real = retire.read_grace_start_ms_by_slot
+    with patch.object(retire, "read_grace_start_ms_by_slot", since):
         yield
 
 
@@ -358,7 +358,7 @@ def clamp_leaves_waiting_groups() -> Iterator[None]:
 @contextmanager
 def imports_voided_at_once() -> Iterator[None]:
     """Whatever is registered is taken for abandoned."""
-    with patch.object(retire, "_stale_imports", lambda ports, log, retention, clock: tuple(log.state.registrations)):
+    with patch.object(retire, "_ids_of_stale_imports", lambda ports, log, retention, clock: tuple(log.state.registrations)):
         yield
 
 

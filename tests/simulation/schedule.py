@@ -24,7 +24,7 @@ from compactor.round.drive import run_round
 from compactor.storage.counting import RequestCounters
 from compactor.upkeep import retire as upkeep
 from compactor.upkeep.retire import retire_partition
-from compactor.upkeep.verify_offsets import verify_checkpoints
+from compactor.upkeep.verify_offsets import verify_control_log
 from tests.simulation.actors import LEASE, RETENTION, Actors
 from tests.simulation.losses import Losses
 from tests.simulation.oracle import Oracle
@@ -136,7 +136,7 @@ def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
         _finish(world, actors, ports)
     opened = Tier(Settings(), ports, open_catalog(ports), RequestCounters())
     for actors in all_actors:
-        for finding in verify_checkpoints(opened, actors.name):
+        for finding in verify_control_log(opened, actors.name):
             if finding.severity == "error":
                 world.violate(f"verify: {finding.object}: {finding.detail}")
 

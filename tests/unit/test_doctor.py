@@ -149,8 +149,8 @@ def test_a_metadata_topic_that_has_grown_is_told_with_its_largest_partition() ->
 
 
 class Cluster:
-    """HealthQueries: one topic, and records that are not tiered as (offset, timestamp); None if looking them up fails. tiered_ms: the
-    latest timestamp of tiered records; lookups must ask for later ones."""
+    """ClusterHealthQueries: one topic, and records that are not tiered as (offset, timestamp); None if looking them up fails.
+    tiered_ms: the latest timestamp of tiered records; lookups must ask for later ones."""
 
     def __init__(self, known: TopicDescription, pending: Sequence[tuple[int, int]] | None, tiered_ms: int = -1) -> None:
         self.known, self.pending, self.tiered_ms = known, pending, tiered_ms

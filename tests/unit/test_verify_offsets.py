@@ -17,11 +17,11 @@ from compactor.control.state import PartitionState
 from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_offsets import (
     cleaner_offset_problems,
-    first_differing_field,
     live_segment_problems,
+    name_of_first_differing_field,
     open_intent_problems,
     segment_beyond_cleaner_offset_problems,
-    verify_checkpoints,
+    verify_control_log,
 )
 from compactor.views.checkpoints import read_only_tier
 from tests.support.crafted import ORDERS, Author, Crafted, kip_table, segment, vector
@@ -35,7 +35,7 @@ def crafted() -> Crafted:
 def verify(crafted: Crafted) -> list[SegmentProblem]:
     ports = crafted.author("viewer").ports
     tier = Tier(Settings(tier=TierSettings(url="file:///nowhere")), ports, open_catalog(ports), crafted.counters)
-    return verify_checkpoints(read_only_tier(tier), ORDERS)
+    return verify_control_log(read_only_tier(tier), ORDERS)
 
 
 def errors(crafted: Crafted) -> list[tuple[str, str]]:
@@ -170,5 +170,5 @@ def test_times_that_only_a_snapshot_knows_make_no_difference() -> None:
             "leader": state.leader.model_copy(update={"since_ms": 5}),
         }
     )
-    assert first_differing_field(timed, state) == ""
-    assert first_differing_field(state.model_copy(update={"slot": 3}), state) == "slot"
+    assert name_of_first_differing_field(timed, state) == ""
+    assert name_of_first_differing_field(state.model_copy(update={"slot": 3}), state) == "slot"

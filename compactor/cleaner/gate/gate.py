@@ -69,8 +69,8 @@ from compactor.cleaner.gate.parser import (
     InflatedTooLargeError,
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
-    iterate_header_blocks,
-    read_all_headers,
+    iterate_batch_header_blocks,
+    read_all_batch_headers,
     split_batch_numbers_into_chunks,
     sum_fingerprints_by_batch,
 )
@@ -238,7 +238,7 @@ class Gate:
         table, read = source.table, 0
         crcs = np.empty(len(table), np.uint32)
         try:
-            for headers in iterate_header_blocks(source.buf):
+            for headers in iterate_batch_header_blocks(source.buf):
                 problem = find_batch_table_mismatch(headers, table, read)
                 if problem:
                     raise GateFailed(problem[0], segment=source.name, offset=problem[1])
@@ -425,7 +425,7 @@ class Gate:
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
         output = map_file(path_by_kind["log"])
-        headers = self._read_checked_output_headers(output, sources[0].base, end_offset, name)
+        headers = self._check_output_and_read_headers(output, sources[0].base, end_offset, name)
         if new_segment_balance:
             new_segment_balance.set_segment_bytes_and_headers(output, headers)
         for cause in find_index_problems(headers, sources[0].base, path_by_kind):
@@ -453,10 +453,10 @@ class Gate:
             raise GateFailed(cause, segment=name, offset=offset)
         return GateReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
-    def _read_checked_output_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
+    def _check_output_and_read_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
         """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
         try:
-            headers = read_all_headers(output)
+            headers = read_all_batch_headers(output)
         except UnreadableBatchesError as problem:
             raise GateFailed(f"unreadable: {problem}", segment=segment_name) from None
         wrong = first_batch_with_crc_mismatch(output, headers)
@@ -508,7 +508,7 @@ class Gate:
     def _compare_records_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
-        for _, records in self._parse_checked_output_records(pairs, output):
+        for _, records in self._parse_and_check_output_records(pairs, output):
             found += sum_fingerprints_by_batch(records, self._flag_records_with_checked_keys(records)).sum(axis=0, dtype=np.uint64)
         left = self._expected_fingerprint_sums_of_segment(pairs.source, map_bytes)
         if np.any(found != left):
@@ -525,15 +525,15 @@ class Gate:
             return
         with map_bytes(pairs.source):
             headers = SourceBatchHeaders([pairs.source.table]).header_fields_of_batches(pairs.origin)
-            was, _ = self._fingerprint_sums_and_max_timestamps(self._reader, pairs.source.buf, headers, pairs.source.name)
-        became, highest = self._fingerprint_sums_and_max_timestamps(self._output_reader, output, pairs.output, pairs.source.name)
+            was, _ = self._fingerprint_sums_and_max_timestamps_by_batch(self._reader, pairs.source.buf, headers, pairs.source.name)
+        became, highest = self._fingerprint_sums_and_max_timestamps_by_batch(self._output_reader, output, pairs.output, pairs.source.name)
         was[2] = 0  # what is written anew has none
         wrong = np.any(was != became, axis=0) | (pairs.output[col.MAX_TIMESTAMP] != highest)
         if wrong.any():
             offset = int(pairs.output[col.LAST, wrong][0])
             raise GateFailed("a marker that differs from its source", segment=pairs.source.name, offset=offset)
 
-    def _fingerprint_sums_and_max_timestamps(
+    def _fingerprint_sums_and_max_timestamps_by_batch(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
         """Return (count, sum of fingerprints, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
@@ -546,7 +546,7 @@ class Gate:
 
     # ---- output
 
-    def _parse_checked_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
+    def _parse_and_check_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
         """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
@@ -587,4 +587,4 @@ class Gate:
                 failures.raise_for_missing_or_superseded_record(
                     name, records, there, latest, must_go, self._flag_records_with_checked_keys(records)
                 )
-        raise mismatch.error_without_culprit()
+        raise mismatch.error_naming_no_record()

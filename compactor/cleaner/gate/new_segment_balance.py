@@ -15,7 +15,7 @@ from compactor.cleaner.gate.parser import (
     UnreadableBatchesError,
     first_batch_with_crc_mismatch,
     parse_varint,
-    read_all_headers,
+    read_all_batch_headers,
     split_batch_numbers_into_chunks,
 )
 from compactor.cleaner.passes.rewrite import CleanedSegment
@@ -95,7 +95,7 @@ class NewSegmentBalanceBuilder:
         if self._begun is None:
             buf = map_file(self._cleaned.paths["log"])
             try:
-                headers = read_all_headers(buf)
+                headers = read_all_batch_headers(buf)
             except UnreadableBatchesError as problem:
                 raise self._unparsable_segment_error(f"cannot be read: {problem}") from None
             if first_batch_with_crc_mismatch(buf, headers) >= 0:

@@ -99,7 +99,7 @@ class GateRecords:
 _BLOCK: Final = 1 << 15
 
 
-def iterate_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
+def iterate_batch_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
     """Yield the batch headers of a segment in blocks of some thousands.
 
     A block is valid until the next one is requested. Raises UnreadableBatchesError.
@@ -115,9 +115,9 @@ def iterate_header_blocks(buf: Bytes) -> Iterator[HeaderFields]:
         yield headers[:, :count]
 
 
-def read_all_headers(buf: Bytes) -> HeaderFields:
+def read_all_batch_headers(buf: Bytes) -> HeaderFields:
     """Return the headers of all batches of a segment. Raises UnreadableBatchesError."""
-    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_header_blocks(buf))], axis=1)
+    return np.concatenate([np.empty((len(FIELDS), 0), np.int64), *(block.copy() for block in iterate_batch_header_blocks(buf))], axis=1)
 
 
 def first_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNumberOrMinusOne:

@@ -111,7 +111,7 @@ class DiskOffsetMap:
         :param hashes: key hashes, shape (n, 2).
         :param ordinals: the rows' numbers, below SEEN.
         """
-        self._add_key_rows(DIRTY, hashes, self._checked_ordinals(ordinals))
+        self._add_key_rows(DIRTY, hashes, self._require_ordinals_within_bitmap(ordinals))
 
     def add_keys_with_known_newest_record(self, hashes: Hashes) -> None:
         """Add the keys of a full KeyHashSet, whose newest records are known already, so that no row with such a key survives.
@@ -123,7 +123,7 @@ class DiskOffsetMap:
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_keys_of_clean_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
         """Add rows of offsets below the dirty range, in any order. Such a row survives unless a row of the dirty range has its key."""
-        self._add_key_rows(CLEAN, hashes, self._checked_ordinals(ordinals))
+        self._add_key_rows(CLEAN, hashes, self._require_ordinals_within_bitmap(ordinals))
 
     @property
     def written_bytes(self) -> int:
@@ -166,7 +166,7 @@ class DiskOffsetMap:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _checked_ordinals(self, ordinals: RowOrdinals) -> RowOrdinals:
+    def _require_ordinals_within_bitmap(self, ordinals: RowOrdinals) -> RowOrdinals:
         """Return the row numbers (ordinals) after checking that they lie within the bitmap, because compiled code does not check
         indexes.
         """
@@ -176,10 +176,10 @@ class DiskOffsetMap:
         self._most = max(self._most, most)
         return ordinals
 
-    def _add_key_rows(self, section: int, hashes: Hashes, ordinals: RowOrdinals) -> None:
+    def _add_key_rows(self, section_number: int, hashes: Hashes, ordinals: RowOrdinals) -> None:
         rows = np.empty((len(hashes), 4), np.uint32)
         _pack_key_rows(hashes, ordinals, rows)
-        self._spool.add_rows_to_section(section, rows)
+        self._spool.add_rows_to_section(section_number, rows)
 
     def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
         """Set the bits of the surviving rows of a spool range. Of the range's rows, only those count whose tag (the upper bits of the key's

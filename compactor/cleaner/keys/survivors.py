@@ -92,7 +92,7 @@ class KeyScanParameters:
     rules: RetentionRules | None = None
     second_reader: SecondReader | None = None
 
-    def dirty_segments_with_batches(self) -> list[tuple[SourceSegment, Flags]]:
+    def dirty_segments_and_wanted_batch_flags(self) -> list[tuple[SourceSegment, Flags]]:
         """Return the segments that pass 1 reads, with the batches whose records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
         return [(source, self.flag_batches_for_offset_map(source)) for source in dirty]
@@ -291,9 +291,9 @@ class BackwardSurvivorScan:
             )
 
         def mark_survivors_of_range(
-            prepared: tuple[_SegmentScanState, list[HashedChunkKeys]],
+            scan_state_and_hashed_chunks: tuple[_SegmentScanState, list[HashedChunkKeys]],
         ) -> DecidedChunk | None:
-            scanned, pieces = prepared
+            scanned, pieces = scan_state_and_hashed_chunks
             marked = [(piece, *self._flag_newest_row_of_each_key(piece)) for piece in pieces]
             for piece in pieces:
                 if key_scan.second_reader is not None and piece.second_reader_rows is not None:
@@ -382,7 +382,7 @@ class BackwardSurvivorScan:
 def find_survivors_backwards(key_scan: KeyScanParameters, key_set: KeyHashSet, workers: WorkerThreads) -> BackwardSurvivorScan:
     """Read the dirty range from its end to its beginning, and return the survivors. Raises BadData; OutOfBudget if the key set is full."""
     found = BackwardSurvivorScan(key_scan, key_set)
-    found.scan_dirty_segments(reversed(key_scan.dirty_segments_with_batches()), workers)
+    found.scan_dirty_segments(reversed(key_scan.dirty_segments_and_wanted_batch_flags()), workers)
     return found
 
 
@@ -436,7 +436,7 @@ class BoundedMapSurvivors:
         if last_offset >= self._scan.first_dirty:
             self.last_mapped_offset = last_offset
 
-    def set_last_mapped_offset_before_next_segment(self, source: SourceSegment) -> None:
+    def extend_mapped_range_to_end_of_segment(self, source: SourceSegment) -> None:
         """Set the last offset that the map covers to the end of this segment's range, so that a gap before the next segment counts as
         covered (KAFKA-8764).
         """
@@ -448,7 +448,7 @@ def find_survivors_with_bounded_map(
 ) -> BoundedMapSurvivors:
     """Read the dirty range in order until Kafka's bounded offset map is full, and return the survivors. Raises BadData."""
     found = BoundedMapSurvivors(key_scan, bounded_map)
-    for source, wanted in key_scan.dirty_segments_with_batches():
+    for source, wanted in key_scan.dirty_segments_and_wanted_batch_flags():
         # Chunks without a record that may enter count as read too, so they are not left out.
         jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges_of_one_kind()]
         for pieces in workers.run_jobs_in_order(
@@ -457,7 +457,7 @@ def find_survivors_with_bounded_map(
             for piece in pieces:
                 if not found.add_keys_of_chunk_until_full(source, piece):
                     return found
-        found.set_last_mapped_offset_before_next_segment(source)
+        found.extend_mapped_range_to_end_of_segment(source)
     return found
 
 

@@ -101,7 +101,7 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     return found
 
 
-def lineage_from_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
+def lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have none and count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:

@@ -23,7 +23,7 @@ from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import DigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import DigestSumRows, digest_sum_of_segment, zero_sums_by_account
+from compactor.records.balance import DigestSumRows, digest_sum_of_segment, zero_digest_sums_by_account
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, encode_filler_batch
 from compactor.records.indexes import encode_offset_and_time_index
@@ -63,13 +63,13 @@ class _NewSegmentProgress:
     records_read: int = 0
     records_kept: int = 0
     sources: DigestSum = field(default_factory=DigestSum)
-    sums: DigestSumRows = field(default_factory=zero_sums_by_account)
+    sums: DigestSumRows = field(default_factory=zero_digest_sums_by_account)
     leader_epoch: int = -1
     end_epoch: int = -1
     mtime_ms: int = 0
     txnindex: bytes = b""
 
-    def count_encoded_batches(self, encoded: EncodedBatches) -> None:
+    def add_encoded_batches(self, encoded: EncodedBatches) -> None:
         self.anew.append(encoded.anew)
         self.sizes.append(encoded.size)
         self.last_offsets.append(encoded.last_offset)
@@ -260,7 +260,7 @@ def _append_cleaned_chunk(
         )
     disk_reservation.reserve_bytes(len(cleaned.encoded.data))
     _write_unbuffered(file, cleaned.encoded.data)
-    progress.count_encoded_batches(cleaned.encoded)
+    progress.add_encoded_batches(cleaned.encoded)
     progress.records_read += cleaned.records_read
     progress.records_kept += cleaned.records_kept
     if cleaned.sums is not None:
@@ -278,7 +278,7 @@ def _append_filler_batch_if_needed(
     disk_reservation.reserve_bytes(len(filler))
     _write_unbuffered(file, memoryview(filler))
     size, last_offset, max_timestamp = (np.array([number], np.int64) for number in (HEADER, end_offset, -1))
-    progress.count_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
+    progress.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
 def _decide_batches_by_survivor_counts(

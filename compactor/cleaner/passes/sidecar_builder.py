@@ -212,13 +212,13 @@ def verdicts_of_segment_from_substitute(
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))
 
-    def sort_keys_by_producer_and_offset(table: BatchTable) -> npt.NDArray[np.int64]:
+    def producer_and_offset_sort_values(table: BatchTable) -> npt.NDArray[np.int64]:
         """Return one number per batch that sorts by producer and base offset."""
         return np.searchsorted(producers, table.producer_id) * len(offsets) + np.searchsorted(offsets, table.base_offset)
 
-    events_at = sort_keys_by_producer_and_offset(substitute.table)
+    events_at = producer_and_offset_sort_values(substitute.table)
     order = np.argsort(events_at, kind="stable")
-    following = np.searchsorted(events_at[order], sort_keys_by_producer_and_offset(source.table))
+    following = np.searchsorted(events_at[order], producer_and_offset_sort_values(source.table))
     known = np.isin(source.table.producer_id, producers) & (following < len(order))
     event = order[following[known]]
     flags = {}

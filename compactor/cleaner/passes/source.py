@@ -144,7 +144,7 @@ class SourceSegment:
             return
         if inflate_buffer is None:
             inflate_buffer = codecs.GrowingByteBuffer()
-        ends = self._inflate_wanted_bodies(first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer)
+        ends = self._inflate_wanted_bodies_if_they_fit(first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer)
         if ends is not None:
             starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
             yield BatchChunk(
@@ -160,7 +160,7 @@ class SourceSegment:
     @measure_stage(
         WorkStage.INFLATE, lambda self, first_batch, end_batch, wanted_flags, max_body_bytes, inflate_buffer: inflate_buffer.size
     )
-    def _inflate_wanted_bodies(
+    def _inflate_wanted_bodies_if_they_fit(
         self, first_batch: int, end_batch: int, wanted_flags: Flags, max_body_bytes: int, inflate_buffer: codecs.GrowingByteBuffer
     ) -> Int64s | None:
         """Inflate the wanted batches into ``inflate_buffer``. Return where each body ends, or None if all together are too large."""

@@ -83,7 +83,7 @@ def transaction_verdicts_by_source(
         at = mine.stop
         marks = np.flatnonzero(indexed[mine])
         entries = _txn_index_entries_of_markers(source, some[marks], first_offset[mine][marks], stable[mine][marks])
-        spread = [_flags_of_all_batches(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
+        spread = [_expand_flags_to_all_batches(len(source.table), some, flags[mine]) for flags in (aborted, discardable, indexed)]
         verdicts.append(TransactionVerdicts(spread[0], spread[1], spread[2], entries))
     return verdicts
 
@@ -92,7 +92,7 @@ def _concatenate_columns(columns: list[npt.NDArray[Any]], dtype: type[np.generic
     return np.concatenate(columns) if columns else np.empty(0, dtype)
 
 
-def _flags_of_all_batches(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Flags) -> Flags:
+def _expand_flags_to_all_batches(batch_count: int, batch_numbers: Int64s, flags_of_numbers: Flags) -> Flags:
     """Return flags of ``batch_count`` batches, given the flags of those with the numbers ``batch_numbers``; the others are False."""
     whole = np.zeros(batch_count, np.bool_)
     whole[batch_numbers] = flags_of_numbers

@@ -87,7 +87,7 @@ class _JobAwaitingDecision(Generic[A, R]):
     result: Future[R]
 
 
-class _DecisionsInJobOrder(Generic[A, D, R]):
+class _OrderedDecisionRunner(Generic[A, D, R]):
     """Runner of the second step of jobs in their order. The step runs in the thread that completes the earliest undecided job, so that no
     thread waits for another one.
     """
@@ -184,7 +184,7 @@ class WorkerThreads:
                 lambda buffers, job: complete_job(buffers, decide_job_in_order(prepare_job(buffers, job))), jobs
             )
             return
-        pool, queue, order, numbers = self._pool, _JobQueueWithBarriers(jobs), _DecisionsInJobOrder[A, D, R](decide_job_in_order), count()
+        pool, queue, order, numbers = self._pool, _JobQueueWithBarriers(jobs), _OrderedDecisionRunner[A, D, R](decide_job_in_order), count()
         running: deque[tuple[ReusableJobBuffers, Future[R]]] = deque()
 
         def prepare_and_decide_job(job_number: int, buffers: ReusableJobBuffers, result: Future[R], job: J) -> None:

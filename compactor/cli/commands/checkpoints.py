@@ -117,12 +117,12 @@ def _resolve_relative_time(moment: str) -> str:
 
 
 def verify_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
-    from compactor.upkeep.verify_offsets import verify_checkpoints_of_partitions
+    from compactor.upkeep.verify_offsets import verify_control_logs
 
     tier = tiers.open_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", len(names), "partitions") as progress:
-        found = verify_checkpoints_of_partitions(tier, names, progress.advance)
+        found = verify_control_logs(tier, names, progress.advance)
     return tiers.print_findings(found, out, f"{count_noun(len(names), 'partition')}: all is well")
 
 

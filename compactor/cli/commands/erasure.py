@@ -21,7 +21,7 @@ from compactor.model.ids import TopicPartition
 from compactor.upkeep.erasure.holders import KeyRemoval
 from compactor.upkeep.erasure.partition import KeySearchRequest
 from compactor.upkeep.erasure.topic import (
-    ReportHeader,
+    ErasureReportHeader,
     TopicKeySurvey,
     erasure_report_json,
     expedite_erasure,
@@ -77,7 +77,7 @@ def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out
         outcomes.record_failure(str(name), error)
     settings = tier.settings
     tier_fields = {"id": tier.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
-    header = ReportHeader(tier_fields, args.topic, question.now_ms, tuple(key_digest(key, secret) for key in keys))
+    header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(key_digest(key, secret) for key in keys))
     document = erasure_report_json(header, found, done, removals)
     return document, outcomes.exit_code() or (0 if document["erased"] else NOT_YET)
 

@@ -15,7 +15,7 @@ from compactor.errors import BadData, ExitCode, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
 from compactor.upkeep.repair import RepairReport, repair_partition
-from compactor.upkeep.repair_sources import DirectorySource, RepairSource, TierSource
+from compactor.upkeep.repair_sources import DirectoryRepairSource, RepairSource, TierRepairSource
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.time_formats import count_noun
 
@@ -52,13 +52,13 @@ def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition)
             raise UsageError(
                 f"{path} holds neither segments nor a directory {partition.first_incarnation}", hint="Name a Kafka log directory"
             )
-        return DirectorySource(folder)
+        return DirectoryRepairSource(folder)
     if not path.is_file():
         raise UsageError(f"there is neither a directory nor a configuration {path}", hint="Name a Kafka log directory or a configuration")
     other = read_only_tier(open_tier(load_settings(source_name, {})))  # what the environment sets is this tier's
     if other.ports.layout.url == tier.ports.layout.url:
         raise UsageError(f"both configurations name the tier at {other.ports.layout.url}", hint="--from is where to look for what is lost")
-    return TierSource(other, other.list_partitions([str(partition.first_incarnation)])[0])
+    return TierRepairSource(other, other.list_partitions([str(partition.first_incarnation)])[0])
 
 
 def _print_report(report: RepairReport, partition: TopicPartition, out: Output, *, dry_run: bool) -> ExitCode:

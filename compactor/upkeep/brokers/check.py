@@ -19,7 +19,7 @@ from compactor.upkeep.brokers.known_problems import describe_topics, known_kafka
 _ERROR_SETTINGS = ("remote.storage.enable", "cleanup.policy")
 
 
-class CheckFinding(NamedTuple):
+class ConfigCheckFinding(NamedTuple):
     """A problem found by ``config check``.
 
     severity: error (it does not work), warning (unsafe for compaction) or note.
@@ -34,75 +34,75 @@ class CheckFinding(NamedTuple):
     hint: str
 
 
-def check_cluster(admin: AdminQueries, servers: str, *, needs_append_right: bool) -> list[CheckFinding]:
+def check_cluster(admin: AdminQueries, bootstrap_servers: str, *, needs_append_right: bool) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic.
 
     :param servers: bootstrap servers, for messages.
     :param needs_append_right: whether rounds will be published, so that the permission to append is needed.
     """
-    found: list[CheckFinding] = []
+    found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
         found += _broker_findings(cluster)
         topic = admin.describe_metadata_topic(needs_append_right=needs_append_right)
     except StoreError as error:
-        return [*found, CheckFinding("error", "brokers", servers, error.message, error.hint)]
-    found += _permission_findings(topic.missing_rights)
+        return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
+    found += _missing_permission_findings(topic.missing_rights)
     if problem := metadata_topic_problem(topic):
         found.append(
-            CheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
+            ConfigCheckFinding("error", "metadata-topic", topic.topic, problem, "Segments whose records are lost are lost to brokers, too")
         )
     return found
 
 
 def check_topics(
     admin: AdminQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
-) -> list[CheckFinding]:
+) -> list[ConfigCheckFinding]:
     """Check the settings, permissions and leaders of these topics.
 
     :param cleanup_policy_of: topic -> cleanup_policy in this program's settings.
     """
-    found: list[CheckFinding] = []
+    found: list[ConfigCheckFinding] = []
     for name in topics:
         try:
             topic = admin.describe_topics([name])[name]
         except StoreError as error:
-            found.append(CheckFinding("error", "topic", name, error.message, error.hint))
+            found.append(ConfigCheckFinding("error", "topic", name, error.message, error.hint))
             continue
-        found += _permission_findings(topic.missing_rights)
+        found += _missing_permission_findings(topic.missing_rights)
         found += _topic_setting_findings(name, {key: one.value for key, one in topic.settings.items()}, cleanup_policy_of(name))
         led = [number for number, one in topic.partitions.items() if one.leader < 0]
         if led:
-            found.append(CheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
+            found.append(ConfigCheckFinding("warning", "topic", name, f"partitions {led} have no leader", "Check the brokers"))
     return found
 
 
-def check_known_kafka_problems(admin: AdminQueries, names: Sequence[str]) -> list[CheckFinding]:
+def check_known_kafka_problems(admin: AdminQueries, topics: Sequence[str]) -> list[ConfigCheckFinding]:
     """Return findings about broker versions and topic settings that will damage tiered data, whether it is compacted or not."""
-    topics = describe_topics(admin, names)
+    descriptions = describe_topics(admin, topics)
     return [
-        CheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
-        for found in known_kafka_problem_findings(admin.describe_cluster().brokers, topics)
+        ConfigCheckFinding(found.severity, found.kind, found.topic or found.object, f"{found.detail}: {found.means}", found.todo)
+        for found in known_kafka_problem_findings(admin.describe_cluster().brokers, descriptions)
     ]
 
 
-def _topic_setting_findings(name: str, settings: Mapping[str, str], cleanup_policy: str) -> Iterator[CheckFinding]:
+def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> Iterator[ConfigCheckFinding]:
     """Yield the settings of a topic that rule out compaction, with one command that changes all of them.
 
     In two commands, the first could leave the topic with ``delete`` and the default retention of seven days, and brokers would delete data.
     """
-    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and setting_problem(name, one, settings[one], cleanup_policy)]
+    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and setting_problem(topic, one, settings[one], cleanup_policy)]
     alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
-    step = f"kafka-configs --alter --topic {name} --add-config {alteration}"
+    step = f"kafka-configs --alter --topic {topic} --add-config {alteration}"
     if "compact" in settings.get("cleanup.policy", ""):
         step += ", in one command; check first what docs/migrating.md lists"
     for setting in wrong:
         wanted, why = REQUIRED_TOPIC_SETTINGS[setting]
         severity = "error" if setting in _ERROR_SETTINGS else "warning"
-        yield CheckFinding(severity, "topic", name, f"{setting} is {settings[setting]}, not {wanted}: {why}", step)
+        yield ConfigCheckFinding(severity, "topic", topic, f"{setting} is {settings[setting]}, not {wanted}: {why}", step)
 
 
-def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
+def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
     """Check that the tier's objects can be listed and read. Uses the first partition that has a segment."""
     layout = tier.ports.layout
     url = tier.settings.tier_url
@@ -113,30 +113,32 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
                 continue
             if not any(one.segment_id for one in layout.list_objects(name)):
                 detail = f"{name} has {len(live)} segments by its metadata, and nothing is listed in {layout.partition_folder(name)}"
-                return [CheckFinding("error", "tier", url, detail, "Correct url, layout or key_prefix under [tier]")]
+                return [ConfigCheckFinding("error", "tier", url, detail, "Correct url, layout or key_prefix under [tier]")]
             layout.read_file(name, live[-1], "log", 0, 1)
         except (StoreError, BadData) as error:
-            return [CheckFinding("error", "tier", url, error.message, error.hint)]
+            return [ConfigCheckFinding("error", "tier", url, error.message, error.hint)]
         return []
-    return [CheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
+    return [ConfigCheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
 
 
-def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list[CheckFinding]]:
+def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
     """Read the metadata topic, and return the tiered partitions and the problems found."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
         names = tier.broker_metadata.list_topic_partitions()
     except CompactorError as error:
-        return [], [CheckFinding("error", "metadata", tier.broker_metadata.source_name, error.message, error.hint)]
+        return [], [ConfigCheckFinding("error", "metadata", tier.broker_metadata.source_name, error.message, error.hint)]
     if tier.broker_metadata.is_incomplete():
         explanation = "records are missing: segments that they named cannot be seen"
         return names, [
-            CheckFinding("warning", "metadata", tier.broker_metadata.source_name, explanation, "`orphans purge` refuses to work with it")
+            ConfigCheckFinding(
+                "warning", "metadata", tier.broker_metadata.source_name, explanation, "`orphans purge` refuses to work with it"
+            )
         ]
     return names, []
 
 
-def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition]) -> list[CheckFinding]:
+def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
     """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
@@ -156,26 +158,26 @@ def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition
         f"it waits for an hour without records ({count_noun(len(tight), 'partition is', 'partitions are')} that large)"
     )
     hint = "Raise it, or keep it: later rounds are smaller"
-    return [CheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
+    return [ConfigCheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
-def _broker_findings(cluster: ClusterDescription) -> Iterator[CheckFinding]:
+def _broker_findings(cluster: ClusterDescription) -> Iterator[ConfigCheckFinding]:
     """Yield findings about broker versions and missing permissions."""
     for broker in cluster.brokers:
         where = f"broker {broker.id} ({broker.address})"
         if not broker.version:
-            yield CheckFinding("note", "version", where, "its version is unknown", "Allow DescribeConfigs on the cluster")
+            yield ConfigCheckFinding("note", "version", where, "its version is unknown", "Allow DescribeConfigs on the cluster")
         elif not is_supported_version(broker.version):
             explanation = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
-            yield CheckFinding("warning", "version", where, explanation, "Upgrade before compacting; reading works")
-    yield from _permission_findings(cluster.missing_rights)
+            yield ConfigCheckFinding("warning", "version", where, explanation, "Upgrade before compacting; reading works")
+    yield from _missing_permission_findings(cluster.missing_rights)
 
 
-def _permission_findings(rights: Sequence[MissingPermission]) -> Iterator[CheckFinding]:
+def _missing_permission_findings(missing_permissions: Sequence[MissingPermission]) -> Iterator[ConfigCheckFinding]:
     """Yield a finding, with the kafka-acls command, for each missing permission."""
-    for right in rights:
+    for right in missing_permissions:
         where = "--cluster" if "cluster" in right.resource else f"--topic {right.resource.removeprefix('topic ')}"
         operation = "".join(part.capitalize() for part in right.operation.split("_"))
         mend = f"kafka-acls --add --allow-principal User:... --operation {operation} {where}"
         severity = "error" if right.operation == "READ" else "warning"
-        yield CheckFinding(severity, "acl", right.resource, str(right), mend)
+        yield ConfigCheckFinding(severity, "acl", right.resource, str(right), mend)

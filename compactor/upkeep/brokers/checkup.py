@@ -18,8 +18,11 @@ from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topi
 from compactor.upkeep.brokers.objects import inspect_partition_objects
 from compactor.views.prices import PriceTable
 
+UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
+"""First record that is not tiered, if it was found; and the leader's answer if it could not look for the record, else empty."""
 
-class HealthQueries(AdminQueries, Protocol):
+
+class ClusterHealthQueries(AdminQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
     def offsets_by_timestamp(self, timestamps_ms: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
@@ -28,7 +31,7 @@ class HealthQueries(AdminQueries, Protocol):
 
 def examine_tier(
     tier: Tier,
-    admin: HealthQueries,
+    admin: ClusterHealthQueries,
     partitions: Sequence[TopicPartition],
     prices: PriceTable,
     on_partition: Callable[[], None] = lambda: None,
@@ -70,7 +73,7 @@ def examine_tier(
 
 
 def _examine_partition(
-    tier: Tier, admin: HealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
+    tier: Tier, admin: ClusterHealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
 ) -> ExaminedPartition:
     seen = inspect_partition_objects(tier, partition)
     segments = list(seen.folded.cache.segments.values())
@@ -106,20 +109,20 @@ def _setting_values(topic: TopicDescription) -> dict[str, str]:
 
 
 def _first_untiered_record_or_problem(
-    admin: HealthQueries,
+    admin: ClusterHealthQueries,
     partition: TopicPartition,
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
-) -> tuple[FirstUntieredRecord | None, str]:
+) -> UntieredRecordAndLookupProblem:
     """Return the earliest record that is not tiered yet, or None, and the leader's answer if it fails to find records by their time."""
     try:
-        return _first_record_not_tiered(admin, partition, tiered, topics), ""
+        return _look_up_first_untiered_record(admin, partition, tiered, topics), ""
     except Refused as error:
         return None, error.message
 
 
-def _first_record_not_tiered(
-    admin: HealthQueries,
+def _look_up_first_untiered_record(
+    admin: ClusterHealthQueries,
     partition: TopicPartition,
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
@@ -132,15 +135,17 @@ def _first_record_not_tiered(
         return None
     after_ms = max((one.max_timestamp_ms + 1 for one in tiered), default=0)
     after = max((one.end_offset for one in tiered), default=-1)
-    offset, timestamp_ms = _first_offset_at_time(admin, partition, after_ms)
+    offset, timestamp_ms = _first_offset_and_timestamp_at_or_after(admin, partition, after_ms)
     if offset <= after or timestamp_ms < 0:
         return None
     limit = topics[partition.topic].settings.get("segment.ms")
-    later, closed_ms = _first_offset_at_time(admin, partition, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
+    later, closed_ms = (
+        _first_offset_and_timestamp_at_or_after(admin, partition, timestamp_ms + int(limit.value) + 1) if limit is not None else (-1, -1)
+    )
     return FirstUntieredRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
-def _first_offset_at_time(admin: HealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:
+def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:
     """Return offset and timestamp of the first record at or after a timestamp, -1 and -1 if there is none."""
     where = (partition.topic, partition.partition)
     return admin.offsets_by_timestamp({where: at_ms}).get(where, (-1, -1))

@@ -77,11 +77,16 @@ def partition_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTa
 
 
 def _finding_about_partition(
-    examined: ExaminedPartition, severity: str, finding_kind: str, words: tuple[str, str, str], size: int = 0, usd: float = 0.0
+    examined: ExaminedPartition,
+    severity: str,
+    finding_kind: str,
+    evidence_consequence_and_action: tuple[str, str, str],
+    stored_bytes: int = 0,
+    usd_per_month: float = 0.0,
 ) -> HealthFinding:
     """Return a finding about a partition. words: evidence, consequence for consumers, recommended action. size:
     bytes concerned. usd: their price per month."""
-    detail, means, todo = words
+    detail, means, todo = evidence_consequence_and_action
     return HealthFinding(
         severity,
         finding_kind,
@@ -91,8 +96,8 @@ def _finding_about_partition(
         detail,
         means,
         todo,
-        size,
-        usd,
+        stored_bytes,
+        usd_per_month,
     )
 
 
@@ -137,7 +142,7 @@ def _late_upload_findings(examined: ExaminedPartition, now_ms: int) -> Iterator[
         )
         yield _finding_about_partition(examined, "note", "copy-disabled", words)
         return
-    lag_ms, closed_ms = _copy_lag_ms(examined.settings), examined.pending.closed_ms
+    lag_ms, closed_ms = _max_copy_lag_ms(examined.settings), examined.pending.closed_ms
     if lag_ms is None or closed_ms is None or now_ms - closed_ms <= lag_ms + SLACK_MS:
         return
     age, closed = format_duration(now_ms - examined.pending.timestamp_ms), format_duration(now_ms - closed_ms)
@@ -163,7 +168,7 @@ def _failed_lookup_findings(examined: ExaminedPartition) -> Iterator[HealthFindi
         yield _finding_about_partition(examined, "error", "time-lookup", words)
 
 
-def _copy_lag_ms(settings: Mapping[str, str]) -> int | None:
+def _max_copy_lag_ms(settings: Mapping[str, str]) -> int | None:
     """Return the longest time after which a closed segment must be tiered, in milliseconds; None if there is no limit."""
     lag_ms = int(settings.get("remote.copy.lag.ms", "0"))
     if lag_ms == -1:  # as long as local retention

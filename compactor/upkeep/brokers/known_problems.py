@@ -61,10 +61,14 @@ def describe_topics(admin: AdminQueries, topics: Sequence[str]) -> dict[str, Top
 
 def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: Mapping[str, TopicDescription]) -> list[HealthFinding]:
     """Return findings about broker versions, broker settings and topic settings that will damage tiered data."""
-    return [*_size_retention_findings(brokers, topics.values()), *_last_tiered_findings(brokers), *_copy_lag_findings(topics.values())]
+    return [
+        *_size_retention_findings(brokers, topics.values()),
+        *_last_tiered_offset_fetch_findings(brokers),
+        *_delayed_upload_findings(topics.values()),
+    ]
 
 
-def metadata_growth_findings(metadata_topic: TopicDescription, segments: int) -> list[HealthFinding]:
+def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[HealthFinding]:
     """Return a finding if the metadata topic has grown so much that brokers start slowly, else an empty list.
 
     :param segments: number of segments that the metadata names now, in all states.
@@ -75,7 +79,7 @@ def metadata_growth_findings(metadata_topic: TopicDescription, segments: int) ->
         return []
     total = sum(sizes.values())
     detail = (
-        f"it has {total:,} records for {segments:,} segments that still exist; partition {largest} alone has {sizes[largest]:,}. "
+        f"it has {total:,} records for {segment_count:,} segments that still exist; partition {largest} alone has {sizes[largest]:,}. "
         "Nothing ever removes a record"
     )
     means = "a broker that starts reads all of them first; until then consumers' reads from the tier fail and are retried (KAFKA-19599)"
@@ -105,7 +109,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
         yield HealthFinding("warning", "size-retention", topic.topic, -1, "retention.bytes", detail, means, todo)
 
 
-def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[HealthFinding]:
+def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[HealthFinding]:
     """Yield a finding for each broker that builds new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
@@ -120,7 +124,7 @@ def _last_tiered_findings(brokers: Sequence[BrokerDescription]) -> Iterator[Heal
     yield HealthFinding("warning" if others else "note", "last-tiered", "", -1, LAST_TIERED_SETTING, detail, means, todo)
 
 
-def _copy_lag_findings(topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
+def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
     """Yield a finding for each topic whose uploads are delayed (KIP-1241)."""
     for topic in topics:
         found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}

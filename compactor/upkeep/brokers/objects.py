@@ -49,9 +49,9 @@ class PartitionObjects:
     orphans: Sequence[OrphanObject]
     strangers: Sequence[ListedObject]
 
-    def missing_parts(self, segment: RemoteLogSegmentMetadataRecord, parts: frozenset[str]) -> list[str]:
+    def missing_parts(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
         """Return the parts of a segment that LIST does not contain."""
-        return sorted(parts - self.there.get(segment.id, {}).keys())
+        return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 
 def inspect_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionObjects:

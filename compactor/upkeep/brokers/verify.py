@@ -23,13 +23,14 @@ from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, NotFound, Refused
 from compactor.local.spool import process_spool_folder
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 from compactor.records.indexes import parse_txn_index
 from compactor.tier.contents import download_segment_file
 from compactor.upkeep.brokers.objects import PartitionObjects, inspect_partition_objects
-from compactor.upkeep.segment_check import SegmentProblem, check_companion_files, check_disk_budget
+from compactor.upkeep.segment_check import ProblemKindAndText, SegmentProblem, companion_file_problems, raise_if_segment_exceeds_disk_budget
 
 _RESTORE_HINT = "Restore the object from the store's versions or a backup, or let retention pass over it"
 
@@ -150,11 +151,15 @@ def verify_broker_partition(
         seen = inspect_partition_objects(tier, partition)
     except BadData as error:
         return [broker_finding("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
-    found = [*_metadata_findings(tier, partition, seen), *_object_findings(tier, partition, seen), *_upload_findings(tier, partition)]
+    found = [
+        *_metadata_findings(tier, partition, seen),
+        *_unknown_object_findings(tier, partition, seen),
+        *_upload_findings(tier, partition),
+    ]
     check = _SegmentChecker(tier, partition)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
         for record in seen.readable:
-            problems = list(_part_findings(tier, partition, seen, record))
+            problems = list(_segment_object_findings(tier, partition, seen, record))
             if not problems and not fast:
                 problems = check.check_segment(record, Path(scratch))
             if problems and _was_segment_deleted_meanwhile(tier, partition, record):
@@ -194,7 +199,7 @@ def _metadata_findings(tier: Tier, partition: TopicPartition, objects: Partition
         yield broker_finding("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
     """Yield a finding for each orphan and for each object whose name is not one of the layout."""
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
@@ -217,7 +222,7 @@ def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerFi
         yield broker_finding("uploads-unknown", partition, prefix, error.message)
 
 
-def _part_findings(
+def _segment_object_findings(
     tier: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerFinding]:
     """Yield objects of a readable segment that are absent, have another size or cannot be read."""
@@ -256,8 +261,8 @@ class _SegmentChecker:
         segment = segment_from_broker_record(record)
         try:
             segment = segment.model_copy(update={"files": dict(layout.segment_files(self.partition, segment))})
-            check_disk_budget(self.tier, self.partition, segment, ", or use --fast")
-            paths = self._download_files(segment, scratch)
+            raise_if_segment_exceeds_disk_budget(self.tier, self.partition, segment, ", or use --fast")
+            paths = self._download_segment_files(segment, scratch)
         except NotFound as error:
             return [self._segment_finding("missing", segment, "log", error.message)]
         except BadData as error:
@@ -274,19 +279,19 @@ class _SegmentChecker:
             return [
                 self._segment_finding("log", segment, "log", f"{error.cause}{f' at byte {error.position}' if error.position >= 0 else ''}")
             ]
-        found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _log_problems(record, source)]
+        found = [self._segment_finding(kind, segment, "log", detail) for kind, detail in _differences_of_log_from_metadata(record, source)]
         beside = {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
         log_start = self.tier.broker_metadata.topic_status(self.partition.topic).log_starts.get(self.partition.partition, 0)
         txn_index = beside.pop("txnindex", b"")
         found += [
             self._segment_finding(kind, segment, kind, detail)
-            for kind, detail in check_companion_files(source, beside, segment_lineage(record), log_start)
+            for kind, detail in companion_file_problems(source, beside, segment_lineage(record), log_start)
         ]
         if detail := self._txn_index_problem(source, txn_index):
             found.append(self._segment_finding("txnindex", segment, "txnindex", detail))
         return found
 
-    def _download_files(self, segment: RemoteLogSegmentMetadata, scratch: Path) -> dict[str, Path]:
+    def _download_segment_files(self, segment: RemoteLogSegmentMetadata, scratch: Path) -> dict[str, Path]:
         """Download a segment's files. Raises BadData if one has another size than recorded."""
         paths = {}
         for kind, file in segment.files.items():
@@ -299,11 +304,11 @@ class _SegmentChecker:
             paths[kind] = path
         return paths
 
-    def _txn_index_problem(self, source: SourceSegment, data: bytes) -> str:
+    def _txn_index_problem(self, source: SourceSegment, index_bytes: bytes) -> ReasonOrEmpty:
         """Return a message if the transaction index lacks an aborted transaction or has an invalid entry, else an empty string."""
-        expected = self._aborted_transactions(source)
+        expected = self._producer_ids_and_offsets_of_abort_markers(source)
         try:
-            entries = parse_txn_index(data, "")
+            entries = parse_txn_index(index_bytes, "")
         except BadData as error:
             return error.cause
         reported = {(int(entry["producer_id"]), int(entry["last_offset"])) for entry in entries}
@@ -314,7 +319,7 @@ class _SegmentChecker:
             return f"{len(lacking)} of {len(expected)} aborted transactions are not in it ({some})"
         return reason_txn_index_is_invalid(entries, source)
 
-    def _aborted_transactions(self, source: SourceSegment) -> list[tuple[int, int]]:
+    def _producer_ids_and_offsets_of_abort_markers(self, source: SourceSegment) -> list[tuple[int, int]]:
         """Return (producer id, offset of the abort marker) of each transaction with records whose abort marker lies in this segment."""
         table, found = source.table, []
         for batch in np.flatnonzero(table.transactional_flags).tolist():
@@ -325,12 +330,12 @@ class _SegmentChecker:
                 found.append((producer, int(table.base_offset[batch])))
         return found
 
-    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, part: str, detail: str) -> BrokerFinding:
+    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerFinding:
         """Return a finding about a part of a segment."""
-        return broker_finding(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, part), detail)
+        return broker_finding(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail)
 
 
-def _log_problems(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[tuple[str, str]]:
+def _differences_of_log_from_metadata(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[ProblemKindAndText]:
     """Yield (kind, detail) of differences between a valid log and its metadata."""
     table = source.table
     if not len(table):

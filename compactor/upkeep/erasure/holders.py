@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from compactor.config.settings import CleanerSettings
 from compactor.control.state import PartitionState
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.plan import assess_round
@@ -223,7 +224,7 @@ class ErasureRules:
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
         return KeyStatus("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
-    def _reason_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> str:
+    def _reason_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
         """Return why no round cleans this segment now, or an empty string."""
         state = self.state
         if segment.start_offset < self.end:

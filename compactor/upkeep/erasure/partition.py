@@ -41,7 +41,7 @@ from compactor.upkeep.erasure.holders import (
     latest_records,
     records_by_segment,
 )
-from compactor.upkeep.retire import read_slot_times
+from compactor.upkeep.retire import read_grace_start_ms_by_slot
 from compactor.views.search import RecordSearch
 
 MAX_POSITION = 2**62
@@ -49,6 +49,9 @@ NEXT_RETIRE = "the next `retire`"
 NEW_FILTER = "`bloom rebuild`, or a round that reads the whole segment"
 RECORD = "record"
 CUT_OFF = "a round over its segment, of which this part is not read, and grace after it"
+
+StateAndWhatItWaitsFor = tuple[HolderState, str, int | None]
+"""State of an object, what must happen before it is deleted, and the earliest time of that in milliseconds, if known."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class KeySearchRequest:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def find_key_holders(tier: Tier, partition: TopicPartition, question: KeySearchRequest) -> PartitionKeySurvey:
+def find_key_holders(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySurvey:
     """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
@@ -73,7 +76,7 @@ def find_key_holders(tier: Tier, partition: TopicPartition, question: KeySearchR
 
     def search_once() -> PartitionKeySurvey:
         log = tier.open_partition_log(partition)
-        return _KeySearch(tier, log, log.refresh_and_check_gaps(), question).search_partition()
+        return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition()
 
     return retry_if_object_missing(partition, search_once)
 
@@ -98,8 +101,8 @@ class _KeySearch:
         return self.state.topic_partition
 
     def search_partition(self) -> PartitionKeySurvey:
-        filtered = self._search_live_segments()
-        self._search_replaced_segments(read_slot_times(self.tier.ports, self.log) if self.state.waiting else {})
+        filtered = self._search_live_segments_and_count_skipped()
+        self._search_replaced_segments(read_grace_start_ms_by_slot(self.tier.ports, self.log) if self.state.waiting else {})
         self._search_unknown_objects(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
         self._find_stored_key_hashes()
@@ -118,14 +121,14 @@ class _KeySearch:
 
     # --- segments that the fold names ---
 
-    def _search_live_segments(self) -> int:
+    def _search_live_segments_and_count_skipped(self) -> int:
         """Search the live segments, and return how many were skipped because their filters have none of the keys. Raises NotFound if an
         object is gone.
 
         The newest segment comes first because later markers decide transactions.
         """
         searcher = self._create_searcher(self.tier)
-        ruled_out = self._segments_ruled_out_by_filters()
+        ruled_out = self._ids_of_segments_ruled_out_by_filters()
         found: list[KeyRecordsInSegment] = []
         for segment in reversed(self.state.live):
             if segment.id in ruled_out:
@@ -142,10 +145,10 @@ class _KeySearch:
             if status.movable:
                 self.movable.add(one.segment.id)
             self._add_segment_holder(one.segment, HolderState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
-        self._search_unread_parts(rules)
+        self._search_unread_parts_of_live_objects(rules)
         return len(ruled_out)
 
-    def _search_unread_parts(self, rules: ErasureRules) -> None:
+    def _search_unread_parts_of_live_objects(self, rules: ErasureRules) -> None:
         """Search those parts of live objects that readers no longer use: brokers read the offsets after a segment's end from another
         segment.
         """
@@ -157,7 +160,7 @@ class _KeySearch:
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
-    def _segments_ruled_out_by_filters(self) -> set[str]:
+    def _ids_of_segments_ruled_out_by_filters(self) -> set[str]:
         """Return the live segments whose filter has none of the keys; filters have no false negatives."""
         if not self.question.by_filters or not self.tier.kind.compacts:
             return set()
@@ -204,10 +207,10 @@ class _KeySearch:
             self.not_covered.append(UnsearchedPlace(what, "they do not have the name of a segment, so that their content is unknown"))
 
     def _state_of_unknown_object(
-        self, item: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
-    ) -> tuple[HolderState, str, int | None]:
+        self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
+    ) -> StateAndWhatItWaitsFor:
         """Return the state of an object that the control log does not mention, what it waits for, and until when."""
-        state, identity = self.state, item.segment_id
+        state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
         if identity in ordering.protected_segment_ids(state):
@@ -218,7 +221,7 @@ class _KeySearch:
             return HolderState.ORPHAN, "`orphans find` and `orphans purge`: no metadata names it", None
         if identity in state.voided:
             return HolderState.ORPHAN, NEXT_RETIRE, None
-        until = item.modified_ms + self.tier.retention.orphan_age_ms
+        until = unknown_object.modified_ms + self.tier.retention.orphan_age_ms
         return HolderState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
 
     def _search_old_object_versions(self) -> None:
@@ -248,26 +251,28 @@ class _KeySearch:
         known = ordering.segment_ids_with_possible_objects(state)
         sidecars = self.tier.open_sidecar_store(self.partition)
         listed = list(control.list(sidecar_prefix(self.log.prefix)))
-        inherited = self._segments_with_inherited_filter({segment_id_in_sidecar_key(info.key) for info in listed} & known - holding.keys())
+        inherited = self._ids_of_segments_with_inherited_filter(
+            {segment_id_in_sidecar_key(info.key) for info in listed} & known - holding.keys()
+        )
         for info in listed:
             segment_id = segment_id_in_sidecar_key(info.key)
             if segment_id in holding:
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms)
-            elif segment_id and segment_id not in known and self._filter_matches(segment_id):
+            elif segment_id and segment_id not in known and self._filter_may_contain_keys(segment_id):
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEXT_RETIRE)
-            elif segment_id in inherited and info.key == sidecars.sidecar_key(segment_id) and self._filter_matches(segment_id):
+            elif segment_id in inherited and info.key == sidecars.sidecar_key(segment_id) and self._filter_may_contain_keys(segment_id):
                 self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEW_FILTER)
         for info in control.list(scratch_key_prefix(self.log)):
             self._add_hash_holder(
                 info.key, info.size, HolderState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
             )
 
-    def _segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
+    def _ids_of_segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
         """Return those of the segments whose filter was taken over from their sources. Such a filter may contain keys that are gone."""
         heads = self.tier.open_sidecar_store(self.partition).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
-    def _filter_matches(self, segment_id: str) -> bool:
+    def _filter_may_contain_keys(self, segment_id: str) -> bool:
         sidecars = self.tier.open_sidecar_store(self.partition)
         whole = sidecars.load_sidecar(segment_id)
         if whole is None:
@@ -358,15 +363,15 @@ def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
     return out
 
 
-def _segment_metadata_of_object(item: ListedObject) -> RemoteLogSegmentMetadata:
+def _segment_metadata_of_object(log_object: ListedObject) -> RemoteLogSegmentMetadata:
     """Return metadata for a segment that is known only from LIST: its id, first offset and the size of its log."""
     return RemoteLogSegmentMetadata(
-        id=item.segment_id,
-        start_offset=Offset(item.start_offset),
+        id=log_object.segment_id,
+        start_offset=Offset(log_object.start_offset),
         end_offset=Offset(MAX_POSITION),
-        size_bytes=item.size,
+        size_bytes=log_object.size,
         max_timestamp_ms=TimestampMs(-1),
-        mtime_ms=item.modified_ms,
-        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(max(0, item.start_offset))),),
-        files={"log": SegmentFile(size=item.size)},
+        mtime_ms=log_object.modified_ms,
+        leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(max(0, log_object.start_offset))),),
+        files={"log": SegmentFile(size=log_object.size)},
     )

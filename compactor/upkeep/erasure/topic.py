@@ -75,19 +75,19 @@ class TopicKeySurvey:
         return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
 
 
-def partitions_of_topic(tier: Tier, topic: str) -> list[TopicPartition]:
+def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartition]:
     """Return all partitions of a topic, or the single partition of that name. Raises UsageError if the tier does not hold it."""
     names = tier.list_partitions()
-    found = [name for name in names if name.topic == topic] or [name for name in names if str(name) == topic]
+    found = [name for name in names if name.topic == topic_or_partition] or [name for name in names if str(name) == topic_or_partition]
     if not found:
-        raise UsageError(f"the tier holds no partition of a topic {topic}", hint="`topics` lists what it holds")
+        raise UsageError(f"the tier holds no partition of a topic {topic_or_partition}", hint="`topics` lists what it holds")
     return found
 
 
 def find_key_holders_in_topic(
     tier: Tier,
     partitions: Sequence[TopicPartition],
-    question: KeySearchRequest,
+    request: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
 ) -> TopicKeySurvey:
     """Search the partitions of a topic for the keys. A partition that fails does not stop the others (isolation, I9)."""
@@ -96,22 +96,22 @@ def find_key_holders_in_topic(
     for name in partitions:
         on_partition(name)
         try:
-            surveys.append(find_key_holders(tier, name, question))
+            surveys.append(find_key_holders(tier, name, request))
         except CompactorError as error:
             failed.append((name, error))
     not_covered = [one for found in surveys for one in found.not_covered]
-    beside = [*_unfinished_upload_holders(tier, partitions, question, not_covered), *_former_topic_holders(tier, partitions)]
+    beside = [*_unfinished_upload_holders(tier, partitions, request, not_covered), *_holders_in_deleted_topics(tier, partitions)]
     if tier.settings.tier.pinterest.target and tier.kind.owns_root:
-        beside += [holder for name in partitions for holder in _holders_in_generations(tier, name, question)]
+        beside += [holder for name in partitions for holder in _holders_in_generations(tier, name, request)]
         not_covered.append(OLD_GENERATIONS)
     if tier.settings.outputs.iceberg.topics:
-        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holders_in_table(tier, topic, question)]
+        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holders_in_table(tier, topic, request)]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
 def _unfinished_upload_holders(
-    tier: Tier, partitions: Sequence[TopicPartition], question: KeySearchRequest, not_covered: list[UnsearchedPlace]
+    tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedPlace]
 ) -> Iterator[KeyHolder]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
@@ -120,7 +120,7 @@ def _unfinished_upload_holders(
     wanted = {str(name) for name in partitions}
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     try:
-        found = find_unfinished_uploads(tier, question.now_ms)
+        found = find_unfinished_uploads(tier, request.now_ms)
     except Refused as error:
         not_covered.append(UnsearchedPlace("unfinished uploads", f"these credentials may not ask: {error.message}"))
         return
@@ -133,7 +133,7 @@ def _unfinished_upload_holders(
             yield KeyHolder(of, one.object_url, HolderState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _former_topic_holders(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
+def _holders_in_deleted_topics(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
     """Yield the deleted topics of the same name whose data brokers have not deleted completely, since it may contain the keys."""
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_topic_partitions():
@@ -143,23 +143,23 @@ def _former_topic_holders(tier: Tier, partitions: Sequence[TopicPartition]) -> I
             yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
 
-def _holders_in_table(tier: Tier, topic: str, question: KeySearchRequest) -> Iterator[KeyHolder]:
+def _holders_in_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[KeyHolder]:
     """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
     require_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import find_files_with_keys
 
     try:
-        found = find_files_with_keys(tier, topic, question.keys)
+        found = find_files_with_keys(tier, topic, request.keys)
     except CompactorError as error:
         yield KeyHolder(topic, "the Iceberg table", HolderState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}")
         return
     for one in found:
         snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ([outputs.iceberg] keep_ms)"
         waits_for = f"a round without the key and `outputs write`, then {snapshots}" if one.is_current else snapshots
-        yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, question.keys.index(one.key), RECORD, waits_for, records=1)
+        yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, request.keys.index(one.key), RECORD, waits_for, records=1)
 
 
-def _holders_in_generations(tier: Tier, partition: TopicPartition, question: KeySearchRequest) -> Iterator[KeyHolder]:
+def _holders_in_generations(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> Iterator[KeyHolder]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
@@ -171,7 +171,7 @@ def _holders_in_generations(tier: Tier, partition: TopicPartition, question: Key
         if partition not in copy.list_partitions():
             continue
         try:
-            holders = find_key_holders(copy, partition, question).holders
+            holders = find_key_holders(copy, partition, request).holders
         except CompactorError as error:
             waits_for = f"it cannot be read: {error.message}"
             yield KeyHolder(str(partition), url, HolderState.GENERATION, ANY_KEY, "unknown", waits_for)
@@ -185,7 +185,7 @@ def _holders_in_generations(tier: Tier, partition: TopicPartition, question: Key
 
 
 def expedite_erasure(
-    tier: Tier, survey: PartitionKeySurvey, question: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
+    tier: Tier, survey: PartitionKeySurvey, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySurvey:
     """Run rounds over the segments that contain the keys, then `retire`; return a new survey.
 
@@ -198,25 +198,25 @@ def expedite_erasure(
     Raises Leased, Fenced, StoreError, OutOfBudget.
     """
     for _ in range(MAX_EXPEDITED_ROUNDS):
-        if not survey.movable or not _run_round_to_erase_keys(tier, survey, question.now_ms, report_step):
+        if not survey.movable or not _run_round_to_erase_keys(tier, survey, request.now_ms, report_step):
             break
-        before, survey = survey.movable, find_key_holders(tier, survey.partition, question)
+        before, survey = survey.movable, find_key_holders(tier, survey.partition, request)
         if survey.movable == before:
             break
     if not survey.holders:
         return survey
-    _retire_replaced_segments(tier, survey, question.now_ms, shorten_grace=shorten_grace, report_step=report_step)
-    return replace(find_key_holders(tier, survey.partition, question), removals=survey.removals)
+    _retire_replaced_segments(tier, survey, request.now_ms, shorten_grace=shorten_grace, report_step=report_step)
+    return replace(find_key_holders(tier, survey.partition, request), removals=survey.removals)
 
 
-def create_assessment_with_segments(segments: frozenset[str]) -> AssessRound:
+def assessment_that_includes_segments(segment_ids: frozenset[str]) -> AssessRound:
     """Return an assessment function under which a round also rewrites these segments, if they lie below the round's end offset."""
 
     def assess_round_with_segments(
         state: PartitionState, cleaner: CleanerSettings, now_ms: int
     ) -> RoundAssessment[RemoteLogSegmentMetadata]:
         usual = assess_round(state, cleaner, now_ms, force=True)
-        due = {segment.id for segment in usual.covered_segments if segment.id in segments}.union(usual.horizon_due)
+        due = {segment.id for segment in usual.covered_segments if segment.id in segment_ids}.union(usual.horizon_due)
         reason = (
             usual.reason if usual.due or not due else f"{count_noun(len(due), 'segment holds', 'segments hold')} keys that are to be erased"
         )
@@ -229,7 +229,7 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.partition
     log, hint = tier.open_partition_log(name, leads=True), tier.change_notifier.latest_change_hint(name)
-    report = create_round(tier, name, now_ms, assess_with=create_assessment_with_segments(survey.movable)).execute_round(log)
+    report = create_round(tier, name, now_ms, assess_with=assessment_that_includes_segments(survey.movable)).execute_round(log)
     tier.change_notifier.cache_log_state(log, hint)
     if report.status in PUBLISHING:
         tier.change_notifier.publish_changes([log])
@@ -265,7 +265,7 @@ def _retire_replaced_segments(
 
 
 @dataclass(frozen=True)
-class ReportHeader:
+class ErasureReportHeader:
     """Subject of an erasure report: tier, topic, time and keys.
 
     tier: fields that identify the tier.
@@ -287,7 +287,7 @@ def key_digest(key: bytes, secret: bytes) -> str:
 
 
 def erasure_report_json(
-    header: ReportHeader, survey: TopicKeySurvey, done_steps: Sequence[str] = (), removals: Sequence[tuple[int, KeyRemoval]] = ()
+    header: ErasureReportHeader, survey: TopicKeySurvey, done_steps: Sequence[str] = (), removals: Sequence[tuple[int, KeyRemoval]] = ()
 ) -> dict[str, Any]:
     """Return the erasure report as a JSON document.
 
