@@ -121,7 +121,9 @@ class OpenedLogDirectory:
 
 
 def open_log_directory_for_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OpenedLogDirectory:
-    """Open a log directory for a round. Raises UsageError and BadData as ``clean_log_directory`` does."""
+    """Open a log directory and determine the range of offsets to clean. Raises UsageError if the directory is missing or the range is not
+    valid, and BadData if the log is not valid.
+    """
     sources = open_log_directory(log_dir, request.index_interval_bytes, request.max_decompressed_batch_bytes, workers)
     log_start = sources[0].base
     end = max(sources[-1].end, request.first_uncleanable_offset or 0)

@@ -19,8 +19,8 @@ from compactor.records.codecs import LZ4
 
 
 def precompile_kernels() -> None:
-    """Compile or load the kernels by cleaning a small log. If several processes call this at the same time, one compiles and the others
-    wait for it.
+    """Compile the numba kernels, or load them from their cache, by cleaning a small log. If several processes call this at the same time,
+    one compiles and the others wait for it.
     """
     folder = kernel_cache_folder()
     if folder is None or (folder / COMPLETE).exists():

@@ -36,10 +36,10 @@ SpoolRows = npt.NDArray[Any]
 
 
 class DiskReservation(Protocol):
-    """Reserved bytes of the disk budget."""
+    """Reservation of bytes of the disk budget. It grows before bytes are written and shrinks after they are deleted."""
 
     def reserve_bytes(self, byte_count: int, /) -> None:
-        """Reserve bytes before they are written. Raises OutOfBudget."""
+        """Reserve bytes before they are written. Raises OutOfBudget if the disk budget does not have them."""
 
     def release_bytes(self, byte_count: int, /) -> None:
         """Release the reservation of bytes that were deleted from the disk."""
@@ -94,12 +94,12 @@ class _SortedRowBlock:
 
 
 class HashRangeRowFile:
-    """Sorts rows by hash range in a file: takes rows section by section and returns them range by range. The file exists until ``close``.
-    Can be used as a context manager.
+    """File that sorts rows by hash range: it takes rows for numbered sections and returns the rows of a section range by range. The file
+    exists until ``close``. Can be used as a context manager.
 
     :param disk_reservation: reserves the bytes of every write.
     :param words_per_row, dtype: number and type of a row's words; at least three words.
-    :param row_name: name of the rows for messages.
+    :param row_name_for_messages: name of the rows in error messages.
     """
 
     def __init__(
@@ -130,7 +130,9 @@ class HashRangeRowFile:
         return self.size // self._row_bytes + self._fill
 
     def add_rows_to_section(self, section_number: int, rows: SpoolRows) -> None:
-        """Add rows to a section; rows of other hash ranges are ignored. Raises OutOfBudget if the reservation, or the disk, is used up."""
+        """Add rows to a section (rows that are read together); rows of hash ranges that this file does not hold are ignored. Raises
+        OutOfBudget if the reservation, or the disk, is used up.
+        """
         if section_number != self._section:
             self.write_buffered_rows()
             self._section = section_number
@@ -151,9 +153,8 @@ class HashRangeRowFile:
         return sum(block.row_count_of_range(range_number) for block in self._blocks.get(section_number, ()))
 
     def read_rows_of_range(self, section_number: int, range_number: int) -> Iterator[SpoolRows]:
-        """Yield the rows of a range in the order in which they were added. An array is valid until the next one is requested.
-
-        Raises StoreError if a checksum does not match.
+        """Yield the rows of a section in one hash range, in the order in which they were added. An array is valid until the next one is
+        requested. Raises StoreError if a checksum does not match.
         """
         self.write_buffered_rows()
         self._sorted = None

@@ -31,10 +31,12 @@ class SecondReader(Protocol):
         """Tell the second reader to which segment the next chunks belong."""
 
     def read_chunk_of_key_scan(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> RowsOfSecondReader:
-        """Read a chunk of pass 1, in which every batch that may enter the offset map is decompressed."""
+        """Read a chunk of pass 1 (the search for survivors), in which every batch that may enter the offset map is decompressed. Return
+        the rows for ``add_rows_to_key_table``.
+        """
 
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
         """Add the rows that ``read_chunk_of_key_scan`` returned to the second reader's table."""
 
     def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Read a chunk of pass 2, with the batches of which some records may be removed."""
+        """Read a chunk of pass 2 (the rewrite), in which the batches that may lose some of their records are decompressed."""

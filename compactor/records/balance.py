@@ -44,12 +44,14 @@ class BalanceKey:
 
 
 def zero_digest_sums_by_account() -> DigestSumRows:
-    """Return sums of zero, one row for each account."""
+    """Return sums of zero, one row for each account. An account is a reason for which batches or records are counted, such as a dropped
+    tombstone.
+    """
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
 def digest_sum_from_row(row_of_sums: DigestSumRows) -> DigestSum:
-    """Convert a row of an array of sums to a DigestSum."""
+    """Convert one row of an array of sums (number of items, and the two halves of the sum of their digests) to a DigestSum."""
     return DigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 

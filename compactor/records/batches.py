@@ -401,7 +401,7 @@ _HEADER_FIELDS: Final = np.dtype(
 
 
 def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8], coordinator_epoch: npt.NDArray[np.int32]) -> BatchTable:
-    """Return the BatchTable of consecutive v2 batches from their headers alone, as ``scan_batches`` would return it.
+    """Return the BatchTable of consecutive v2 batches from their headers alone, equal to that of the complete batches.
 
     :param headers: shape (batches, 61).
     :param control_kind, coordinator_epoch: columns of the table that headers do not contain.

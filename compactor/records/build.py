@@ -66,10 +66,11 @@ def encode_batch(
     append_time_ms: int | None = None,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """Encode a data batch as brokers store it. Without rows, encode the bare header that the cleaner leaves of an emptied batch.
+    """Encode a data batch as brokers store it. Without records, encode the bare header that the cleaner leaves of an emptied batch.
 
-    :param base_offset, last_offset: by default those of the first and last row. A compacted batch may span more offsets than its rows.
-    :param max_timestamp: by default the highest of the rows. An emptied batch keeps its former value.
+    :param base_offset, last_offset: by default those of the first and last record. A compacted batch may span more offsets than its
+        records.
+    :param max_timestamp: by default the highest of the records. An emptied batch keeps its former value.
     :param append_time_ms: makes it a LogAppendTime batch, in which this is the timestamp of all records. Timestamp deltas of records are
         written all the same, as brokers do.
     :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534).

@@ -103,8 +103,8 @@ def _decompress_snappy_block(
 def _decompress_snappy_body(
     buf: Bytes, position: int, end: int, out: Bytes, out_position: int, max_content_bytes: int
 ) -> BytePositionOrMinusOne:
-    """Decompress a snappy body, a Xerial stream or a raw block, into ``out``. Return the position in ``out`` where its content ends, or -1
-    if ``codecs`` must decompress the body.
+    """Decompress a snappy body, a Xerial stream or a raw block, into ``out``. Return the position in ``out`` where its content ends, or
+    -1 if the body is corrupt, too large or of an unusual form, so that the slower code in ``codecs`` must decompress it.
     """
     most = out_position + max_content_bytes
     if end - position < 8 or end + _WIDE > buf.size:
@@ -158,8 +158,8 @@ def _lz4_function_address(function_name: str) -> int:
 
 
 class Lz4FunctionAddresses:
-    """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. ``lz4.block.compress`` calls the same functions,
-    so results are equal (I7).
+    """Addresses of the C functions of the lz4 package; all are 0 unless all are exported. They are the functions that
+    ``lz4.block.compress`` calls, so both ways of compressing give the same bytes (determinism, I7).
     """
 
     def __init__(self, function_names: Sequence[str] = ("LZ4_decompress_safe", "LZ4_resetStream", "LZ4_compress_fast_continue")) -> None:
@@ -316,10 +316,12 @@ def decompress_lz4_and_snappy_bodies(
     decompress_address: int, buf: Bytes, codec: Codecs, start: Int64s, end: Int64s, wanted_flags: npt.NDArray[np.bool_], first_batch: int,
     out: Bytes, out_position: int, max_body_bytes: int, max_total_bytes: int, out_ends: Int64s,
 ) -> NextBatchAndPosition:  # fmt: skip
-    """Decompress lz4 and snappy bodies from batch ``first_batch`` on, until one is met that ``codecs`` must decompress.
+    """Decompress the wanted lz4 and snappy bodies ``buf[start:end]`` from batch ``first_batch`` on, until one is met that ``codecs`` must
+    decompress. Return the number of that batch (or the number of batches) and the position in ``out`` after the content.
 
-    Return the number of that batch (or the number of batches) and the position in ``out`` after the content. Parameters as for
-    ``decompress_batch_bodies``; ``decompress_address``: address of LZ4_decompress_safe, or 0.
+    :param decompress_address: address of LZ4_decompress_safe, or 0 if lz4 bodies are left to ``codecs``.
+    :param max_body_bytes, max_total_bytes: most bytes of one decompressed body; total after which no further body is begun.
+    :param out_ends: receives the position in ``out`` where each body ends.
     """
     while first_batch < wanted_flags.size and out_position <= max_total_bytes:
         if wanted_flags[first_batch]:

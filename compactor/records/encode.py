@@ -185,8 +185,8 @@ def _compress_bodies_and_join_batches(
     size: Int64s,
     output: EncodedBatchBuffer,
 ) -> memoryview:
-    """Compress the bodies that ``_encode_batches_or_find_problem`` wrote, and return all batches in order. ``size`` is changed to the
-    compressed sizes.
+    """Compress the bodies of the rewritten batches, and return all batches in order. ``start``, ``size``: place of each batch in the
+    output buffer before compression; ``size`` is changed to the compressed sizes.
     """
     some = slice(chunk.first, chunk.last)
     body = np.where(action_by_batch == REWRITE, size - HEADER, 0)
@@ -218,7 +218,9 @@ def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, m
 
 @kernel
 def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBatch, action_by_batch: Actions, keep_flags: Flags) -> Flags:
-    """Return a flag per row: whether the record stays and its tail must be re-encoded, because Kafka would encode it differently."""
+    """Return a flag per row: whether the record stays and its key, value and headers must be re-encoded, because Kafka would encode them
+    differently.
+    """
     loose = np.zeros(keep_flags.size, np.bool_)
     for batch in range(action_by_batch.size):
         if action_by_batch[batch] == REWRITE:
@@ -228,7 +230,9 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
 
 
 def _reencode_record_tails(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
-    """Return a small byte array and rows in which the tails of the rows ``row_numbers`` are encoded as Kafka encodes them."""
+    """Return a small byte array and its rows: the tails (key, value and headers) of the rows ``row_numbers``, encoded as Kafka encodes
+    them.
+    """
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
     moved = RecordRows(
@@ -414,7 +418,9 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 @inline_kernel
 def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
-    """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows in [begin, stop) that stay."""
+    """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows that stay, from ``first_row``
+    to before ``end_row``.
+    """
     first = np.int64(-1)
     last = np.int64(-1)
     count = 0

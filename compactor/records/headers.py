@@ -49,8 +49,8 @@ def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
 
 
 def digest_of_headers(headers: HeaderBytes) -> Sha256Hex:
-    """Return the SHA-256 of batch headers in hexadecimal. It covers the payloads only if the batches' CRCs were verified, as in
-    ``header_digest_of_verified_file``.
+    """Return the SHA-256 of batch headers in hexadecimal. Because a header contains the CRC of its batch, the digest stands for the
+    payloads, too, if the CRCs were verified.
     """
     digest = hashlib.sha256(_PREFIX)
     digest.update(np.ascontiguousarray(headers).reshape(-1).data)
@@ -65,9 +65,8 @@ def crc32c_of_batches_from_headers(headers: HeaderBytes) -> int:
 
 
 class HeaderDigestBuilder:
-    """Computes ``digest_of_headers`` of a log whose bytes arrive in parts of any size, verifying the CRC of every batch.
-
-    Holds one header in memory.
+    """Builder of the SHA-256 of all batch headers of a log whose bytes arrive in parts of any size. It verifies the CRC of every batch,
+    and holds one header in memory.
     """
 
     def __init__(self) -> None:
@@ -93,9 +92,8 @@ class HeaderDigestBuilder:
 
 
 def header_digest_of_verified_file(path: Path) -> Sha256Hex:
-    """Return ``digest_of_headers`` of a file after verifying the CRC of every batch.
-
-    The result is empty if a CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
+    """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. The result is empty if a
+    CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
     buf, digest = map_file(path), HeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):

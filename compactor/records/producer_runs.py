@@ -22,7 +22,9 @@ from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTR
 
 
 def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
-    """Return two tables of a segment: its producer runs and its transaction markers."""
+    """Return two tables of a segment: its transaction markers, and its producer runs. A run is all data batches of one producer between
+    two of its markers.
+    """
     owned = np.flatnonzero(batches.producer_id >= 0)
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])
 
@@ -117,13 +119,11 @@ def batch_table_from_runs_and_markers(runs: RunTable, markers: RunTable) -> Batc
 
 
 def reason_markers_must_be_read(batches: BatchTable, aborted_flags: Flags, discardable_flags: Flags, now_ms: int) -> ReasonOrEmpty:
-    """Return why a segment must be read because of its transaction markers, or an empty string.
+    """Return why a segment must be read because of its transaction markers, or an empty string. A marker that may be discarded makes its
+    segment due if it has no delete horizon, because it gets one, or if its horizon has passed, because then it is removed.
 
-    A marker that may be discarded makes its segment due if it has no delete horizon, because it gets one, or if its horizon has passed,
-    because then it is removed.
-
-    :param batches: the segment's batches, or those of its stand-in.
-    :param aborted_flags, discardable_flags: verdicts of the transaction fold, one per batch.
+    :param batches: the segment's batches, or those rebuilt from its sidecar.
+    :param aborted_flags, discardable_flags: a flag per batch: whether it is data of an aborted transaction; whether it may be removed.
     :param now_ms: the round's time in milliseconds.
     """
     if np.any(aborted_flags & (batches.control == NOT_CONTROL) & (batches.count > 0)):

@@ -55,10 +55,11 @@ class ProducerStates:
         return int(opened.min()) if len(opened) else None
 
     def is_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log.
+        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log: nothing in them lies at
+        or after ``offset``, and no batch of the log is later than the state of its producer.
 
         :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in
-            them, because cleaning may have removed their batches. The log must not have a batch that is later than these states say.
+            them, because cleaning may have removed their batches.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False

@@ -57,7 +57,11 @@ def delete_removed_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[
 def _record_topic_answers(
     catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
-    """Record the cluster's answers in the catalog if they contradict or add to those recorded before. Return the resulting catalog."""
+    """Record the cluster's answers about topic ids in the catalog, as far as they are new or contradict those recorded before. Return the
+    resulting catalog.
+
+    :param adds_information: returns whether the answer that a topic is missing is worth recording.
+    """
 
     def decide_record(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.

@@ -115,7 +115,9 @@ def rebuild_sidecars(
 
     :param unusable_only: only for segments that have no usable sidecar.
     :param on_segment: called with the size of each segment when it is done.
-    :raises BadData: if a segment is corrupt. Raises OutOfBudget or StoreError as staging does.
+    :raises BadData: if a segment is corrupt.
+    :raises OutOfBudget: if a segment does not fit within the disk budget.
+    :raises StoreError: if the store fails.
     """
     state = tier.open_partition_log(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)

@@ -22,10 +22,9 @@ StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
 
 
 def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> StatesBeforeAndAfter:
-    """Raise a partition's log start to an offset, as Kafka's DeleteRecords does; return the states before and after it.
-
-    An interrupted round is finished or undone first. Segments wholly below the offset wait for grace. Raises UsageError if the offset lies
-    outside the log, Leased if another compactor is at work, Fenced and StoreError.
+    """Raise a partition's log start to ``new_log_start``, as Kafka's DeleteRecords does; return the states before and after it. An
+    interrupted round is finished or undone first. Segments wholly below the new log start wait for grace. Raises UsageError if it lies
+    outside the log, Leased if another compactor is at work, Fenced if one takes over, and StoreError.
     """
     log = tier.open_partition_log(partition, leads=True)
 
@@ -51,14 +50,13 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
 
 
 def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets return to their earlier value.
-
-    An interrupted undo is completed.
+    """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets return to their earlier value. An
+    interrupted undo is completed.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.
     :raises CompactorError: if brokers deleted some of the segments, so that the run is undone in part.
-    :raises Leased: or Fenced, StoreError, OutOfBudget, as a round.
+    :raises Leased: or Fenced, if another compactor is at work. Raises OutOfBudget if the copies do not fit on disk, and StoreError.
     """
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()

@@ -178,7 +178,7 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
 
 
 def _decide_undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
-    """Return the decision, or ``undo`` in its place if the run that wrote the segment is among those to be undone."""
+    """Return the decision, or ``undo`` in its place if the run that wrote the segment is among ``undone_run_ids``."""
     run_id = _id_of_undoable_run_of_segment(state, decision.damage.segment)
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
@@ -188,7 +188,7 @@ def _decide_undo_or_no_repair(
 ) -> RepairDecision:
     """Return the decision about a segment with files that no source has: undo the run that wrote it if that is possible, else ``none``.
 
-    :param unknown: the kinds of these files: the log, or files that need more than the log to be built.
+    :param kinds_without_source: kinds of these files: the log, or files that need more than the log to be built.
     """
     nowhere = (
         f"no source has its bytes: {finder.description_of_sources}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
@@ -217,9 +217,7 @@ def _decide_undo_or_no_repair(
 
 
 def _id_of_undoable_run_of_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Return the id of the run that wrote a live segment, if the segments that it replaced still wait for deletion; else an empty
-    string.
-    """
+    """Return the id of the run that wrote a live segment, if the segments that it replaced still wait for deletion; else an empty string."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
@@ -249,7 +247,7 @@ def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _IntactFileFinder:
-    """Search for files of a partition's segments with their recorded digests."""
+    """Finder of files of a partition's segments whose bytes have the recorded digest, in the tier and in the given sources."""
 
     tier: Tier
     state: PartitionState
@@ -385,7 +383,7 @@ def _create_missing_objects(
 def _replace_damaged_segments(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
-    """Replace segments one to one in a round, and return the new ids by the old ones.
+    """Replace segments one to one in a round, and return the ids of the new segments by those of the damaged ones.
 
     :raises BadData: if the round failed. Readers then keep the damaged segments.
     """

@@ -29,8 +29,8 @@ class RepairSource(Protocol):
         """Return a text that names this source in messages."""
 
     def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        """Write the file of the segment to ``path`` and yield, once per copy that the source has. The caller compares the digest of each
-        copy, and stops at the right one. ``path`` does not exist before.
+        """Write the file of the segment to ``path`` once per copy that the source has, and yield after each. The caller compares the
+        digest of each copy, and stops at the right one. ``path`` does not exist before.
         """
 
 
@@ -95,7 +95,9 @@ class TierRepairSource:
 def download_each_file_of_same_range(
     tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
-    """Yield after each download to ``path`` of a file of a segment, live or replaced, that has the same offsets as ``segment``."""
+    """Download the file of this kind of each segment of a tier, live or replaced, that has the same offsets as ``segment``. Every
+    download goes to ``path``; yield after each.
+    """
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
         if (other.start_offset, other.end_offset) == (segment.start_offset, segment.end_offset):

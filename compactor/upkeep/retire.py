@@ -251,7 +251,9 @@ def _next_deletion_due_ms(
 def _sweepable_objects(
     ports: Ports, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
-    """Return the unknown objects that may be deleted now: those under void ids, and segments of which every object is old enough."""
+    """Return those unknown objects that may be deleted now: objects whose segment ids are void (the record that announced them has no
+    effect), and objects of segments of which every object is old enough.
+    """
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
     age = STORES_OWN if clock.spares_young else clock
@@ -319,9 +321,8 @@ def _ids_of_stale_imports(ports: Ports, log: PartitionLog, retention: ObjectRete
 
 
 def read_grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by its position (slot).
-
-    The snapshot has the times of records that were deleted.
+    """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by the record's position (slot).
+    For records that were deleted, the times come from the snapshot.
     """
     try:
         return _times_of_first_slots(ports, log)
@@ -377,7 +378,8 @@ MAX_UNHINTED_INSPECTIONS = 64
 def partitions_to_inspect(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
-    """Return the partitions to inspect, in the given order.
+    """Return the partitions that `retire` inspects now, in the given order. These are the partitions whose control log has grown, whose
+    next deletion is due, or that have waited longest for an inspection. The number of the last is limited.
 
     :param now_ms: the store's clock, as in the recorded inspections.
     :param log_name_of: returns the name of a partition's log in the tier-wide state.

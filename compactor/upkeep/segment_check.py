@@ -122,10 +122,9 @@ def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
 
 
 def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
-    """Return how the checkpoint's lineage differs from the metadata, as a message, or an empty string.
-
-    A broker that uses a differing file would take another lineage. At a raised log start brokers drop the epochs that end before it, and
-    let the one that contains it begin there.
+    """Return how a leader-epoch checkpoint differs from the leader epochs that the metadata states, or an empty string. A broker that
+    uses a differing file would take another lineage. At a raised log start brokers drop the epochs that end before it, and let the one
+    that contains it begin there.
     """
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}

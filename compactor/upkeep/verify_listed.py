@@ -110,7 +110,9 @@ class _ListedPartitionVerifier:
             yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
 
     def _check_content(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
-        """Return a segment's problems, and the consumer's position after reading all of it; None if that is not known."""
+        """Return a segment's problems, and the offset at which a consumer continues after reading the whole segment; None if that is not
+        known.
+        """
         metadata = segment_metadata(segment, segment.base)
         raise_if_segment_exceeds_disk_budget(self.tier, self.partition, metadata)
         log = file_name(segment.base, "log")

@@ -26,7 +26,7 @@ ProblemKindTextAndObject = tuple[str, str, str]
 def verify_control_logs(
     tier: Tier, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> list[SegmentProblem]:
-    """Return the problems of several partitions, in their order.
+    """Return the problems of the control logs and cleaner offsets of several partitions, in the order of the partitions.
 
     :param on_partition: called when a partition is done.
     """
@@ -41,7 +41,7 @@ def verify_control_logs(
 
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
-    """Return all problems and notes about one partition's cleaner offsets and its control log. Raises StoreError."""
+    """Return all problems and notes about one partition's control log and the cleaner offsets in it. Raises StoreError."""
     log = tier.open_partition_log(partition)
     found: list[SegmentProblem] = []
 
@@ -81,7 +81,9 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
 
 
 def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield what is invalid in the cleaner offsets of a state: by their own rules, the log's end and the acquired epochs."""
+    """Yield a message for each rule that the cleaner offsets of a state violate: rules about themselves, the log's end and the acquired
+    epochs.
+    """
     problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
         yield problem
@@ -103,7 +105,7 @@ def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[st
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield gaps, overlaps and duplicates in the live segments, and live segments whose deletion has begun."""
+    """Yield a message for each gap, overlap and duplicate in the live segments, and for each live segment whose deletion has begun."""
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
             yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -124,9 +126,8 @@ def open_intent_problems(state: PartitionState) -> Iterator[str]:
 def _compare_snapshots_with_log(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[ProblemKindTextAndObject]:
-    """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records.
-
-    Kind ``snapshot`` is an error; ``left-over``, a snapshot that a newer one has replaced, is a note.
+    """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records. There are
+    two kinds: ``snapshot`` is an error; ``left-over``, a snapshot that a newer one has replaced, is a note.
 
     :param base_state: state from which the records were replayed.
     :param state_by_slot: resulting states by position (slot).

@@ -104,7 +104,7 @@ class _SegmentVerifier(NamedTuple):
     def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
         """Return the segment's problems, and the last offset of its batches.
 
-        :param previous_last: last offset of the batches before the segment.
+        :param previous_last_offset: last offset of the batches before the segment.
         """
         segment = self.segment
         paths, problems = download_intact_files(self.tier, self.partition, segment, self.scratch)
@@ -157,7 +157,9 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
 
 
 def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
-    """Yield a problem for each remembered round whose balance does not add up, and a note if live segments have no recorded sum."""
+    """Yield a problem for each recorded round whose balance (sums over all records, before and after) does not add up, and a note if live
+    segments have no recorded sum.
+    """
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):
             yield SegmentProblem("error", "balance", *state.topic_partition, run.run_id, problem)

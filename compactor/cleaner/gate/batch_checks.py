@@ -87,8 +87,8 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 
 
 class SourceBatchHeaders:
-    """Batches of all source segments of a group (segments that are rewritten together), one segment after the other. ``batches[field]``
-    returns a header column by the number of its field, copied on access.
+    """Batch headers of all source segments of a group (segments that are rewritten together), one segment after the other.
+    ``headers[field]`` returns the values of one header field, given by its number, for all batches. The array is a copy.
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -120,9 +120,11 @@ class SourceBatchHeaders:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransactionOutcomes:
-    """Outcomes of transactions, as one flag or number per batch of a segment. aborted: data of an aborted transaction.
-    idle: a marker whose transaction has no data left before it.
-    began: for a marker that is not idle, the offset of the first data that is left; -1 for other batches.
+    """Outcomes of transactions, as one flag or number per batch of a segment.
+
+    aborted: whether the batch is data of an aborted transaction.
+    idle: whether it is a marker whose transaction has no data left before it.
+    began: for a marker that is not idle, the offset of the first data that is left of its transaction; -1 for other batches.
     """
 
     aborted: Flags
@@ -169,10 +171,12 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 def resolve_txn_outcomes_by_batch(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
-    """Return (aborted, idle, began) for each batch, as in BatchTransactionOutcomes, from the columns of all batches of a log.
+    """Return the outcomes of all transactions of a log as three columns with one row per batch. The data batches of a producer since its
+    last marker form a chain; the next marker of the producer decides about the whole chain.
 
-    The data batches of a producer since its last marker form a chain; the next marker of the producer decides about the whole chain.
-
+    aborted: whether the batch is data of an aborted transaction.
+    idle: whether it is a marker whose transaction has no data left.
+    began: for another marker, the offset of the first data that is left; -1 for other batches.
     :param open_txn_offset_by_producer: where a producer's transaction was open at the start of the log; changed.
     """
     aborted = np.zeros(control_kind.size, np.bool_)
@@ -230,10 +234,10 @@ class MatchedBatchesOfSource:
     def select_matched_batches(
         group: SourceAndOutputBatches, source: SourceSegment, first_batch_in_group: int, wanted_flags: Flags
     ) -> MatchedBatchesOfSource:
-        """Return the pairs of source batch and output batch of one source segment.
+        """Return those batches of one source segment that are still in the output, each with its output batch.
 
-        :param first_batch_in_group: number of the source's first batch in the group.
-        :param wanted_flags: a flag per source batch of the group: whether its pair is wanted.
+        :param first_batch_in_group: number of the source's first batch among all source batches of the group.
+        :param wanted_flags: a flag per source batch of the group: whether it is included in the result.
         """
         mine = np.flatnonzero(
             (group.origin >= first_batch_in_group) & (group.origin < first_batch_in_group + len(source.table)) & wanted_flags[group.origin]
@@ -270,9 +274,8 @@ def has_first_wrapper_without_offset(table: BatchTable) -> bool:
 def match_output_batches_to_source(
     source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
 ) -> SourceBatchNumbersAndProblem:
-    """Match output batches with source batches. Return the number of each one's source batch, and the first problem or None.
-
-    Batches are never merged, split or reordered.
+    """Return the number of the source batch of each output batch, and the first problem or None. Batches are never merged, split or
+    reordered.
 
     :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
     """
@@ -417,7 +420,7 @@ def find_headers_not_matching_records(
 
 
 def _first_flagged_batch_as_problem(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
-    """Yield the first of the batches flagged as ``invalid_flags``, if any, as a problem with this cause."""
+    """Yield at most one problem with this cause: the first batch whose flag in ``invalid_flags`` is set."""
     if invalid_flags.any():
         yield cause, int(headers[col.LAST][invalid_flags][0])
 

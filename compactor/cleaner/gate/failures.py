@@ -37,7 +37,7 @@ class GateFailed(CompactorError):
 
 @dataclass(frozen=True, slots=True)
 class RecordSumMismatch:
-    """Difference between a cleaned segment's records and those that must be left of its source.
+    """Difference between a cleaned segment's records and those that must remain of its source.
 
     expected, found: number of records.
     excess: sum of the record fingerprints found, minus the sum expected, modulo 2^64.
@@ -49,7 +49,7 @@ class RecordSumMismatch:
     excess: int
 
     def error_naming_no_record(self) -> GateFailed:
-        """Return the error for this difference, for the case that no single record explains it."""
+        """Return the error for this difference if no single missing or surplus record explains it."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
@@ -76,10 +76,10 @@ def raise_for_missing_or_superseded_record(
 ) -> None:
     """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
 
-    :param in_output_flags: a flag per source record, set if it is in the output.
-    :param latest_offset_of_key: last offset of each record's key.
-    :param must_be_removed_flags: records that must not be left.
-    :param checked_flags: records to compare.
+    :param in_output_flags: a flag per source record: whether it is in the output.
+    :param latest_offset_of_key: for each source record, the offset of the newest record with its key.
+    :param must_be_removed_flags: a flag per source record: whether it must not be in the output.
+    :param checked_flags: a flag per source record: whether it is compared.
     """
     invalid = checked_flags & (in_output_flags == must_be_removed_flags)
     for row in np.flatnonzero(invalid)[:1].tolist():

@@ -170,8 +170,8 @@ class Gate:
         self._settled = True
 
     def restrict_outcomes_to_rewritten_batches(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Restrict a segment to the batches that are rewritten. ``source`` consists of these batches; the outcomes of the whole segment's
-        transactions must be known.
+        """Restrict the transaction outcomes of a segment, which must be known for all its batches, to the batches with these numbers.
+        ``source`` is a segment that consists of only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.outcomes_of_batches(batch_numbers)
@@ -195,7 +195,9 @@ class Gate:
     # ---- what must be left
 
     def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
-        """Read the dirty range of a log from its files, if pass 1 does not pass its decompressed chunks to the gate. Raises GateFailed."""
+        """Read the dirty range of a log from its files. Needed only if pass 1 (the search for survivors) does not pass its decompressed
+        chunks to the gate. Raises GateFailed.
+        """
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
                 self.read_dirty_segment_keys(source)
@@ -278,7 +280,9 @@ class Gate:
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Compute which records outside the dirty range must be left of a chunk that pass 2 has decompressed."""
+        """Compute how many records outside the dirty range must remain of a chunk that pass 2 (the rewrite) has decompressed, and the sum
+        of their fingerprints.
+        """
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
@@ -290,7 +294,7 @@ class Gate:
     def _parse_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, selected_flags: Flags
     ) -> tuple[HeaderFields, GateRecords]:
-        """Parse the records of the batches flagged in ``selected_flags``. Runs in a worker thread."""
+        """Return the batch headers of a chunk, and the records of the batches flagged in ``selected_flags``. Runs in a worker thread."""
         if buffers.second_reader is None:
             buffers.second_reader = GateRecordParser(*self._key)
         headers = header_fields_of_batch_table(source.table, slice(chunk.first, chunk.last))[:, selected_flags]
@@ -319,7 +323,7 @@ class Gate:
     def _latest_record_rows(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
     ) -> RowsOfSecondReader:
-        """Return the table rows of records inside the dirty range, or, with ``is_outside_dirty_range``, outside it."""
+        """Return the rows for the key table of records inside the dirty range, or, with ``is_outside_dirty_range``, outside it."""
         digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
         if is_outside_dirty_range:
@@ -366,8 +370,8 @@ class Gate:
     def _flag_records_to_remove(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, latest_offset_of_key: Int64s
     ) -> Flags:
-        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: last offset of each record's key in the dirty
-        range, or ABSENT_KEY.
+        """Return a flag per record: whether it must be removed. ``latest_offset_of_key``: for each record, the last offset of its key in
+        the dirty range, or ABSENT_KEY if that range does not have the key.
         """
         gone = (
             (latest_offset_of_key > records.offset)

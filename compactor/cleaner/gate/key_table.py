@@ -133,9 +133,12 @@ class LatestRecordTable:
     def add_expected_fingerprints_outside_dirty_range(
         self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
     ) -> None:
-        """Count the records in ``rows``, which lie outside the dirty range, whose key the dirty range does not have, so that they must
-        remain. Add their number and fingerprints to ``out_sums``, one row per segment. Segment i has the offsets from
-        ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
+        """Count those of the given records that must remain because no record of the dirty range has their key, and add their number and
+        the sum of their fingerprints to ``out_sums``, one row per segment.
+
+        :param rows: records outside the dirty range.
+        :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
+            (exclusive).
         """
         _add_expected_fingerprints_outside_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
@@ -148,8 +151,8 @@ class LatestRecordTable:
 
 
 def pack_latest_record_rows(hashes: Hashes, offsets: Int64s, digests: RecordDigests) -> LatestRecordRows:
-    """Return rows of the key table, packed from key hashes, offsets and digests of records. ``hashes``: shape (n, 2); In ``digests``
-    the flag DUE marks tombstones that are due for removal: their delete horizon has passed.
+    """Return rows of the key table, packed from key hashes (shape (n, 2)), offsets and digests of records. In ``digests`` the flag DUE
+    marks tombstones that are due for removal: their delete horizon has passed.
     """
     rows = np.empty((len(offsets), WORDS), np.uint64)
     _pack_latest_record_rows(hashes, offsets, digests, rows)
@@ -245,10 +248,9 @@ def _flag_rows_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags
 
 @kernel
 def _remove_keys_of_other_ranges(cells: LatestRecordCells, state: LatestRecordTableState) -> None:
-    """Remove, in place, the keys whose hash lies outside the range that the table holds.
-
-    The loop starts after an empty cell, which no search passes, and moves every remaining key to the first empty cell from its home on.
-    That cell is at or before the cell that the key came from.
+    """Remove, in place, the keys whose hash lies outside the range that the table holds. Every key that stays moves to the first empty
+    cell at or after its home (the cell where a search for it begins), so that searches still find it. The loop starts after an empty
+    cell, because no search passes one.
     """
     capacity, empty = state[TABLE_CAPACITY], 0
     while cells[WORDS * empty] != 0:

@@ -18,7 +18,9 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Summary of the gate's check of a group: numbers of compared batches and records, and of dirty keys looked up with their share."""
+    """Summary of the gate's check of a group: number of compared batches, of compared records and of dirty keys that were looked up, and
+    the share of all dirty keys that these are.
+    """
 
     batches: int
     records: int

@@ -446,7 +446,7 @@ def _parse_records_into_columns(
 
 
 def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
-    """Return the digest that a record has after rewriting, if its header names are not valid UTF-8 and Java writes other names."""
+    """Return the digest that a record has after Java has rewritten it, which replaces each invalid UTF-8 sequence in its header names."""
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
     end = len(buf)

@@ -55,8 +55,8 @@ RowBitmap = npt.NDArray[np.uint8]
 
 
 def count_log_scans_for_disk(row_count: int, available_disk_bytes: int) -> int:
-    """Return how many scans of the log are needed so that the rows of one scan fit ``available_disk_bytes``. A tenth of these bytes
-    stays free, because the parts are not of equal size.
+    """Return how many scans of the log are needed, each for an equal part of the keys, so that the rows of one part fit
+    ``available_disk_bytes``. A tenth of these bytes stays free, because the parts do not have exactly the same size.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
@@ -68,8 +68,8 @@ def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
 
 
 class DiskOffsetMap:
-    """Offset map on local disk: finds the records that survive, like a KeyHashSet in memory that has space for all keys. ``close``
-    removes its file. Can be used as a context manager.
+    """Offset map on local disk, for more keys than memory has space for: finds the newest record of each key, and the records below the
+    dirty range whose key it does not have. ``close`` removes its file. Can be used as a context manager.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class DiskOffsetMap:
         """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk share, or the disk, is used up.
 
         :param hashes: key hashes, shape (n, 2).
-        :param ordinals: the rows' numbers, below SEEN.
+        :param ordinals: the rows' numbers, less than 2^32 - 1, under which ``survivor_bitmap`` reports them.
         """
         self._add_key_rows(DIRTY, hashes, self._require_ordinals_within_bitmap(ordinals))
 
@@ -182,8 +182,8 @@ class DiskOffsetMap:
         self._spool.add_rows_to_section(section_number, rows)
 
     def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
-        """Set the bits of the surviving rows of a spool range. Of the range's rows, only those count whose tag (the upper bits of the key's
-        hash) lies in part ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
+        """Set the bits of the surviving rows of one hash range of the file. Of the range's rows, only those count whose tag (the upper
+        bits of the key's hash) lies in part ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
         """
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
@@ -238,10 +238,9 @@ def _flag_keys_in_part(hashes: Hashes, range_count: int, first_range: int, part_
 def mark_newest_row_of_each_key(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> RowCount:
-    """Set the bit of the first row of each key. Rows come newest first.
-
-    Return the number of rows, or the first row for which the key set has no space. Only rows whose tag lies in range ``range_number`` of
-    ``range_count`` count.
+    """Set the bit of the first row of each key, which is the newest, because rows come newest first. Return the number of rows, or the
+    number of the first row for which the key set has no space. Only rows whose tag (the upper bits of the key's hash) lies in range
+    ``range_number`` of ``range_count`` count.
     """
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
@@ -259,7 +258,9 @@ def mark_newest_row_of_each_key(
 def mark_rows_with_absent_keys(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> None:
-    """Set the bits of the rows whose key is not in the set. Only rows whose tag lies in range ``range_number`` of ``range_count`` count."""
+    """Set the bits of the rows whose key is not in the set. Only rows whose tag (the upper bits of the key's hash) lies in range
+    ``range_number`` of ``range_count`` count.
+    """
     for row in range(len(rows)):
         if row + AHEAD < len(rows):
             prefetch(key_set_table, 3 * first_cell_to_probe(second_key_hash_half_of_row(rows, row + AHEAD), state[CAPACITY]))

@@ -135,10 +135,11 @@ def longest_run_of_filled_cells(table: HashTable, cell_count: int) -> int:
 
 @kernel
 def enlarge_table_in_place(table: HashTable, old_capacity: int, new_capacity: int, scratch: HashTable) -> None:
-    """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``.
+    """Move the entries of the first ``old_capacity`` cells to their places in a table of the larger ``new_capacity``. Runs of filled
+    cells are moved from the last to the first. That needs no second table, because the place where the search for a key begins never
+    moves towards the start.
 
-    ``scratch`` must have the size of the longest cluster. An entry's new home is at or after its old one, hence after every entry that is
-    still to be moved. No entry is further after the last home than before, so SPACE is enough again.
+    :param scratch: temporary array with as many cells as the longest run of filled cells.
     """
     cell = old_capacity - 1
     while cell >= 0:
@@ -286,7 +287,7 @@ def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_o
 
 
 class BoundedOffsetMap:
-    """Kafka's offset map with space for ``max_keys`` keys (SkimpyOffsetMap: floor(slots * load factor)). It takes 32 bytes per key."""
+    """Offset map with Kafka's limit (SkimpyOffsetMap): it is full with ``max_keys`` keys. It takes 32 bytes per key."""
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
         """Create an empty map. ``max_record_count``: upper bound of the rows that will be put, which limits the memory. Raises

@@ -125,14 +125,14 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Return the keys of the dirty range that belong to this part, including repeated ones."""
+        """Return the keys of the dirty range that belong to the current part of the keys, including repeated ones."""
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
-        """Read the rows of a segment below the dirty range and add them to the disk map. Does nothing while the set in memory has all keys.
-        Raises BadData, OutOfBudget.
+        """Read the rows of a segment below the dirty range and add them to the disk map. Does nothing while the set in memory has all
+        keys. Raises BadData, OutOfBudget.
 
-        :param wanted_batch_flags: batches that may have such rows.
+        :param wanted_batch_flags: a flag per batch: whether it may have rows below the dirty range.
         """
         if self._map is None:
             return
@@ -183,7 +183,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file of the disk map, if the work ended before that was done. A second call does nothing."""
+        """Remove the file of the disk map if one is open, as after a failed scan. A second call does nothing."""
         if self._map is not None:
             self._map.close()
 

@@ -66,10 +66,10 @@ class SurvivorLookup(Protocol):
         """Return the memory of the map at its largest, in bytes."""
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
-        """Return the number of surviving records per batch, as far as it is known without reading records, or None."""
+        """Return the number of survivors per batch (-1 if records must be read to know it); None if it is known for no batch."""
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
-        """Return a flag per row of a chunk: whether the mapped range has a later record of its key."""
+        """Return a flag per row of a chunk: whether a later record within the offsets that the map covers has the row's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class KeyScanParameters:
         """Hash the keys of a range of batches, chunk by chunk. The results use the thread's buffers.
 
         :param is_backwards: rows in descending order.
-        :param hashes_rows_below_dirty_range: rows below the dirty range, which are only looked up, instead of those that may enter the map.
+        :param hashes_rows_below_dirty_range: whether rows below the dirty range are hashed, instead of those that may enter the map.
         """
         low, high = (-1, self.first_dirty) if hashes_rows_below_dirty_range else (self.first_dirty, _END)
         found = []
@@ -177,7 +177,8 @@ class SegmentSurvivorBitmap:
     def add_survivors_of_chunk(
         self, hashed: HashedChunkKeys, survives_flags: Flags, first_dirty_offset: int, source: SourceSegment, *, is_final: bool
     ) -> None:
-        """Add which rows of a chunk survive.
+        """Record which rows of a chunk survive.
+
         :param survives_flags: a flag per row.
         :param first_dirty_offset: first offset that is cleaned in this round.
         :param is_final: whether the flags will not change, so that the survivors of whole batches can be counted now.
@@ -431,7 +432,7 @@ class BoundedMapSurvivors:
 
     def _set_last_mapped_offset(self, last_offset: int) -> None:
         """Set the last offset that the map covers to ``last_offset``, unless that is below the dirty range. As in Kafka the value can
-        decrease: an old wrapper batch at offset 0 ends below its own records.
+        decrease, because an old v0/v1 wrapper can state an end offset below those of its records.
         """
         if last_offset >= self._scan.first_dirty:
             self.last_mapped_offset = last_offset

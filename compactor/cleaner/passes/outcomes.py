@@ -23,10 +23,11 @@ UNDECIDED: Final = -1
 
 
 def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
-    """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first.
+    """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the
+    first.
 
-    :param next_outcome_by_producer: by producer id, the outcome of the next marker after the segment; updated to that after the segment's
-        start.
+    :param next_outcome_by_producer: by producer id, the outcome of the producer's first marker after this segment. Updated for the call
+        for the segment before: to the first marker from the start of this segment on.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.transactional_flags
@@ -45,9 +46,10 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
 def txn_outcomes_by_batch_from_columns(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
-    """Return for each batch the outcome of the transaction to which its data belongs.
+    """Return for each batch the outcome of the transaction to which its data belongs: ABORT, COMMIT or UNDECIDED.
 
-    :param next_outcome_by_producer: by producer, outcome of its first marker after these batches; updated.
+    :param next_outcome_by_producer: by producer index, the outcome of its first marker after these batches. Updated to the first marker
+        from the start of these batches on.
     """
     kinds = np.full(control_kind.size, UNDECIDED, np.int8)
     for i in range(control_kind.size - 1, -1, -1):

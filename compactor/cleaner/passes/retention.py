@@ -52,7 +52,7 @@ class RetentionRules:
 
 @dataclass(frozen=True, slots=True)
 class BatchRetentionDecisions:
-    """Decisions by header, per batch.
+    """Decisions about batches as far as their headers allow them, one row per batch.
 
     action: DROP, COPY or EMPTY if the header is enough, FILTER if the records decide.
     retain_empty: whether the header stays, because the batch is the last of a live producer or ends at the high watermark (KAFKA-8335,

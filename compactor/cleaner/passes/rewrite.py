@@ -178,7 +178,9 @@ class GroupRewriter:
     def _iterate_batch_ranges_and_barriers(
         self, group: Sequence[GroupMember], progress: _NewSegmentProgress
     ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
-        """Yield every range of every source in order. A source is closed when all its ranges were written."""
+        """Yield every range of batches of every source, in order. After a source that cannot stay open while the next one is read, yield
+        a barrier, at which the caller waits until all its ranges are written.
+        """
         for member in group:
             with member() as (source, verdicts):
                 if self.second_reader is not None:

@@ -49,7 +49,9 @@ class ChunkSummaryForSidecar:
 
 
 class SidecarBuilder:
-    """Collects the contents of a segment's sidecar while the segment is read or written. Batches come in any order, each once."""
+    """Builder of a segment's sidecar (Bloom filter, delete horizons, producer runs) that is filled while the segment is read or written.
+    Batches come in any order, each once.
+    """
 
     def __init__(
         self,
@@ -121,7 +123,12 @@ class SidecarBuilder:
         )
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
-        """Return the sidecar. Called after all batches with records were added."""
+        """Read a whole segment and return its sidecar. Raises BadData if the segment cannot be read.
+
+        :param filter_design: parameters of the Bloom filter; None for no filter.
+        :param hash_key: the tier's hash key, 16 bytes.
+        :param counts_distinct_keys: whether the sidecar also estimates the number of distinct keys.
+        """
         runs, markers = extract_producer_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 

@@ -114,9 +114,9 @@ def _txn_index_entries_of_markers(
 
 
 def replace_by_existing_txn_index_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
-    """Replace entries of a transaction index, in place, by the segment's given entries where there is one for the same transaction. A given
-    entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers would
-    take that data for committed.
+    """Replace computed entries of a transaction index, in place, by the segment's existing entries for the same transactions. An existing
+    entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers
+    would take that data for committed.
     """
     existing_entries = existing_entries[np.argsort(existing_entries["last_offset"], kind="stable")]
     if len(existing_entries):
@@ -176,12 +176,13 @@ def _transaction_state_by_batch(
     base_offset: Int64s,
     last_offset: Int64s,
 ) -> TransactionStateByBatch:
-    """Compute (discardable, indexed, first offset, last stable offset) per batch.
+    """Return (discardable, indexed, first offset, last stable offset) of each batch's transaction.
 
-    aborted: per batch, by its marker.
-    outcome: per producer, of its first marker.
-    open_since: per producer, where its open transaction began, or -1.
-    opened: producers with an open transaction, in the order in which these began.
+    :param is_aborted: a flag per batch: whether its transaction was aborted.
+    :param producer_index: number of each batch's producer.
+    :param next_outcome_by_producer: outcome of each producer's first marker in these batches.
+    :param open_txn_offset_by_producer: where each producer's transaction was open before these batches, or -1.
+    :param producers_with_open_txn: producers with such a transaction, in the order in which these began.
     """
     batches = control_kind.size
     producers = open_txn_offset_by_producer.size

@@ -139,7 +139,9 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
 
 
 class WorkerThreads:
-    """A pool of ``threads`` workers. With one, everything runs in the caller's thread."""
+    """Pool of worker threads that run jobs and return their results in order. A pool of one thread runs everything in the thread of the
+    caller.
+    """
 
     def __init__(self, thread_count: int) -> None:
         self._pool = ThreadPoolExecutor(thread_count, "buffers") if thread_count > 1 else None
@@ -175,9 +177,8 @@ class WorkerThreads:
         complete_job: Callable[[ReusableJobBuffers, D], R],
         jobs: Iterable[J | JobBarrier],
     ) -> Generator[R, None, None]:
-        """Yield the results of jobs that consist of three steps, in the order of the jobs.
-
-        Workers run ``prepare_job`` and ``complete_job`` at any time, and ``decide_job_in_order`` for one job after the other, in order.
+        """Yield, in the order of the jobs, the results of jobs that consist of three steps. Several workers run ``prepare_job`` and
+        ``complete_job`` at the same time; ``decide_job_in_order`` runs for one job after the other, in their order.
         """
         if self._pool is None:
             yield from self._run_in_caller_thread(

@@ -35,9 +35,9 @@ class ConfigCheckFinding(NamedTuple):
 
 
 def check_cluster(admin: AdminQueries, bootstrap_servers: str, *, needs_append_right: bool) -> list[ConfigCheckFinding]:
-    """Check the brokers and the metadata topic.
+    """Check the brokers and the metadata topic, and return the problems found.
 
-    :param servers: bootstrap servers, for messages.
+    :param bootstrap_servers: addresses of brokers, for messages.
     :param needs_append_right: whether rounds will be published, so that the permission to append is needed.
     """
     found: list[ConfigCheckFinding] = []
@@ -58,9 +58,9 @@ def check_cluster(admin: AdminQueries, bootstrap_servers: str, *, needs_append_r
 def check_topics(
     admin: AdminQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
 ) -> list[ConfigCheckFinding]:
-    """Check the settings, permissions and leaders of these topics.
+    """Check the settings, permissions and leaders of these topics, and return the problems found.
 
-    :param cleanup_policy_of: topic -> cleanup_policy in this program's settings.
+    :param cleanup_policy_of: returns a topic's cleanup_policy in this program's settings.
     """
     found: list[ConfigCheckFinding] = []
     for name in topics:
@@ -103,7 +103,7 @@ def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_pol
 
 
 def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that the tier's objects can be listed and read. Uses the first partition that has a segment."""
+    """Check that the tier's objects can be listed and read, and return the problems found. Uses the first partition that has a segment."""
     layout = tier.ports.layout
     url = tier.settings.tier_url
     for name in partitions:
@@ -139,7 +139,9 @@ def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list
 
 
 def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
-    """Check that a first round over each partition fits within [publish] metadata_records_per_hour."""
+    """Check that the metadata records of a first round over each partition fit within [publish] metadata_records_per_hour, and return the
+    problems found.
+    """
     per_hour = tier.settings.publish.metadata_records_per_hour
     if not per_hour:
         return []

@@ -26,7 +26,9 @@ class ClusterHealthQueries(AdminQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
     def offsets_by_timestamp(self, timestamps_ms: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
-        """Return offset and timestamp of the first record at or after a timestamp, by topic and partition."""
+        """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Both are -1 if there
+        is none.
+        """
 
 
 def examine_tier(
@@ -114,7 +116,9 @@ def _first_untiered_record_or_problem(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> UntieredRecordAndLookupProblem:
-    """Return the earliest record that is not tiered yet, or None, and the leader's answer if it fails to find records by their time."""
+    """Return the earliest record that is not tiered yet, or None; and the leader's error message if it cannot look up records by their
+    timestamps, else an empty string.
+    """
     try:
         return _look_up_first_untiered_record(admin, partition, tiered, topics), ""
     except Refused as error:
@@ -146,6 +150,6 @@ def _look_up_first_untiered_record(
 
 
 def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:
-    """Return offset and timestamp of the first record at or after a timestamp, -1 and -1 if there is none."""
+    """Return offset and timestamp of the first record of a partition whose timestamp is ``at_ms`` or later, -1 and -1 if there is none."""
     where = (partition.topic, partition.partition)
     return admin.offsets_by_timestamp({where: at_ms}).get(where, (-1, -1))

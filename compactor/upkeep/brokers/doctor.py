@@ -59,7 +59,7 @@ class ExaminedPartition:
 
 
 def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) -> RemoteLogSegmentMetadataRecord | None:
-    """Return the readable segment with the highest end offset, or None."""
+    """Return the segment with the highest end offset among those that readers can use, or None if there is none."""
     finished = [one for one in segments if one.state is SegmentState.COPY_SEGMENT_FINISHED]
     return max(finished, key=lambda one: one.end_offset, default=None)
 
@@ -84,8 +84,12 @@ def _finding_about_partition(
     stored_bytes: int = 0,
     usd_per_month: float = 0.0,
 ) -> HealthFinding:
-    """Return a finding about a partition. words: evidence, consequence for consumers, recommended action. size:
-    bytes concerned. usd: their price per month."""
+    """Return a finding about a partition.
+
+    :param evidence_consequence_and_action: three texts: the evidence, the consequence for consumers, and the recommended action.
+    :param stored_bytes: number of stored bytes concerned.
+    :param usd_per_month: price of these bytes.
+    """
     detail, means, todo = evidence_consequence_and_action
     return HealthFinding(
         severity,
@@ -216,7 +220,7 @@ def _overdue_deletion_findings(examined: ExaminedPartition, now_ms: int, prices:
 
 
 def _join_first_few(texts: Sequence[str]) -> str:
-    """Return the first _FEW texts, separated by commas, with an ellipsis if there are more."""
+    """Return the first few texts, separated by commas, with an ellipsis if there are more."""
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 

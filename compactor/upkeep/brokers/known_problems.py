@@ -71,7 +71,7 @@ def known_kafka_problem_findings(brokers: Sequence[BrokerDescription], topics: M
 def metadata_growth_findings(metadata_topic: TopicDescription, segment_count: int) -> list[HealthFinding]:
     """Return a finding if the metadata topic has grown so much that brokers start slowly, else an empty list.
 
-    :param segments: number of segments that the metadata names now, in all states.
+    :param segment_count: number of segments that the metadata names now, in all states.
     """
     sizes = {number: one.log_end - max(0, one.log_start) for number, one in metadata_topic.partitions.items() if one.log_end >= 0}
     largest = max(sizes, key=lambda number: sizes[number], default=-1)
@@ -125,7 +125,7 @@ def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> 
 
 
 def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[HealthFinding]:
-    """Yield a finding for each topic whose uploads are delayed (KIP-1241)."""
+    """Yield a finding for each topic whose settings delay the upload of closed segments (KIP-1241)."""
     for topic in topics:
         found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
         chosen = {name: value for name, value in found.items() if value != _IMMEDIATE_LAG[name]}

@@ -23,9 +23,8 @@ SNAPSHOT_SLACK_MS = 3_600_000
 
 @dataclass(frozen=True)
 class OrphanObject:
-    """An object that no metadata names.
-
-    finished: whether brokers recorded that its segment's deletion is finished; if not, the segment was never recorded.
+    """An object that no metadata names. finished: whether brokers recorded that the deletion of its segment is finished; if False, no
+    metadata ever named the segment.
     """
 
     listed: ListedObject
@@ -50,7 +49,7 @@ class PartitionObjects:
     strangers: Sequence[ListedObject]
 
     def missing_parts(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
-        """Return the parts of a segment that LIST does not contain."""
+        """Return those of the expected kinds of file of a segment that the listing of the store does not contain."""
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 

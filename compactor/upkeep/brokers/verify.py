@@ -209,7 +209,7 @@ def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: Par
 
 
 def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerFinding]:
-    """Yield multipart uploads that were begun long ago and never finished."""
+    """Yield a finding for each multipart upload to the partition that was begun long ago and never finished."""
     store, now = tier.ports.data, tier.ports.clock_ms()
     prefix = tier.ports.layout.partition_folder(partition)
     try:
@@ -225,7 +225,7 @@ def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerFi
 def _segment_object_findings(
     tier: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerFinding]:
-    """Yield objects of a readable segment that are absent, have another size or cannot be read."""
+    """Yield a finding for each object of a readable segment that is absent, has another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
     missing = objects.missing_parts(record, layout.required_parts)
     for part in missing:
@@ -245,7 +245,9 @@ def _segment_object_findings(
 
 @dataclass
 class _SegmentChecker:
-    """Checker of segment contents, in ascending order, because a transaction may begin in one segment and be aborted in a later one."""
+    """Checker of the contents of a partition's segments. They are passed in ascending order, because a transaction may begin in one
+    segment and be aborted in a later one.
+    """
 
     tier: Tier
     partition: TopicPartition
@@ -331,12 +333,12 @@ class _SegmentChecker:
         return found
 
     def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerFinding:
-        """Return a finding about a part of a segment."""
+        """Return a finding about one file of a segment."""
         return broker_finding(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail)
 
 
 def _differences_of_log_from_metadata(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[ProblemKindAndText]:
-    """Yield (kind, detail) of differences between a valid log and its metadata."""
+    """Yield kind and description of each difference between a valid log and the metadata that brokers recorded for it."""
     table = source.table
     if not len(table):
         yield "log", "it has no batch"

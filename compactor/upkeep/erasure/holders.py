@@ -21,7 +21,7 @@ READ_ONLY = "its tier is only read: nothing is compacted there"
 
 
 class HolderState(StrEnum):
-    """State of an object that contains a key, for example live or waiting for deletion."""
+    """State of an object that contains a record key or its hash, for example live or waiting for deletion."""
 
     LIVE = "live"
     REPLACED = "replaced"
@@ -76,7 +76,7 @@ class KeyHolder:
 
 @dataclass(frozen=True)
 class UnsearchedPlace:
-    """A place outside the survey where the key may be, too, and the reason why the survey does not cover it."""
+    """A place that the survey does not cover but where the key may be, too, and the reason why it is not covered."""
 
     what: str
     why: str
@@ -163,7 +163,7 @@ def latest_records(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, F
 class KeyStatus:
     """Records of a key in a live segment, and what must happen to remove them.
 
-    what: as in ``KeyHolder``.
+    what: value (the latest one), tombstone, superseded, aborted or undecided.
     movable: whether a round that is forced now would free the segment of the key, or bring it a step nearer to it.
     """
 

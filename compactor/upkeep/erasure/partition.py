@@ -83,7 +83,7 @@ def find_key_holders(tier: Tier, partition: TopicPartition, request: KeySearchRe
 
 @dataclass
 class _KeySearch:
-    """Searches one partition for records and hashes of the keys to erase. All answers are for one state of its control log."""
+    """Search of one partition for records and hashes of the keys to erase. All results are for one state of its control log."""
 
     tier: Tier
     log: PartitionLog
@@ -122,10 +122,8 @@ class _KeySearch:
     # --- segments that the fold names ---
 
     def _search_live_segments_and_count_skipped(self) -> int:
-        """Search the live segments, and return how many were skipped because their filters have none of the keys. Raises NotFound if an
-        object is gone.
-
-        The newest segment comes first because later markers decide transactions.
+        """Search the live segments, the newest first, because later markers decide about transactions. Return the number of segments that
+        were skipped because their filters have none of the keys. Raises NotFound if an object is gone.
         """
         searcher = self._create_searcher(self.tier)
         ruled_out = self._ids_of_segments_ruled_out_by_filters()
@@ -161,7 +159,7 @@ class _KeySearch:
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
     def _ids_of_segments_ruled_out_by_filters(self) -> set[str]:
-        """Return the live segments whose filter has none of the keys; filters have no false negatives."""
+        """Return the ids of the live segments whose Bloom filter has none of the keys; filters have no false negatives."""
         if not self.question.by_filters or not self.tier.kind.compacts:
             return set()
         sidecars = self.tier.open_sidecar_store(self.partition)
@@ -209,7 +207,9 @@ class _KeySearch:
     def _state_of_unknown_object(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> StateAndWhatItWaitsFor:
-        """Return the state of an object that the control log does not mention, what it waits for, and until when."""
+        """Return the state of an object that the control log does not mention, what it waits for, and when it can be deleted at the
+        earliest.
+        """
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
@@ -268,7 +268,9 @@ class _KeySearch:
             )
 
     def _ids_of_segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
-        """Return those of the segments whose filter was taken over from their sources. Such a filter may contain keys that are gone."""
+        """Return the ids of those given segments whose Bloom filter was taken over from their sources. Such a filter may contain keys
+        that are gone.
+        """
         heads = self.tier.open_sidecar_store(self.partition).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
 
@@ -364,7 +366,7 @@ def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
 
 
 def _segment_metadata_of_object(log_object: ListedObject) -> RemoteLogSegmentMetadata:
-    """Return metadata for a segment that is known only from LIST: its id, first offset and the size of its log."""
+    """Return metadata for a segment that is known only from the listing of the store: its id, first offset and the size of its log."""
     return RemoteLogSegmentMetadata(
         id=log_object.segment_id,
         start_offset=Offset(log_object.start_offset),

@@ -76,7 +76,7 @@ class TopicKeySurvey:
 
 
 def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartition]:
-    """Return all partitions of a topic, or the single partition of that name. Raises UsageError if the tier does not hold it."""
+    """Return all partitions of a topic, or a single one if the text names a partition. Raises UsageError if the tier does not hold it."""
     names = tier.list_partitions()
     found = [name for name in names if name.topic == topic_or_partition] or [name for name in names if str(name) == topic_or_partition]
     if not found:
@@ -134,7 +134,7 @@ def _unfinished_upload_holders(
 
 
 def _holders_in_deleted_topics(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
-    """Yield the deleted topics of the same name whose data brokers have not deleted completely, since it may contain the keys."""
+    """Yield deleted topics of the same name whose data brokers have not deleted completely, since this data may contain the keys."""
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_topic_partitions():
         if one.topic in topics:
@@ -210,7 +210,9 @@ def expedite_erasure(
 
 
 def assessment_that_includes_segments(segment_ids: frozenset[str]) -> AssessRound:
-    """Return an assessment function under which a round also rewrites these segments, if they lie below the round's end offset."""
+    """Return a function that assesses as usual whether a round is due, but includes the segments with these ids, if they lie below the
+    round's end offset.
+    """
 
     def assess_round_with_segments(
         state: PartitionState, cleaner: CleanerSettings, now_ms: int
@@ -279,9 +281,8 @@ class ErasureReportHeader:
 
 
 def key_digest(key: bytes, secret: bytes) -> str:
-    """Return a keyed digest that stands for the key, so that a filed report does not contain the key.
-
-    :param secret: the tier's hash key.
+    """Return a keyed digest that stands for a record key in a report, so that a filed report does not contain the key itself. :param
+    secret: the tier's hash key.
     """
     return "hmac-sha256:" + hmac.new(secret, b"tiered-compactor erasure\0" + key, hashlib.sha256).hexdigest()
 
