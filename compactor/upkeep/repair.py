@@ -217,7 +217,7 @@ def _decide_undo_or_no_repair(
 
 
 def _id_of_undoable_run_of_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Return the id of the run that wrote a live segment, if the segments that it replaced still wait for deletion; else an empty string."""
+    """Return the id of the run that wrote a segment, if the segments that it replaced still wait for deletion, or an empty string."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
