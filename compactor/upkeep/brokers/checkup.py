@@ -120,12 +120,12 @@ def _first_untiered_record_or_problem(
     timestamps, else an empty string.
     """
     try:
-        return _look_up_first_untiered_record(admin, partition, tiered, topics), ""
+        return _find_first_untiered_record_by_time(admin, partition, tiered, topics), ""
     except Refused as error:
         return None, error.message
 
 
-def _look_up_first_untiered_record(
+def _find_first_untiered_record_by_time(
     admin: ClusterHealthQueries,
     partition: TopicPartition,
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
