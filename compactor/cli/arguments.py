@@ -42,7 +42,7 @@ COMMANDS = (
     Command(
         "import",
         "import sealed segments of a Kafka log directory into the tier",
-        "import_.run_import",
+        "import_.import_logs_command",
         (
             argument(
                 "log_dir",
@@ -82,7 +82,7 @@ COMMANDS = (
     Command(
         "export",
         "write the current view of a partition as a Kafka log directory",
-        "export.run_export",
+        "export.export_partition_command",
         (
             PARTITION_ARGUMENT,
             TOPIC_ID_ARGUMENT,
@@ -209,7 +209,7 @@ COMMANDS = (
     Command(
         "recompact",
         "compact whole partitions from the log's start, as a Spark job",
-        "recompact.run_recompact",
+        "recompact.recompact_topics_command",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -227,7 +227,7 @@ COMMANDS = (
     Command(
         "retire",
         "delete replaced segments whose grace is over, and sweep orphans",
-        "retire.run_retire",
+        "retire.retire_replaced_segments_command",
         (
             DRY_RUN_OPTION,
             argument(
@@ -363,7 +363,7 @@ COMMANDS = (
     Command(
         "verify",
         "check that the tier matches its metadata",
-        "verify.run_verify",
+        "verify.verify_tier_command",
         (
             PARTITIONS_ARGUMENT,
             argument("--fast", action="store_true", help="for broker-managed tiers: do not read segments"),
@@ -373,7 +373,7 @@ COMMANDS = (
     Command(
         "repair",
         "make good missing and damaged objects, from a log directory or another tier",
-        "repair.run_repair",
+        "repair.repair_partition_command",
         (
             PARTITION_ARGUMENT,
             argument(
@@ -498,7 +498,7 @@ COMMANDS = (
     Command(
         "erasure",
         "show whether a key is erased, what still holds it, and what has to happen",
-        "erasure.run_erasure",
+        "erasure.report_and_erase_keys",
         (
             argument("topic", metavar="TOPIC", help="a topic, with all its partitions, or one TOPIC-PARTITION"),
             argument("--key", metavar="K", action="append", default=[], help="text, or base64:...; may be repeated"),

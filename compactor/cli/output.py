@@ -408,13 +408,13 @@ def _print_tree(tree: Tree, stream: IO[str], width: int) -> None:
     from rich.console import Console
     from rich.tree import Tree as RichTree
 
-    def add_branches(branches: Sequence[Tree], to: RichTree) -> RichTree:
+    def add_branches_to_tree(branches: Sequence[Tree], to: RichTree) -> RichTree:
         for branch in branches:
-            add_branches(branch.branches, to.add(branch.label))
+            add_branches_to_tree(branch.branches, to.add(branch.label))
         return to
 
     console = Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
-    console.print(add_branches(tree.branches, RichTree(tree.label)))
+    console.print(add_branches_to_tree(tree.branches, RichTree(tree.label)))
 
 
 def _is_amount_cell(value: object) -> bool:

@@ -62,13 +62,13 @@ def run_service(
     """
     tell = SERVICE_JOURNAL
 
-    def run_in_thread() -> None:
+    def run_service_in_thread() -> None:
         from compactor.cleaner.precompile import precompile_kernels
 
         precompile_kernels()
         service.run()
 
-    thread = threading.Thread(target=run_in_thread, name=name, daemon=True)
+    thread = threading.Thread(target=run_service_in_thread, name=name, daemon=True)
     thread.start()
     given_back = time.monotonic()
     while thread.is_alive():

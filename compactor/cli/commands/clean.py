@@ -32,11 +32,11 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
     profile = CommandProfile(args)
     with out.show_progress("cleaning") as progress, profile.record_costs():
 
-        def on_phase(phase: str) -> None:
+        def record_phase_start(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
             progress.begin_step(phase)
 
-        summary = clean_log_directory(args.log_dir, args.out_dir, request, on_phase)
+        summary = clean_log_directory(args.log_dir, args.out_dir, request, record_phase_start)
     out.print_result(
         _document_of_cleaning(summary, marks, profile),
         _table_of_cleaning(summary),

@@ -36,7 +36,7 @@ MAX_HOLDER_ROWS = 50
 """Largest number of holders in the table. JSON has all of them."""
 
 
-def run_erasure(args: argparse.Namespace, out: Output) -> ExitCode:
+def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
     keys = _requested_keys(args)
     if not keys:
         raise UsageError("a key is needed", hint="tiered-compactor erasure TOPIC --key K")

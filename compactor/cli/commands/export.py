@@ -12,7 +12,7 @@ from compactor.tier.names import is_topic_id
 from compactor.transfer.export import export_partition
 
 
-def run_export(args: argparse.Namespace, out: Output) -> ExitCode:
+def export_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
     topic_id = args.new_topic_id or ""
     if topic_id and not (args.leader_epoch_zero and is_topic_id(topic_id)):
         raise UsageError(

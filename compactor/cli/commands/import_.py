@@ -40,7 +40,7 @@ PartitionCallback = Callable[[PartitionImportResult], None]
 BytesCallback = Callable[[TopicPartition, int], None]
 
 
-def run_import(args: argparse.Namespace, out: Output) -> ExitCode:
+def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     if tier_kind(command_parser.load_command_settings(args)).is_broker_managed:
         raise UsageError("import into a broker-managed tier is refused: its brokers write it", hint="Import into a tier of kind object-log")
     options = ImportOptions(

@@ -60,7 +60,7 @@ def _query_each_partition(
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 
-    def query_or_error(partition: TopicPartition) -> T | CompactorError:
+    def query_or_return_error(partition: TopicPartition) -> T | CompactorError:
         try:
             return query(partition)
         except CompactorError as error:
@@ -68,7 +68,7 @@ def _query_each_partition(
 
     found: list[tuple[TopicPartition, T]] = []
     with ThreadPoolExecutor(tier.settings.daemon.threads, "outputs") as pool:
-        for name, done in zip(names, pool.map(query_or_error, names), strict=True):
+        for name, done in zip(names, pool.map(query_or_return_error, names), strict=True):
             if isinstance(done, CompactorError):
                 outcomes.record_failure(str(name), done)
             else:

@@ -25,7 +25,7 @@ from compactor.spark.recompaction import (
 from compactor.views.time_formats import count_noun
 
 
-def run_recompact(args: argparse.Namespace, out: Output) -> ExitCode:
+def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args, writing_command="" if args.dry_run else "recompact")
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))

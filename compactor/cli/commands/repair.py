@@ -20,7 +20,7 @@ from compactor.views.checkpoints import read_only_tier
 from compactor.views.time_formats import count_noun
 
 
-def run_repair(args: argparse.Namespace, out: Output) -> ExitCode:
+def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
     if not tier_kind(command_parser.load_command_settings(args)).owns_root:
         raise UsageError(
             "`repair` needs the digests of all objects, and other programs that write a tier record none",

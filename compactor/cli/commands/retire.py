@@ -60,7 +60,7 @@ class _InspectionRecorder:
         self.looks.clear()
 
 
-def run_retire(args: argparse.Namespace, out: Output) -> ExitCode:
+def retire_replaced_segments_command(args: argparse.Namespace, out: Output) -> ExitCode:
     is_manual = args.force_now and not args.dry_run
     details = {} if args.now is None else {"now": format_iso_time(args.now)}
     with audit.record_audited_action_if(

@@ -21,7 +21,7 @@ REPAIRABLE = ("missing", "size", "digest")
 """Problems that `repair` makes good: objects that are not as recorded."""
 
 
-def run_verify(args: argparse.Namespace, out: Output) -> ExitCode:
+def verify_tier_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_read_only(args)
     if args.fast and not tier.kind.is_broker_managed:
         raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
