@@ -21,7 +21,7 @@ from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, 
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter, OpenSourceOfGroup
+from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter, GroupSourceOpener
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
@@ -177,7 +177,7 @@ def _clean_log(log_dir: Path, out_folder: Path, request: CleanRequest, report_ph
         rewriting = GroupRewriter(survivors, rules, request.index_interval_bytes, limit, finished, gate)
         inputs = group_segments([s for s in sources if s.base < next_dirty], request.segment_bytes, request.segment_index_bytes, upper)
         cleaned = [
-            rewriting.rewrite_group(members[0].base, [OpenSourceOfGroup(s, verdicts[s.ordinal]) for s in members], out_folder, workers)
+            rewriting.rewrite_group(members[0].base, [GroupSourceOpener(s, verdicts[s.ordinal]) for s in members], out_folder, workers)
             for members in inputs
         ]
     if bounded:

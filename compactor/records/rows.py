@@ -344,7 +344,7 @@ def _parse_v2_records(
 
 
 @inline_kernel
-def _next_legacy_entry(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
+def _position_after_legacy_entry(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
     """Return (problem, position after the v0/v1 entry at ``position``). Position -1 stands for an incomplete entry at the end, which Kafka
     ignores.
     """
@@ -369,7 +369,7 @@ def _count_legacy_entries(
             continue
         at = body_start[batch]
         while True:
-            problem, at = _next_legacy_entry(buf, at, body_end[batch])
+            problem, at = _position_after_legacy_entry(buf, at, body_end[batch])
             if problem:
                 return counts, problem, batch
             if at < 0:

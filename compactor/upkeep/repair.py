@@ -104,7 +104,7 @@ class RepairReport:
     unrepaired: tuple[UnrepairedObject, ...]
 
 
-def find_damage(
+def find_damaged_segments(
     tier: Tier, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata], on_bytes: ReportBytes
 ) -> list[DamagedSegment]:
     """Read all objects of segments and return the segments with objects that are missing or differ from their recorded digests.
@@ -142,7 +142,7 @@ def repair_partition(
     log = tier.open_partition_log(partition, leads=True)
     state = log.refresh_and_check_gaps()
     finder = _IntactFileFinder(tier, state, sources)
-    decisions = _plan_repairs(tier, state, find_damage(tier, state, state.live, on_bytes), finder)
+    decisions = _plan_repairs(tier, state, find_damaged_segments(tier, state, state.live, on_bytes), finder)
     if dry_run or all(one.action == "none" for one in decisions):
         return _repair_report(tier, state, decisions, {})
     for run_id in dict.fromkeys(one.run_id for one in decisions if one.action == "undo"):
@@ -209,7 +209,7 @@ def _decide_undo_or_no_repair(
     )
     if not problem:
         sources = [segment for group in state.waiting if group.run_id == run_id and not group.undone for segment in group.segments]
-        bad = find_damage(tier, state, sources, lambda size: None)
+        bad = find_damaged_segments(tier, state, sources, lambda size: None)
         problem = f"segment {bad[0].segment.id}, which it replaced, is damaged as well" if bad else ""
     if problem:
         return RepairDecision(damage, "none", f"{nowhere}; run {run_id}, which wrote it, cannot be undone: {problem}")
@@ -303,12 +303,12 @@ class _IntactFileFinder:
             paths[kind] = path
         return paths
 
-    def build_file_from_log(self, segment: RemoteLogSegmentMetadata, file_kind: str, log: Path) -> bytes | None:
-        """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log; None if it needs the producer states
-        before the segment, and these are not known.
+    def build_file_from_log(self, segment: RemoteLogSegmentMetadata, file_kind: str, log_path: Path) -> bytes | None:
+        """Return the bytes of a segment's index, snapshot or checkpoint file, built from its log; None if the file depends on the
+        producer states before the segment, and these are not known.
         """
         cleaner = self.tier.cleaner_settings_for_topic(self.state.topic)
-        source = self.open_log(segment, log)
+        source = self.open_segment_log(segment, log_path)
         table = source.table
         if file_kind in ("index", "timeindex"):
             made = encode_offset_and_time_index(
@@ -329,10 +329,10 @@ class _IntactFileFinder:
         since = {int(entry["producer_id"]): int(entry["txn_first_offset"]) for entry in open_entries}
         return transaction_verdicts_by_source([source], since)[0].txn_entries.tobytes()
 
-    def open_log(self, segment: RemoteLogSegmentMetadata, log: Path) -> SourceSegment:
-        """Open a segment's log. Raises BadData."""
+    def open_segment_log(self, segment: RemoteLogSegmentMetadata, log_path: Path) -> SourceSegment:
+        """Open the log file of a segment and parse its batch headers. Raises BadData."""
         limit = self.tier.cleaner_settings_for_topic(self.state.topic).max_decompressed_batch_bytes
-        return open_source_segment(0, log, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
+        return open_source_segment(0, log_path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
 
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
         """Return the producer states where a segment begins, or None if they are not known.
@@ -484,13 +484,17 @@ class RepairRound:
         layout = self.tier.ports.layout
         with _temporary_scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_all_files(segment, scratch)
-            source = self.finder.open_log(segment, paths["log"])
+            source = self.finder.open_segment_log(segment, paths["log"])
             source.verify_crcs_once(0, len(source.table))
             held = digest_sum_of_segment(source.buf, BalanceKey(self.tier.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
             others = {kind: describe_segment_file(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(
-                update={"id": task.new_segment_id, "files": {"log": segment.recorded_size_and_digests("log"), **others}, "content": held}
+                update={
+                    "id": task.new_segment_id,
+                    "files": {"log": segment.recorded_size_and_digests("log"), **others},
+                    "content": held,
+                }
             )
             if taken := layout.upload_segment(plan.topic_partition, made, paths):
                 return CompactionFailure(run_id=plan.run_id, group=task.group, kind="upload", message=f"{taken} exists already")

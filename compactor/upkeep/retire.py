@@ -325,21 +325,21 @@ def read_grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, in
     For records that were deleted, the times come from the snapshot.
     """
     try:
-        return _times_of_first_slots(ports, log)
+        return _grace_start_ms_by_slot(ports, log)
     except NotFound:
         log.reload_from_snapshot()
     try:
-        return _times_of_first_slots(ports, log)
+        return _grace_start_ms_by_slot(ports, log)
     except NotFound:
         return {}  # cut again meanwhile; the next call reads them
 
 
-def _times_of_first_slots(ports: Ports, log: PartitionLog) -> dict[int, int]:
+def _grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, int]:
     entries: list[WaitingGroup | OpenImport] = [*log.state.waiting, *log.state.registrations.values()]
-    return {entry.slot: _slot_time_ms(ports, log, entry) for entry in entries}
+    return {entry.slot: _grace_start_ms_of_entry(ports, log, entry) for entry in entries}
 
 
-def _slot_time_ms(ports: Ports, log: PartitionLog, entry: WaitingGroup | OpenImport) -> int:
+def _grace_start_ms_of_entry(ports: Ports, log: PartitionLog, entry: WaitingGroup | OpenImport) -> int:
     return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 

@@ -45,8 +45,8 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
     log = tier.open_partition_log(partition)
     found: list[SegmentProblem] = []
 
-    def add_finding(kind: str, detail: str, where: str = "", severity: str = "error") -> None:
-        found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, where, detail))
+    def add_finding(kind: str, detail: str, object_key: str = "", severity: str = "error") -> None:
+        found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, object_key, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
     slots = _list_slots_of_objects(tier, f"{log.prefix}/log/")
@@ -162,14 +162,14 @@ def name_of_first_differing_field(stored: PartitionState, folded: PartitionState
 
 
 def _state_without_times(state: PartitionState) -> PartitionState:
-    def without_time(entry: Any) -> Any:
+    def without_store_time(entry: Any) -> Any:
         return entry.model_copy(update={"since_ms": None})
 
     return state.model_copy(
         update={
-            "leader": without_time(state.leader) if state.leader else None,
-            "waiting": tuple(without_time(group) for group in state.waiting),
-            "registrations": {name: without_time(entry) for name, entry in state.registrations.items()},
+            "leader": without_store_time(state.leader) if state.leader else None,
+            "waiting": tuple(without_store_time(group) for group in state.waiting),
+            "registrations": {name: without_store_time(entry) for name, entry in state.registrations.items()},
         }
     )
 

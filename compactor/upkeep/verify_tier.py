@@ -80,7 +80,7 @@ def verify_partition(
                 continue  # replaced and retired during the check
             found += problems
             on_bytes(segment.size_bytes)
-    return found + list(_retire_notes(tier, partition, log))
+    return found + list(_pending_deletion_notes(tier, partition, log))
 
 
 def _offset_gap_problems(state: PartitionState) -> Iterator[SegmentProblem]:
@@ -169,7 +169,7 @@ def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
         yield SegmentProblem("note", "balance-unknown", *state.topic_partition, "", detail)
 
 
-def _retire_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
+def _pending_deletion_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
     found = survey_retirable_segments(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):

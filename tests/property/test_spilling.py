@@ -17,7 +17,7 @@ from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, 
 from compactor.cleaner.offline import open_log_directory
 from compactor.cleaner.passes.chunks import CleanedChunkCache
 from compactor.cleaner.passes.retention import RetentionRules
-from compactor.cleaner.passes.rewrite import GroupRewriter, OpenSourceOfGroup
+from compactor.cleaner.passes.rewrite import GroupRewriter, GroupSourceOpener
 from compactor.cleaner.passes.source import open_source_segment, segment_of_batch_range
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -102,7 +102,7 @@ class Log:
             folder = self.folder / f"out-{self.rounds}"
             folder.mkdir()
             rewriting = GroupRewriter(survivors, self.rules(), 4096, LIMIT, CleanedChunkCache(0))
-            member = OpenSourceOfGroup(source, self.one.verdicts[source.ordinal])
+            member = GroupSourceOpener(source, self.one.verdicts[source.ordinal])
             cleaned = rewriting.rewrite_group(source.base, [member], folder, self.workers)
             written.append(cleaned.paths["log"].read_bytes())
         return written
@@ -221,7 +221,7 @@ def test_a_filler_behind_a_source_without_a_batch_is_of_the_epoch_at_the_end(tmp
     out = tmp_path / "out"
     out.mkdir()
     rewriting = GroupRewriter(opened.in_memory(), opened.rules(), 4096, LIMIT, CleanedChunkCache(0))
-    members = [OpenSourceOfGroup(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
+    members = [GroupSourceOpener(source, verdict) for source, verdict in zip((opened.sources[0], cut), verdicts, strict=True)]
     cleaned = rewriting.rewrite_group(0, members, out, opened.workers, end_offset=5, filler_epoch=7)
     table = open_source_segment(0, cleaned.paths["log"], 0, 6, 0, -1, LIMIT).table
     assert (table.last_offset.tolist(), table.leader_epoch.tolist()[-1]) == ([0, 5], 7)

@@ -150,7 +150,7 @@ class Gate:
     def read_markers_after_dirty_range(self, source: SourceSegment) -> None:
         """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
         if not self._settled:
-            self._find_aborted_batches(source.table)
+            self._flag_aborted_batches(source.table)
 
     def compute_transaction_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. May be called again when more segments are known.
@@ -176,7 +176,7 @@ class Gate:
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.outcomes_of_batches(batch_numbers)
 
-    def _find_aborted_batches(self, table: BatchTable) -> Flags:
+    def _flag_aborted_batches(self, table: BatchTable) -> Flags:
         """Return a flag per batch: whether it is data of an aborted transaction. Segments must be passed from the last to the first."""
         flags = np.zeros(len(table), np.bool_)
         some = np.flatnonzero((table.control != NOT_CONTROL) | ((table.attributes & np.int16(TRANSACTIONAL)) != 0))
@@ -232,7 +232,7 @@ class Gate:
     def start_reading_segment(self, source: SourceSegment) -> None:
         """Read the batch headers of a segment and compare them with the cleaner's batch table. Raises GateFailed."""
         if not self._settled and source.ordinal not in self._outcomes_of:
-            none, aborted = np.zeros(len(source.table), np.bool_), self._find_aborted_batches(source.table)
+            none, aborted = np.zeros(len(source.table), np.bool_), self._flag_aborted_batches(source.table)
             self._outcomes_of[source.ordinal] = BatchTransactionOutcomes(aborted, none, np.full(len(none), -1, np.int64))
             self._dirty[source.ordinal] = source
         if source.ordinal in self._crcs:

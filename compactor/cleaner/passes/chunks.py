@@ -28,7 +28,7 @@ from compactor.records.rows import BatchChunk, RecordRows
 class CleanedChunk:
     """Cleaned batches of a chunk, ready to be written, with its number of records before and after cleaning.
 
-    sums: its part of the balance; None if no balance is computed.
+    sums: digest sums of the chunk's batches and records for the round's balance; None if no balance is computed.
     """
 
     encoded: EncodedBatches

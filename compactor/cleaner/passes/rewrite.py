@@ -81,10 +81,9 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSourceOfGroup:
-    """A function that opens a source segment of a group (segments that are rewritten together).
-
-    Its bytes stay available until its last chunk is written, while the next source is opened already.
+class GroupSourceOpener:
+    """Function that opens a source segment of a group (segments that are rewritten together). The segment's bytes stay available until
+    its last chunk is written, while the next source is opened already.
     """
 
     source: SourceSegment
@@ -196,7 +195,7 @@ class GroupRewriter:
                 progress.txnindex += verdicts.txn_entries.tobytes()
                 for first, last in source.batch_ranges_of_one_kind():
                     yield _BatchRangeWithDecisions(source, first, last, decisions.decisions_of_batch_slice(slice(first, last)))
-                if not isinstance(member, OpenSourceOfGroup):
+                if not isinstance(member, GroupSourceOpener):
                     yield BARRIER
 
     def _clean_batch_range(

@@ -254,7 +254,7 @@ class _SegmentChecker:
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
-    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch: Path) -> list[BrokerFinding]:
+    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerFinding]:
         """Download a segment and return its problems.
 
         :param scratch: directory for its files.
@@ -264,7 +264,7 @@ class _SegmentChecker:
         try:
             segment = segment.model_copy(update={"files": dict(layout.segment_files(self.partition, segment))})
             raise_if_segment_exceeds_disk_budget(self.tier, self.partition, segment, ", or use --fast")
-            paths = self._download_segment_files(segment, scratch)
+            paths = self._download_segment_files(segment, scratch_folder)
         except NotFound as error:
             return [self._segment_finding("missing", segment, "log", error.message)]
         except BadData as error:
@@ -293,11 +293,11 @@ class _SegmentChecker:
             found.append(self._segment_finding("txnindex", segment, "txnindex", detail))
         return found
 
-    def _download_segment_files(self, segment: RemoteLogSegmentMetadata, scratch: Path) -> dict[str, Path]:
+    def _download_segment_files(self, segment: RemoteLogSegmentMetadata, scratch_folder: Path) -> dict[str, Path]:
         """Download a segment's files. Raises BadData if one has another size than recorded."""
         paths = {}
         for kind, file in segment.files.items():
-            path = scratch / kind
+            path = scratch_folder / kind
             path.unlink(missing_ok=True)
             arrived = download_segment_file(self.tier.ports.layout, self.partition, segment, kind, path)
             if arrived.size != file.size:

@@ -129,8 +129,8 @@ class KeyRecordsInSegment:
     first_offset: int = -1
 
 
-def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
-    """Group records by segment and key.
+def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
+    """Return the records grouped by segment and key, in the order in which the groups begin.
 
     :param records: newest first.
     """
@@ -147,7 +147,7 @@ def records_by_segment(records: Iterable[FoundRecord], keys: Sequence[bytes]) ->
     return list(found.values())
 
 
-def latest_records(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
+def newest_committed_record_by_key_number(key_records: Iterable[KeyRecordsInSegment]) -> Mapping[int, FoundRecord]:
     """Return the newest committed record of each key, by key number.
 
     :param key_records: records by segment, newest segment first.

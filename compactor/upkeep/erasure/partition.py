@@ -38,8 +38,8 @@ from compactor.upkeep.erasure.holders import (
     KeyRemoval,
     PartitionKeySurvey,
     UnsearchedPlace,
-    latest_records,
-    records_by_segment,
+    group_records_by_segment_and_key,
+    newest_committed_record_by_key_number,
 )
 from compactor.upkeep.retire import read_grace_start_ms_by_slot
 from compactor.views.search import RecordSearch
@@ -105,8 +105,8 @@ class _KeySearch:
         self._search_replaced_segments(read_grace_start_ms_by_slot(self.tier.ports, self.log) if self.state.waiting else {})
         self._search_unknown_objects(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
-        self._find_stored_key_hashes()
-        self._add_uncovered_broker_data()
+        self._search_for_stored_key_hashes()
+        self._add_untiered_records_to_unsearched_places()
         return PartitionKeySurvey(
             partition=self.partition,
             slot=self.state.slot,
@@ -132,10 +132,10 @@ class _KeySearch:
             if segment.id in ruled_out:
                 continue
             try:
-                found += records_by_segment(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
+                found += group_records_by_segment_and_key(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
             except BadData as error:
                 self._search_segment(self.tier, segment, HolderState.LIVE, f"the next round ({error.cause})")
-        latest = latest_records(found)
+        latest = newest_committed_record_by_key_number(found)
         cleaner = self.tier.cleaner_settings_for_topic(self.partition.topic)
         rules = ErasureRules.rules_for_partition(self.state, cleaner, self.question.now_ms, compacts=self.tier.kind.compacts)
         for one in found:
@@ -244,7 +244,7 @@ class _KeySearch:
 
     # --- what lies beside the segments ---
 
-    def _find_stored_key_hashes(self) -> None:
+    def _search_for_stored_key_hashes(self) -> None:
         """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
         control, state = self.tier.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
@@ -283,7 +283,7 @@ class _KeySearch:
             whole.filter.flag_contained_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
-    def _add_uncovered_broker_data(self) -> None:
+    def _add_untiered_records_to_unsearched_places(self) -> None:
         held = f"hold from offset {self.state.end_offset + 1} on, and"
         if self.tier.kind.is_broker_managed:
             what = f"{self.partition}: what its brokers {held} have not uploaded"
@@ -309,7 +309,9 @@ class _KeySearch:
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})
-            found = records_by_segment(self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys)
+            found = group_records_by_segment_and_key(
+                self._create_searcher(tier).find_records([whole], keys=self.question.keys), self.question.keys
+            )
         except NotFound:
             return []
         except BadData as error:

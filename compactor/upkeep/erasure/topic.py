@@ -51,6 +51,9 @@ NEXT_GENERATION = "`generations write`, and `generations retire` after [tier.pin
 MAX_EXPEDITED_ROUNDS = 3
 """Most rounds of one erasure. The first drops superseded records and gives tombstones their horizon; later ones drop expired tombstones."""
 
+KeyNumberAndRemoval = tuple[int, KeyRemoval]
+"""Index of a key among those that are searched for, and a round that took records of it from readers."""
+
 
 @dataclass(frozen=True)
 class TopicKeySurvey:
@@ -70,7 +73,7 @@ class TopicKeySurvey:
         return (*(holder for one in self.surveys for holder in one.holders), *self.beside)
 
     @property
-    def removals(self) -> list[tuple[int, KeyRemoval]]:
+    def removals(self) -> list[KeyNumberAndRemoval]:
         """Return the rounds that took records from readers, each with the index of the key."""
         return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
 
@@ -288,7 +291,7 @@ def key_digest(key: bytes, secret: bytes) -> str:
 
 
 def erasure_report_json(
-    header: ErasureReportHeader, survey: TopicKeySurvey, done_steps: Sequence[str] = (), removals: Sequence[tuple[int, KeyRemoval]] = ()
+    header: ErasureReportHeader, survey: TopicKeySurvey, done_steps: Sequence[str] = (), removals: Sequence[KeyNumberAndRemoval] = ()
 ) -> dict[str, Any]:
     """Return the erasure report as a JSON document.
 
@@ -307,7 +310,7 @@ def erasure_report_json(
         "at_ms": header.at_ms,
         "version": __version__,
         "keys": [
-            {"digest": digest, "gone_since": _removal_json(since[number])} | _key_answer_json(number, survey)
+            {"digest": digest, "gone_since": _removal_json(since[number])} | _key_erasure_json(number, survey)
             for number, digest in enumerate(header.digests)
         ],
         "gone_since": _removal_json(last),
@@ -328,14 +331,14 @@ def _holders_of_key(key_number: int, survey: TopicKeySurvey) -> list[KeyHolder]:
     return [holder for holder in survey.holders if holder.key in (key_number, ANY_KEY)]
 
 
-def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[tuple[int, KeyRemoval]]) -> KeyRemoval | None:
+def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemoval | None:
     """Return the round that took the key's last record from readers; None if readers still get one or no round is known."""
     if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)
 
 
-def _key_answer_json(key_number: int, survey: TopicKeySurvey) -> dict[str, Any]:
+def _key_erasure_json(key_number: int, survey: TopicKeySurvey) -> dict[str, Any]:
     mine = _holders_of_key(key_number, survey)
     until = max((holder.until_ms for holder in mine if holder.until_ms is not None), default=None)
     return {"erased": not mine and not survey.failed, "until_ms": until}
