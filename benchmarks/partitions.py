@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
-from compactor.agent.agent import Agent
+from compactor.agent.agent import UploadAgent
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
 from compactor.config.settings import load_settings
@@ -109,7 +109,7 @@ def main() -> None:
             rows.append(measured(what, tier, count, work))
         tier = open_tier(load_settings(str(config), {}), local_state=True)
         brokers = AllLed(names)
-        agent = Agent(tier, brokers, log=lambda text, **_: None)
+        agent = UploadAgent(tier, brokers, log=lambda text, **_: None)
 
         def scan() -> None:
             agent.scan()

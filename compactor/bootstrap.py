@@ -164,9 +164,9 @@ def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMeta
     """
     kafka = settings.kafka
     if not kafka.bootstrap_servers.strip():
-        from compactor.brokers.metadata_snapshot import SnapshotBrokerMetadata, latest_metadata_snapshot
+        from compactor.brokers.metadata_snapshot import SnapshotBrokerMetadata, read_latest_metadata_snapshot
 
-        return SnapshotBrokerMetadata(latest_metadata_snapshot(control), kafka.topics, f"the metadata snapshot in {control.url}")
+        return SnapshotBrokerMetadata(read_latest_metadata_snapshot(control), kafka.topics, f"the metadata snapshot in {control.url}")
     from compactor.brokers.cluster import AdminClusterQueries
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic

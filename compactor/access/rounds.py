@@ -14,7 +14,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import CHANGING
-from compactor.round.compaction import AssessRound, OnStage, Round, RoundContext, RoundReport, disk_budget_bytes
+from compactor.round.compaction import AssessRound, OnStage, PartitionRound, RoundContext, RoundReport, disk_budget_bytes
 from compactor.round.engines import RemoteEngine
 from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
@@ -44,7 +44,7 @@ def create_round(
     disk: DiskBudget | None = None,
     engine: RemoteEngine | None = None,
     assess_with: AssessRound | None = None,
-) -> Round:
+) -> PartitionRound:
     """Return a round over one partition, with the parameters of Round.
 
     :param force: run it whatever the dirty ratio is.
@@ -63,7 +63,7 @@ def create_round(
         state_dir=tier.state_dir,
         records_per_hour=tier.settings.publish.metadata_records_per_hour,
     )
-    return Round(
+    return PartitionRound(
         context,
         now_ms,
         assess_if_round_is_due=assess_with or partial(assess_round, force=force),
@@ -88,7 +88,7 @@ def execute_round(
 
     :param check_stop: raises to end the wait for another process.
 
-    Raises the errors of Round.run.
+    Raises the errors of PartitionRound.execute_round.
     """
     why = ""
     if tier.remote_rounds is not None and tier.settings.spark.is_cluster:

@@ -70,7 +70,10 @@ AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class LeaderQueries(Protocol):
-    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaLeaders``. Every method raises StoreError."""
+    """Cluster queries that the agent needs.
+
+    Implemented by ``metadata_topic.leaders.KafkaLeaderQueries``. Every method raises StoreError.
+    """
 
     def leaders(self) -> ClusterLeaders:
         """Ask the cluster, and return its id and the id of the broker that leads each partition."""
@@ -97,7 +100,7 @@ class _FinishedUpload:
     seconds: float
 
 
-class Agent(ServiceLoop[int, _FinishedUpload]):
+class UploadAgent(ServiceLoop[int, _FinishedUpload]):
     """Service that uploads the sealed segments of one broker to the tier. ``status`` may be called from any thread.
 
     ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
@@ -136,7 +139,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         now = self._tier.ports.clock_ms()
         identity = self._list_directories_and_identify_broker(now)
         self._open_staged_files_to_upload()
-        if not self._open_or_create_tier() or identity is None:
+        if not self._try_to_open_or_create_tier() or identity is None:
             return
         self._refresh_leaders(identity, now)
         self._refresh_log_ends(
@@ -212,7 +215,9 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
         """Open the files staged for deletion whose offsets are missing in the tier, and close those that are no longer needed."""
         for name, upload_state in self._upload_states.items():
             running, log_dir = name in self._running, Path(upload_state.seen.path)
-            found = replace(upload_state, held=self._staged.refresh_open_files(name, upload_state.seen.staged, is_upload_running=running))
+            found = replace(
+                upload_state, held=self._staged.close_files_with_reused_names(name, upload_state.seen.staged, is_upload_running=running)
+            )
             if found.seen.staged or found.held or upload_state.held:
                 space = True
                 with suppress(OSError):
@@ -224,9 +229,9 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
-                self._upload_states[name] = self._log_new_staged_files(replace(found, held=held))
+                self._upload_states[name] = self._log_new_staged_files_and_add_delete_delay(replace(found, held=held))
 
-    def _log_new_staged_files(self, upload_state: PartitionUploadState) -> PartitionUploadState:
+    def _log_new_staged_files_and_add_delete_delay(self, upload_state: PartitionUploadState) -> PartitionUploadState:
         """Log the files staged for deletion whose offsets the tier lacks, each once, with the time at which the broker deletes it.
 
         Return the upload state with the topic's ``file.delete.delay.ms``.
@@ -260,7 +265,7 @@ class Agent(ServiceLoop[int, _FinishedUpload]):
                 self._delete_delays[topic] = DELETE_DELAY_MS if delay_ms is None else delay_ms
         return self._delete_delays.get(topic, DELETE_DELAY_MS)
 
-    def _open_or_create_tier(self) -> bool:
+    def _try_to_open_or_create_tier(self) -> bool:
         """Open the tier, or create it if it does not exist, and return whether it can be used."""
         if self._tier_ready:
             return True
@@ -490,7 +495,7 @@ class OpenStagedFiles:
         """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(partition)
 
-    def refresh_open_files(
+    def close_files_with_reused_names(
         self, partition: TopicPartition, listed_files: Sequence[StagedFile], *, is_upload_running: bool
     ) -> tuple[StagedFile, ...]:
         """Close the open files of a partition whose names other files have taken by now, and return those that are still open.

@@ -14,6 +14,7 @@ from pathlib import Path
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
+from compactor.model.base import ReasonOrEmpty
 from compactor.transfer.log_directory import staged_segment_path
 from compactor.transfer.staged_file_rules import StagedFile
 from compactor.views.time_formats import format_iso_time
@@ -80,13 +81,13 @@ def leadership_at_rename(intervals: Sequence[LeadershipInterval], renamed_ms: in
     return LeadershipAtRename.UNKNOWN
 
 
-def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], str]:
+def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], ReasonOrEmpty]:
     """Return a function that takes a staged file and returns why the agent must not upload it, or an empty string.
 
     The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
     """
 
-    def refusal_reason(file: StagedFile) -> str:
+    def refusal_reason(file: StagedFile) -> ReasonOrEmpty:
         evidence = leadership_at_rename(intervals, file.changed_ms)
         if evidence is LeadershipAtRename.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"

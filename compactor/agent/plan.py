@@ -130,7 +130,7 @@ class PartitionUploadState:
     trouble, reason: the latest failure.
     troubled_ms: since when the partition fails; 0 if it does not.
     retry_at_ms: earliest time of the next attempt.
-    deadline_ms: see UploadOutcome.
+    deadline_ms: when retention deletes the first segment that waits for adoption of its topic; None if unknown.
     leadership: when this broker led, by leader epoch.
     delete_delay_ms: the topic's ``file.delete.delay.ms``.
     held: staged files that the agent holds open, also deleted ones.
@@ -189,7 +189,7 @@ class PartitionUploadState:
 
     @property
     def _staged_files(self) -> list[tuple[StagedFile, SealedFile]]:
-        """Return the staged files, listed in the directory or held open, each with its segment, which ends where the next one begins."""
+        """Return the staged files, listed in the directory or held open, each as the segment that ends where the next one begins."""
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
         ends = (*(file.base for file in files), self.seen.first_base_offset)[1:]
         return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
@@ -403,8 +403,9 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
 
 
 def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | None:
-    """Return a log line that names every partition whose topic a person must adopt before it can be uploaded, the nearest deadline first;
-    empty if there is none. None while an upload was not tried yet for every partition that this broker leads.
+    """Return a log line that names every partition whose topic a person must adopt before it can be uploaded, the nearest deadline first.
+
+    Empty if there is no such partition; None as long as some partition that this broker leads was not tried yet.
     """
     led_here = [upload_state for upload_state in upload_states if upload_state.leads]
     if not led_here or any(upload_state.position is None and upload_state.trouble is None for upload_state in led_here):

@@ -18,7 +18,7 @@ class AgentCounters:
     """Totals of an agent since it started.
 
     refusals: number of failed uploads by reason.
-    untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led.
+    untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led the partition then.
     """
 
     uploads: int = 0
@@ -49,7 +49,7 @@ class AgentStatus(ServiceStatus):
     """Status of an agent.
 
     ready: whether directories, brokers and tier could be read at the last attempt.
-    problems: why not, by what could not be read (SHARED, or a log directory).
+    problems: reason of each present problem, by the thing that failed: a name in SHARED ("tier", "broker" ...) or a log directory.
     running: the partitions being uploaded, with the time at which each upload began, in milliseconds.
     """
 

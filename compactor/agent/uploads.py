@@ -62,7 +62,7 @@ class Uploader:
             state = self._find_state_in_tier(upload_state.partition)
             position = state.end_offset + 1 if state is not None and state.has_segments else None
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
-            return UploadOutcome(position, trouble=classify_failure(error, upload_state.seen, state), reason=reason)
+            return UploadOutcome(position, trouble=classify_upload_failure(error, upload_state.seen, state), reason=reason)
 
     def record_topics_of_cluster(self, topic_ids: Mapping[str, TopicId]) -> None:
         """Record in the catalog that these topics, with their ids, belong to the brokers' cluster. Raises StoreError."""
@@ -173,7 +173,7 @@ def _with_agent_log_directories(tier: Tier) -> Tier:
     return replace(tier, settings=settings.model_copy(update={"cleaner": add_agent_log_directories(settings.cleaner), "topics": topics}))
 
 
-def classify_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailure:
+def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailure:
     """Return the reason of failure (UploadFailure) for an exception that ended an upload.
 
     :param state: the tier's state, if it could be read after the failure.

@@ -9,12 +9,16 @@ from compactor.brokers.conditions import broker_version_problem
 from compactor.brokers.metadata_topic.admin import KafkaAdmin, TopicDescription, metadata_topic_problem
 from compactor.brokers.view import TopicStatus
 from compactor.errors import NotFound, Refused
+from compactor.model.base import ReasonOrEmpty
 
 _log = logging.getLogger(__name__)
 
 
 class AdminClusterQueries:
-    """Answers ClusterQueries with a Kafka admin client. Topics that may not be described are left out, with one warning each."""
+    """Implementation of ``ClusterQueries`` with a Kafka admin client.
+
+    Topics that may not be described are left out, with one warning each.
+    """
 
     def __init__(self, admin: KafkaAdmin) -> None:
         self._admin = admin
@@ -35,7 +39,7 @@ class AdminClusterQueries:
             facts = self._describe_topics_one_by_one(topics)
         return {name: _topic_status_from_description(found) for name, found in facts.items()}
 
-    def cluster_problem(self) -> str:
+    def cluster_problem(self) -> ReasonOrEmpty:
         """Return why compaction is ruled out, or an empty string. If the cluster refuses to answer, the refusal is the reason."""
         try:
             return metadata_topic_problem(self._admin.describe_metadata_topic()) or broker_version_problem(self._admin.describe_cluster())

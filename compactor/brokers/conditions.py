@@ -13,6 +13,7 @@ from typing import Protocol
 from compactor.brokers.metadata_topic.admin import ClusterDescription, TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.errors import NotFound, Refused
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 
 CONDITIONS_MAX_AGE_S = 15.0
@@ -34,7 +35,7 @@ REQUIRED_TOPIC_SETTINGS: Mapping[str, tuple[str, str]] = {
         f'brokers delete older records, even the latest value of a key (if that is intended, set cleanup_policy = "{EXPIRING_POLICY}")',
     ),
 }
-"""Setting name -> (required value, why it is required)."""
+"""KafkaSetting name -> (required value, why it is required)."""
 
 
 class AdminQueries(Protocol):
@@ -44,7 +45,7 @@ class AdminQueries(Protocol):
         """Return the cluster id and the brokers."""
 
     def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
-        """Describe the metadata topic. ``needs_append_right``: whether the right to append is needed, too."""
+        """Describe ``__remote_log_metadata``. With ``needs_append_right``, a missing permission to append to it is reported, too."""
 
     def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Describe these topics. Raises NotFound if one does not exist."""
@@ -112,15 +113,17 @@ class BrokerPublicationCheck:
             raise Refused(problem, hint="Set it with kafka-configs --alter, or take the topic out of topics under [kafka]")
 
 
-def topic_settings_problem(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> str:
+def topic_settings_problem(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
     """Return the first required setting that is missing or has another value, as a message, or an empty string.
 
     :param cleanup_policy: of this program's settings for the topic. Under "compact,delete" retention.ms may be finite.
     """
-    return next(filter(None, (setting_problem(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)), "")
+    return next(
+        filter(None, (topic_setting_problem(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)), ""
+    )
 
 
-def setting_problem(topic: str, setting: str, value: str | None, cleanup_policy: str) -> str:
+def topic_setting_problem(topic: str, setting: str, value: str | None, cleanup_policy: str) -> ReasonOrEmpty:
     """Return why the value of a required topic setting rules out compaction, as a message, or an empty string.
 
     :param value: the value of the setting; None if it is unknown.
@@ -133,18 +136,18 @@ def setting_problem(topic: str, setting: str, value: str | None, cleanup_policy:
     return f"{setting} of {topic} is {value}, it must be {wanted}: {why}"
 
 
-def broker_version_problem(cluster: ClusterDescription) -> str:
-    """Return which broker is older than 3.8, or an empty string. Brokers of unknown version pass.
+def broker_version_problem(cluster: ClusterDescription) -> ReasonOrEmpty:
+    """Return a message that names a broker older than 3.8, or an empty string. Brokers of unknown version pass.
 
-    Brokers before 3.8 return no more records if the offsets at the end of a segment were removed (KAFKA-15388).
+    Consumers of older brokers get stuck at a segment whose last records compaction has removed (KAFKA-15388).
     """
     for broker in cluster.brokers:
-        if not is_supported_version(broker.version):
+        if not is_supported_broker_version(broker.version):
             return f"broker {broker.id} is of version {broker.version}, it must be 3.8 or newer"
     return ""
 
 
-def is_supported_version(version: str) -> bool:
+def is_supported_broker_version(version: str) -> bool:
     """Return whether a broker version, like ``3.9``, is OLDEST_BROKER_VERSION or newer. Text that is not a version counts as supported."""
     major, _, minor = version.partition(".")
     minor = minor.split(".")[0]

@@ -20,7 +20,7 @@ from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, decode_fo
 from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionMetadataVersion, TopicStatus, matching_topics
 from compactor.constants import TopicId
 from compactor.errors import AlreadyExists, BadData, UsageError
-from compactor.model.base import StrictFrozenModel
+from compactor.model.base import ReasonOrEmpty, StrictFrozenModel
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
 
@@ -118,7 +118,7 @@ def save_metadata_snapshot(store: ObjectStore, snapshot: MetadataSnapshot) -> st
     return key
 
 
-def latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
+def read_latest_metadata_snapshot(store: ObjectStore) -> MetadataSnapshot:
     """Read the latest snapshot. Raises UsageError if there is none, and BadData if it cannot be read."""
     key = max((info.key for info in store.list(PREFIX)), default="")
     if not key:
@@ -189,7 +189,7 @@ class SnapshotBrokerMetadata:
         """Return an empty list: a snapshot holds only topics that existed when it was taken."""
         return []
 
-    def cluster_problem(self) -> str:
+    def cluster_problem(self) -> ReasonOrEmpty:
         """Return an empty string: nothing is compacted from a snapshot."""
         return ""
 

@@ -41,8 +41,11 @@ _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
 class _GroupSwitchOutcome(Enum):
-    """Outcome of switching readers to one group's new segment. EXPIRED: brokers expired all of its sources, so that later groups may
-    follow.
+    """Outcome of switching readers to one group's new segment.
+
+    SWITCHED: readers use the new segment.
+    CUT_OFF: the new segment was withdrawn, and with it those of the following groups.
+    EXPIRED: brokers have expired all of the group's sources, so that the following groups may still be switched.
     """
 
     SWITCHED = 1
@@ -146,7 +149,7 @@ class KafkaPublisher:
         if not is_begun_recorded:
             self._require_all_records_accepted(partition, ordered)
         record_begun()
-        self._stop_unfinished_copies(partition, ordered)
+        self._delete_unfinished_copies_and_unhide_segments(partition, ordered)
         cut: list[str] = []
         gone: list[str] = []
         for new in ordered:
@@ -187,7 +190,7 @@ class KafkaPublisher:
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
-                made = self._placeholder_record(where, segment)
+                made = self._copy_started_record_without_object(where, segment)
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
 
@@ -203,7 +206,7 @@ class KafkaPublisher:
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
+    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
@@ -211,9 +214,9 @@ class KafkaPublisher:
         return [_announced_segment_from_record(one) for one in _unrecorded_compactor_segments(cache, recorded_ids)]
 
     def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
-        """Delete segments written by compactors that are not in ``recorded_ids``, in the brokers' metadata.
+        """Append the deletion of each segment that a compactor wrote and that is not in ``recorded_ids``, and return their number.
 
-        Live segments that lookups find no longer because of them are finished again first. Returns the number of deleted segments.
+        Live segments that such a segment hides from lookups are finished again first, so that lookups find them.
         """
         where, cache = self._read_newest_metadata(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
@@ -265,7 +268,7 @@ class KafkaPublisher:
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
             require_records_accepted([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
-    def _stop_unfinished_copies(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
+    def _delete_unfinished_copies_and_unhide_segments(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
         """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again.
 
         A copy that finished after the round would bring back values whose tombstones were removed. A hidden segment is one that lookups
@@ -421,7 +424,7 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _placeholder_record(self, partition: TopicIdPartition, segment: AnnouncedSegment) -> RemoteLogSegmentMetadataRecord:
+    def _copy_started_record_without_object(self, partition: TopicIdPartition, segment: AnnouncedSegment) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
         now = self._clock_ms()
         place = (segment.start_offset, segment.end_offset)
@@ -476,7 +479,7 @@ def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, 
 
 
 def _forbidden_record_error(partition: TopicPartition, rule: str) -> Refused:
-    """Return the error for a metadata record that must not be appended. rule: why not."""
+    """Return the error for a metadata record that must not be appended. ``rule``: the rule that forbids it, for the message."""
     return Refused(
         f"{partition}: nothing more is written into the metadata topic: {rule}",
         hint="Brokers serve the same segments as before; run the command again",

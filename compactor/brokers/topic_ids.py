@@ -54,7 +54,7 @@ def query_topic_ids(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -
     """
     missing: list[TopicId] = []
     present: list[TopicId] = []
-    with _open_client(connection) as client:
+    with _open_kafka_python_client(connection) as client:
         cluster_id = client.describe_cluster()["cluster_id"]
         for start in range(0, len(topic_ids), IDS_PER_REQUEST):
             asked = {uuid.UUID(bytes=uuid_bytes(text)): text for text in topic_ids[start : start + IDS_PER_REQUEST]}
@@ -68,7 +68,7 @@ def query_topic_ids(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -
 
 
 @contextmanager
-def _open_client(connection: KafkaConnection) -> Iterator[Any]:
+def _open_kafka_python_client(connection: KafkaConnection) -> Iterator[Any]:
     """Yield a connected client of kafka-python, and close it afterwards. Its errors are raised as Unavailable or Refused."""
     try:
         from kafka import KafkaAdminClient

@@ -19,6 +19,7 @@ from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
 from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, TieredPartition
 from compactor.constants import TopicId
 from compactor.errors import Unavailable, UsageError
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 
 CATCH_UP_TIMEOUT_S = 30.0
@@ -48,7 +49,7 @@ class TopicStatus:
 
 
 class PartitionMetadataVersion(NamedTuple):
-    """Identifies the metadata of a partition. Two equal values mean that no record about the partition was added in between.
+    """Version of a partition's metadata. If two versions are equal, no record about the partition was added in between.
 
     topic_id: 16 bytes.
     applied: offset in the metadata topic of the last record about the partition.
@@ -67,7 +68,7 @@ class ClusterQueries(Protocol):
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
         """Return the status of those topics that exist and that this user may describe."""
 
-    def cluster_problem(self) -> str:
+    def cluster_problem(self) -> ReasonOrEmpty:
         """Return why this cluster's broker versions or metadata topic settings rule out compaction, or an empty string."""
 
 
@@ -115,8 +116,11 @@ class BrokerMetadata(Protocol):
     def deleted_topic_partitions(self) -> list[TopicIdPartition]:
         """Return partitions of deleted topics whose tiered segments still exist, including topics created again under the same name."""
 
-    def cluster_problem(self) -> str:
-        """Return why compaction is ruled out, like ``ClusterQueries.cluster_problem``. Cached for TOPICS_MAX_AGE_S."""
+    def cluster_problem(self) -> ReasonOrEmpty:
+        """Return why the cluster's broker versions or metadata topic settings rule out compaction, or an empty string.
+
+        The answer is cached for TOPICS_MAX_AGE_S.
+        """
 
 
 def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]:
@@ -246,7 +250,7 @@ class LiveBrokerMetadata:
             self._refresh_if_unread()
             return list(self._deleted_topic_partitions)
 
-    def cluster_problem(self) -> str:
+    def cluster_problem(self) -> ReasonOrEmpty:
         with self._lock:
             if time.monotonic() - self._problem_at > TOPICS_MAX_AGE_S or self._problem:
                 self._problem, self._problem_at = self._cluster.cluster_problem(), time.monotonic()

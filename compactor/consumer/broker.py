@@ -15,11 +15,11 @@ from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import (
     AdminSession,
-    ClientErrors,
+    ClientErrorRecorder,
     KafkaConnection,
-    kafka_error,
     load_confluent_kafka,
     retry_until_answered,
+    store_error_from_kafka_error,
 )
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.consumer.messages import ConfluentClient, ConfluentMessage, ConfluentPosition
@@ -116,7 +116,7 @@ class ConfluentBrokerClient:
     def __init__(self, connection: KafkaConnection, *, read_committed: bool = True) -> None:
         self._connection = connection
         self._committed = read_committed
-        self._listener = ClientErrors()
+        self._listener = ClientErrorRecorder()
         self._admin = AdminSession(connection)
         self._client: Any = None
         self._names: set[TopicPartition] = set()
@@ -151,7 +151,9 @@ class ConfluentBrokerClient:
                     break
                 except kafka.KafkaException as error:
                     if error.args[0].name() != "_STATE" or time.monotonic() >= deadline:
-                        raise kafka_error(error.args[0], self._connection.bootstrap_servers, f"{place.topic}-{place.partition}") from None
+                        raise store_error_from_kafka_error(
+                            error.args[0], self._connection.bootstrap_servers, f"{place.topic}-{place.partition}"
+                        ) from None
                 time.sleep(_RETRY_S)  # the assignment is not in force yet
 
     def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
@@ -168,7 +170,7 @@ class ConfluentBrokerClient:
             if error is None:
                 found.messages.append(message)
                 continue
-            reported = kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
+            reported = store_error_from_kafka_error(error, self._connection.bootstrap_servers, f"{message.topic()}-{message.partition()}")
             if isinstance(reported, NotFound):
                 name = TopicPartition(message.topic(), message.partition())
                 cut = _TRUNCATION_TEXT.search(error.str())

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from compactor.brokers.metadata_topic.connection import (
-    ClientErrors,
+    ClientErrorRecorder,
     KafkaConnection,
-    create_client,
-    kafka_error,
+    create_kafka_client,
     load_confluent_kafka,
     retry_until_answered,
+    store_error_from_kafka_error,
 )
 from compactor.consumer.messages import ConfluentClient, ConfluentError, ConfluentPosition
 from compactor.model.ids import TopicPartition
@@ -116,12 +116,12 @@ class ConfluentGroupClient:
         properties = dict(properties or {})
         strategies = str(properties.get("partition.assignment.strategy", ""))
         self._is_incremental = "cooperative" in strategies or properties.get("group.protocol") == "consumer"
-        self._errors = ClientErrors()
+        self._errors = ClientErrorRecorder()
         self._raised: BaseException | None = None
         settings = connection.client_settings(
             self._errors, group_id=group_id, enable_auto_commit=False, enable_auto_offset_store=False, auto_offset_reset="error"
         )
-        self._client = create_client(lambda: load_confluent_kafka().Consumer(settings | properties))
+        self._client = create_kafka_client(lambda: load_confluent_kafka().Consumer(settings | properties))
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         def on_assign(client: ConfluentClient, positions: list[ConfluentPosition]) -> None:
@@ -156,7 +156,7 @@ class ConfluentGroupClient:
         deadline = time.monotonic() + COMMIT_RETRY_S
         while (error := self._try_commit_positions(places, wait_for_answer=wait)) is not None:
             if error.name() not in _REJOINING_ERRORS or time.monotonic() >= deadline:
-                raise kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
+                raise store_error_from_kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
 
     def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:

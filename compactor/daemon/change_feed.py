@@ -53,7 +53,7 @@ class ChangeFeed(Protocol):
 
 
 class CatalogChangeFeed:
-    """Reports which partitions of a compactor-managed tier have changed, from the tier's catalog."""
+    """Change feed of a compactor-managed tier. Reads from the tier's catalog which partitions have changed."""
 
     def __init__(self) -> None:
         self._reported = False
@@ -91,8 +91,8 @@ def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition,
 
 
 class BrokerChangeFeed:
-    """Reports which partitions of a broker-managed tier have changed. A partition's change hint is the
-    number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
+    """Change feed of a broker-managed tier. Reads from the brokers' metadata which partitions have changed. A partition's change hint is
+    the number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
     """
 
     def __init__(self, brokers: BrokerMetadata) -> None:

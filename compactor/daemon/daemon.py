@@ -29,9 +29,9 @@ from compactor.daemon.partition_cache import PartitionCache
 from compactor.daemon.scheduling import (
     ROUND_HOLD_MS,
     DaemonAction,
-    Job,
     JobOutcome,
     OutputSchedule,
+    PartitionJob,
     PartitionSchedule,
     PartitionStatus,
     choose_jobs,
@@ -75,7 +75,7 @@ MOST_POLLS_PER_SCAN = 2_000
 DAEMON_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
-class Daemon(ServiceLoop[Job, JobResult]):
+class Daemon(ServiceLoop[PartitionJob, JobResult]):
     """Scheduler loop over one tier. ``status`` and ``partition_details`` may be called from any thread.
 
     :param log: receives one line for each event.
@@ -110,7 +110,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
     @override
     def _apply_settings(self, settings: Settings) -> None:
         self._tier = replace(self._tier, settings=settings)
-        self._cache.adopt_settings_of_tier(self._tier)
+        self._cache.use_settings_of_tier(self._tier)
         now = self._tier.ports.clock_ms()
         for name, schedule in self._schedules.items():
             self._schedules[name] = replace(schedule, status=self._cache.recompute_status(name, now) or schedule.status)
@@ -149,7 +149,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
         """Store the sizes of the tier and its topics for this hour, which the web pages show. Does nothing unless an hour has begun and
         every partition was polled.
         """
-        if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.last_hour_ms:
+        if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.start_of_latest_hour_ms:
             return
         control = self._tier.ports.control
         statuses = [schedule.status for schedule in self._schedules.values() if schedule.status is not None]
@@ -214,7 +214,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             self._log("writing works again")
 
     @override
-    def start_due_jobs(self) -> list[Job]:
+    def start_due_jobs(self) -> list[PartitionJob]:
         """Start every due job for which a worker thread is free, and return these jobs."""
         if self.stop.event.is_set() or self._unwritable:
             return []
@@ -322,7 +322,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
 
     # --- jobs ---
 
-    def _start_job(self, job: Job, parallel_jobs: int, worker_threads: int) -> None:
+    def _start_job(self, job: PartitionJob, parallel_jobs: int, worker_threads: int) -> None:
         """Start a thread that performs this job.
 
         :param parallel_jobs: jobs that may run at the same time and share the budgets.
@@ -354,7 +354,7 @@ class Daemon(ServiceLoop[Job, JobResult]):
             same = result.log is not None and result.log.name == self._tier.log_name(
                 job.partition
             )  # the topic may have been recreated meanwhile
-            seen = self._cache.update_from_log(result.log, schedule.hint, now) if result.log is not None and same else None
+            seen = self._cache.cache_summary_of_log(result.log, schedule.hint, now) if result.log is not None and same else None
         except CompactorError:
             seen = None
         until = result.report.until_ms if isinstance(result.report, RoundReport) else 0

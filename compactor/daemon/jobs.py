@@ -12,7 +12,7 @@ from compactor.control.leadership import current_lease
 from compactor.control.logs import PartitionLog, open_catalog
 from compactor.control.stages import RoundStage
 from compactor.control.state import CatalogState
-from compactor.daemon.scheduling import DaemonAction, Job
+from compactor.daemon.scheduling import DaemonAction, PartitionJob
 from compactor.errors import CompactorError, Fenced, Leased, OutOfBudget
 from compactor.local.budget import DiskBudget
 from compactor.model.plan import CompactionPlan
@@ -33,7 +33,7 @@ class JobResult:
     run_id: id of the job's round; empty if it has none.
     """
 
-    job: Job
+    job: PartitionJob
     status: str
     reason: str = ""
     log: PartitionLog | None = None
@@ -47,7 +47,7 @@ class JobObserver(Protocol):
     """Receiver of a job's progress: stages and bytes, reported while the job runs."""
 
     def record_moved_bytes(self, size: int) -> None:
-        """Record bytes of segments that were read from the store or written to it."""
+        """Record a number of segment bytes that were read from the store or written to it."""
 
     def record_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Report that a round has reached this stage, such as the rewriting of segments."""
@@ -65,7 +65,7 @@ class JobResources:
 def execute_job(
     tier: Tier,
     catalog: CatalogState,
-    job: Job,
+    job: PartitionJob,
     resources: JobResources,
     now_ms: int,
     observer: JobObserver,
@@ -144,13 +144,13 @@ def check_stores_writable(tier: Tier) -> None:
 def settings_for_parallel_job(settings: Settings, parallel_jobs: int, worker_threads: int) -> Settings:
     """Return the settings for one of ``parallel_jobs`` jobs: an equal share of the map budget, and this number of worker threads."""
 
-    def with_shared_budget(cleaner: CleanerSettings) -> CleanerSettings:
+    def with_equal_share_of_map_budget(cleaner: CleanerSettings) -> CleanerSettings:
         return cleaner.model_copy(update={"map_budget_bytes": max(1, cleaner.map_budget_bytes // parallel_jobs)})
 
     return settings.model_copy(
         update={
-            "cleaner": with_shared_budget(settings.cleaner),
-            "topics": {pattern: with_shared_budget(cleaner) for pattern, cleaner in settings.topics.items()},
+            "cleaner": with_equal_share_of_map_budget(settings.cleaner),
+            "topics": {pattern: with_equal_share_of_map_budget(cleaner) for pattern, cleaner in settings.topics.items()},
             "daemon": settings.daemon.model_copy(update={"threads": worker_threads}),
         }
     )

@@ -72,7 +72,7 @@ class PartitionCache:
                 found[summary.topic_partition] = PolledStatus(self._compute_status(summary.topic_partition, now_ms), seen.checked_ms)
         return found
 
-    def adopt_settings_of_tier(self, tier: Tier) -> None:
+    def use_settings_of_tier(self, tier: Tier) -> None:
         """Compute statuses with the settings of ``tier`` from now on."""
         self._tier = tier
 
@@ -102,10 +102,10 @@ class PartitionCache:
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
         log = self._tier.open_partition_log(partition)
         log.refresh()
-        self.update_from_log(log, hint, now_ms)
+        self.cache_summary_of_log(log, hint, now_ms)
         return self._compute_status(partition, now_ms)
 
-    def update_from_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
+    def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Cache the summary of a control log that was just read, and return the partition's status."""
         self._tier.change_notifier.cache_log_state(log, hint)
         # One request for each slot whose time the log does not hold.

@@ -15,9 +15,9 @@ MOST_LINEAGE = 100
 
 
 class ReplacedRange(StrictFrozenModel):
-    """A run of adjacent segments that were replaced and wait for deletion.
+    """Adjacent segments that were replaced together and wait for deletion.
 
-    Offsets are inclusive. run_id is empty if no round replaced them (a truncation, a deleted partition).
+    Offsets are inclusive. run_id: the round that replaced them; empty if no round replaced them (a truncation, a deleted partition).
     """
 
     start_offset: int
@@ -62,7 +62,7 @@ def serialize_history(history: PartitionHistory) -> bytes:
 
 
 def deserialize_history(data: bytes) -> PartitionHistory:
-    """Parse the bytes that ``serialize_history`` returned, and return the history."""
+    """Parse the compressed JSON of a partition's history."""
     return PartitionHistory.model_validate_json(zlib.decompress(data))
 
 

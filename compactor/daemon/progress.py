@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from compactor.config.units import count_noun
 from compactor.control.stages import RoundStage
-from compactor.daemon.scheduling import DaemonAction, Job, PartitionStatus
+from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionStatus
 from compactor.model.plan import CompactionPlan
 from compactor.service.journal import EventLogger
 
@@ -28,7 +28,7 @@ class RunningJob:
     expected_end_ms: 0 while less than LEAST_SHARE is done.
     """
 
-    job: Job
+    job: PartitionJob
     begun_ms: int
     phase: str
     run_id: str = ""
@@ -45,7 +45,7 @@ class JobProgress:
     Pass 2 is shown as the second half, because both passes read about the same number of bytes.
     """
 
-    def __init__(self, job: Job, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
+    def __init__(self, job: PartitionJob, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:
         self._job = job
         self._begun_ms = begun_ms
         self._log = log
@@ -60,7 +60,7 @@ class JobProgress:
         self._plan: CompactionPlan | None = None
 
     def record_moved_bytes(self, size: int) -> None:
-        """Record bytes of segments that were read from the store or written to it."""
+        """Record a number of segment bytes that were read from the store or written to it."""
         with self._lock:
             self._bytes += size
 

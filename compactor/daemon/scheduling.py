@@ -20,6 +20,7 @@ from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
 from compactor.control.grace import earliest_retire_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentMetadataOrSummary
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import OutputContent
@@ -64,8 +65,8 @@ class PartitionStatus:
     retire_at_ms: when something may be deleted; NEVER_MS if nothing waits.
     waiting_bytes: bytes that wait for deletion.
     quarantine_ms, quarantined_since_ms: end of the latest and of the first of the failed rounds in a row.
-    undone_slot: slot of the latest round that was undone.
-    freed: pairs of time and bytes that deletions by any compactor freed, by the hour.
+    undone_slot: number of the log record (slot) that ended the latest undone round.
+    freed: for each hour, its time and the bytes that deletions by any compactor freed in it.
     """
 
     partition: TopicPartition
@@ -184,7 +185,7 @@ class OutputSchedule:
     problem: str = ""
     retry_at_ms: int = 0
 
-    def is_due(self, status: PartitionStatus, now_ms: int) -> bool:
+    def is_output_due(self, status: PartitionStatus, now_ms: int) -> bool:
         """Return whether the output lacks records of the log, or an old version may be deleted."""
         return now_ms >= self.retry_at_ms and (status.slot > self.written_slot or now_ms >= self.next_deletion_ms)
 
@@ -200,18 +201,18 @@ class PartitionSchedule:
     suspended: why the topic's settings forbid rounds; empty if they do not.
     paused: who paused rounds; empty if nobody did.
     waiting_reason: why the latest round was not begun although nothing is wrong.
-    request_slot: slot of the latest request for a round.
+    request_slot: number of the catalog record (slot) with the latest request for a round.
     requested: whether that round is still to be begun.
     exclusive: whether the next round needs the budgets for itself.
     failures: number of failed jobs in a row for reasons of this process (store, budgets).
-    problem: reason of the latest of these failures.
+    problem: reason of the latest failed job.
     poll_failures: number of failed polls in a row.
-    unreadable: reason of the latest of these failures.
+    unreadable: reason of the latest failed poll.
     failing_since_ms: since when jobs or polls fail; 0 if neither does.
     repeats: number of rounds in a row that found nothing new to clean and left the partition due.
     next_repeat_ms: when the next such round may begin.
-    swept_slot: slot up to which objects of undone rounds were swept.
-    output: None if no output is configured.
+    swept_slot: number of the log record (slot) up to which the objects of undone rounds were deleted.
+    output: schedule of the output; None if no output is configured.
     """
 
     partition: TopicPartition
@@ -238,7 +239,7 @@ class PartitionSchedule:
     requested: bool = False
 
     @property
-    def blocked_reason(self) -> str:
+    def blocked_reason(self) -> ReasonOrEmpty:
         """Return the reason why rounds of this partition fail or are forbidden, or an empty string."""
         return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
 
@@ -257,7 +258,8 @@ class JobOutcome:
     status: a status of `run`, or retired, failed, out_of_budget, stopped.
     partition: the partition's status after the job; None if unknown.
     until_ms: when a round that waits may be tried again.
-    written_slot, next_deletion_ms and content: of an output job, as in OutputSchedule.
+    written_slot, next_deletion_ms, content: for an update of an output: the log record (slot) up to which it was written, when an old
+        version of it may be deleted, and what it shows.
     """
 
     status: str
@@ -270,7 +272,7 @@ class JobOutcome:
 
 
 @dataclass(frozen=True)
-class Job:
+class PartitionJob:
     """One action of the daemon on one partition.
 
     exclusive: whether no other job may run at the same time.
@@ -397,7 +399,7 @@ def next_action(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: b
     may_begin = not schedule.suspended and ((may_begin_rounds and not schedule.paused) or bool(status.open_run))
     if may_begin and schedule.requested and now_ms >= schedule.next_round_ms:
         return DaemonAction.ROUND
-    output_due = schedule.output is not None and schedule.output.is_due(status, now_ms)
+    output_due = schedule.output is not None and schedule.output.is_output_due(status, now_ms)
     if output_due and schedule.output is not None and schedule.output.rounds:
         return DaemonAction.OUTPUT  # it goes before the next round, or a partition that is always due would never have its output written
     retire_due = now_ms >= schedule.retire_at_ms and (now_ms >= status.retire_at_ms or status.undone_slot > schedule.swept_slot)
@@ -411,7 +413,7 @@ def next_action(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: b
     return DaemonAction.RETIRE if retire_due else None
 
 
-def with_job_outcome(schedule: PartitionSchedule, job: Job, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
+def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
     """Return the partition's schedule after a job with this outcome: when the next job may begin, and what failed.
 
     :param ttl_ms: lease time of a compactor that was found at work; no job of the partition begins for so long.
@@ -473,12 +475,12 @@ def _with_output_job_outcome(schedule: OutputSchedule, outcome: JobOutcome, now_
 
 def choose_jobs(
     schedules: Iterable[PartitionSchedule],
-    running: Mapping[TopicPartition, Job],
+    running: Mapping[TopicPartition, PartitionJob],
     max_jobs: int,
     now_ms: int,
     *,
     may_begin_rounds: bool = True,
-) -> list[Job]:
+) -> list[PartitionJob]:
     """Return the jobs to start now: at most one per partition, and at most ``max_jobs`` including the running ones.
 
     Requested rounds go first, then the order of ``schedules`` decides. An exclusive round starts only when nothing else runs, and nothing
@@ -495,10 +497,10 @@ def choose_jobs(
             candidates.append((schedule, action))
     exclusive = next((schedule for schedule, action in candidates if schedule.exclusive and action is DaemonAction.ROUND), None)
     if exclusive is not None:
-        return [] if running else [Job(exclusive.partition, DaemonAction.ROUND, exclusive=True, force=exclusive.requested)]
+        return [] if running else [PartitionJob(exclusive.partition, DaemonAction.ROUND, exclusive=True, force=exclusive.requested)]
     candidates.sort(key=lambda candidate: not candidate[0].requested)
     free = max(0, max_jobs - len(running))
-    return [Job(one.partition, action, force=one.requested and action is DaemonAction.ROUND) for one, action in candidates[:free]]
+    return [PartitionJob(one.partition, action, force=one.requested and action is DaemonAction.ROUND) for one, action in candidates[:free]]
 
 
 class PartitionCondition(StrEnum):
@@ -535,7 +537,7 @@ class PlannedAction:
     why: str
 
 
-def failure_reason(schedule: PartitionSchedule) -> str:
+def failure_reason(schedule: PartitionSchedule) -> ReasonOrEmpty:
     """Return the reason why rounds of this partition fail, or an empty string."""
     return schedule.unreadable or schedule.problem or (schedule.status.quarantine if schedule.status else "")
 
@@ -576,7 +578,7 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
         goes_first = not schedule.failures and not seen.open_run  # of steps at the same time; see ``next_action``
         steps.insert(int(schedule.requested and may_begin) if goes_first else len(steps), step)
     output = schedule.output
-    if output is not None and output.is_due(seen, max(now_ms, output.retry_at_ms)):
+    if output is not None and output.is_output_due(seen, max(now_ms, output.retry_at_ms)):
         steps.append(PlannedAction(DaemonAction.OUTPUT, max(now_ms, output.retry_at_ms), "the output lacks the latest changes"))
     if steps:
         return min(steps, key=lambda step: step.at_ms)

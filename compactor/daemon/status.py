@@ -16,7 +16,7 @@ from compactor.daemon.partition_history import PartitionHistory
 from compactor.daemon.progress import JobProgress, RunningJob
 from compactor.daemon.scheduling import (
     DaemonAction,
-    Job,
+    PartitionJob,
     PartitionSchedule,
     new_schedule,
     with_failed_poll,
@@ -168,6 +168,7 @@ class PartitionDetails:
 def read_tier_status(tier: Tier, on_partition: Callable[[], None] = lambda: None) -> DaemonStatus:
     """Return the status of a tier as a daemon that has just started would see it. Reads every control log and writes nothing.
 
+    :param on_partition: called after each partition was read.
     :raises StoreError: if the tier cannot be reached.
     """
     names = tier.list_latest_incarnations()
@@ -178,7 +179,7 @@ def read_tier_status(tier: Tier, on_partition: Callable[[], None] = lambda: None
         if isinstance(log, CompactorError):
             schedules.append(with_failed_poll(schedule, str(log), now_ms))
         else:
-            schedules.append(with_poll_result(schedule, cache.update_from_log(log, 0, now_ms), now_ms, 0.0))
+            schedules.append(with_poll_result(schedule, cache.cache_summary_of_log(log, 0, now_ms), now_ms, 0.0))
     now_ms = tier.ports.clock_ms()
     return DaemonStatus(
         holder=tier.ports.holder,
@@ -210,7 +211,7 @@ class JobMonitor:
         self._map_budget = map_budget_bytes
         self._at_work: dict[TopicPartition, JobProgress] = {}
 
-    def record_job_start(self, job: Job, schedule: PartitionSchedule, now_ms: int) -> JobProgress:
+    def record_job_start(self, job: PartitionJob, schedule: PartitionSchedule, now_ms: int) -> JobProgress:
         """Create and return the progress recorder of a job that starts now."""
         progress = JobProgress(job, schedule.status, now_ms, self._log)
         self._at_work[job.partition] = progress

@@ -27,7 +27,7 @@ RECLAIMED_KNOWN_MS: Final = 24 * HOUR_MS
 """How far back partitions report what deletions have freed."""
 
 
-class HourFigures(NamedTuple):
+class HourlyStorageFigures(NamedTuple):
     """Stored and reclaimed bytes of a tier or topic in one hour.
 
     hour_ms: beginning of the hour, in milliseconds.
@@ -45,11 +45,11 @@ class HourFigures(NamedTuple):
 class TierTrend(StrictFrozenModel):
     """Figures of a tier and of its largest topics, per hour, oldest first."""
 
-    hours: tuple[HourFigures, ...] = ()
-    topics: dict[str, tuple[HourFigures, ...]] = {}
+    hours: tuple[HourlyStorageFigures, ...] = ()
+    topics: dict[str, tuple[HourlyStorageFigures, ...]] = {}
 
     @property
-    def last_hour_ms(self) -> int:
+    def start_of_latest_hour_ms(self) -> int:
         """Return the beginning of the latest hour in milliseconds; -1 if there is none."""
         return self.hours[-1].hour_ms if self.hours else -1
 
@@ -92,16 +92,16 @@ def write_trend(control: ObjectStore, trend: TierTrend) -> None:
     control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
 
 
-def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourFigures:
+def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlyStorageFigures:
     """Return the figures of one hour: the sums over these partitions."""
     found = list(statuses)
     stored, dirty = sum(status.bytes + status.waiting_bytes for status in found), sum(status.dirty_bytes for status in found)
-    return HourFigures(hour_ms, stored, dirty, 0)
+    return HourlyStorageFigures(hour_ms, stored, dirty, 0)
 
 
 def _with_current_hour_added(
-    hours: tuple[HourFigures, ...], current: HourFigures, statuses: Iterable[PartitionStatus]
-) -> tuple[HourFigures, ...]:
+    hours: tuple[HourlyStorageFigures, ...], current: HourlyStorageFigures, statuses: Iterable[PartitionStatus]
+) -> tuple[HourlyStorageFigures, ...]:
     """Return the hours with the current one added, and with the bytes that deletions in these partitions have freed in each hour."""
     reclaimed = _reclaimed_by_hour(statuses)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
@@ -120,7 +120,7 @@ def _reclaimed_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]
     return found
 
 
-def _merged_hours(older: tuple[HourFigures, ...], newer: tuple[HourFigures, ...]) -> tuple[HourFigures, ...]:
+def _merged_hours(older: tuple[HourlyStorageFigures, ...], newer: tuple[HourlyStorageFigures, ...]) -> tuple[HourlyStorageFigures, ...]:
     """Return the hours of two lists, ascending, at most MOST_HOURS up to the latest.
 
     For an hour in both lists, that of ``newer`` is used.

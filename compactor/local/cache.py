@@ -83,7 +83,7 @@ class LocalState:
     @property
     def is_writable(self) -> bool:
         """Return whether this process may write to the cache; only one process at a time may."""
-        return self._rocks.writable
+        return self._rocks.is_writable
 
     def close(self) -> None:
         """Close the cache's database."""

@@ -42,7 +42,7 @@ class RocksDatabase:
         weakref.finalize(self, self._cleanup.close)
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Return whether this process has the database open for writing."""
         return self._database_opened_on_first_use() is not None and self._writer
 

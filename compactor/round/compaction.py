@@ -42,7 +42,7 @@ from compactor.round.pass_one import (
 )
 from compactor.round.pass_two import LocalWorker, executor_fingerprint, retention_rules_of_plan
 from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
-from compactor.round.ports import OVERDUE, LeadershipCheck, PostponedError, RoundCosts, Stats, WorkerSession
+from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundPostponedError, Stats, WorkerSession
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
     FilterUsageStatistics,
@@ -169,7 +169,7 @@ class RoundInputs:
     disk_bytes: int | None = None
 
 
-class Round:
+class PartitionRound:
     """A round over one partition by this process (implements ``RoundSteps``), together with its costs. An instance is used once."""
 
     def __init__(
@@ -300,15 +300,15 @@ class Round:
         self._reserve_metadata_records_or_postpone(plan.topic_partition, expected_metadata_record_count(plan.tasks))
 
     def _reserve_metadata_records_or_postpone(self, partition: TopicPartition, records: int) -> None:
-        """Reserve so many records of [publish] metadata_records_per_hour for the round. Raises PostponedError if the limit does not admit
-        them now.
+        """Reserve this number of records of [publish] metadata_records_per_hour for the round. Raises RoundPostponedError if the limit
+        does not admit them now.
         """
         per_hour = self._context.records_per_hour
         wait = self._context.ports.publisher.reserve_metadata_records(partition, records, per_hour)
         if wait is not None:
             alone = ", for an hour that has none: it is larger than that" if wait.records > per_hour else ""
             detail = f"metadata_records_per_hour is {per_hour}: a round of about {wait.records} records has to wait{alone}"
-            raise PostponedError(detail, wait.until_ms)
+            raise RoundPostponedError(detail, wait.until_ms)
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputs | None
@@ -468,7 +468,7 @@ def unexpired_producers(states_at_end: ProducerStates, now_ms: int, expiration_m
 
 
 def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
-    """Return ``disk_budget_bytes``, computing it if it is ``auto``.
+    """Return the setting ``disk_budget_bytes`` as a number, which is computed if the setting is ``auto``.
 
     ``auto`` is the KIP's chunk rule, min(segment bytes, free space / 3), times three: one source, one output and one to spare.
 

@@ -27,7 +27,7 @@ from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, Comp
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RoundStatus, RunStatus
 from compactor.round import mirroring
-from compactor.round.ports import OVERDUE, PostponedError, RoundInputsT, RoundSteps
+from compactor.round.ports import OVERDUE, RoundInputsT, RoundPostponedError, RoundSteps
 
 PLANS = 3
 """How many plans a round makes before it gives up, if the log changes between gathering facts and announcing the plan."""
@@ -96,7 +96,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: LeaseTimes, round_steps: R
 
     :raises Leased: if another compactor is alive and stays so for one lease ttl.
     :raises Fenced: if another compactor takes over meanwhile; this process then leaves everything as it is.
-    :raises StoreError: if a retry may help. The intent stays open for the next run; OutOfBudget likewise.
+    :raises StoreError: or OutOfBudget, if a retry may help. The intent stays open for the next run.
     """
     # Checked before leadership is acquired, so that a partition with nothing to do costs no record; the leader checks again.
     if not _is_round_needed(ports, log.state, round_steps) and not _is_round_needed(ports, log.refresh(), round_steps):
@@ -149,7 +149,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
         with ExitStack() as gathering:
             mirrored = False
             try:
-                mirroring.mirror_broker_segments(leadership)
+                mirroring.record_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
                 facts = gathering.enter_context(round_steps.gather_round_inputs(leadership.state, leadership.check_still_leading))
@@ -165,7 +165,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, message, segment)
             except GateFailed as error:
                 return _record_quarantine(leadership, leadership.ports.new_id(), None, f"gate: {error.message}", "")
-            except PostponedError as wait:
+            except RoundPostponedError as wait:
                 return RoundResult(RoundStatus.WAITING, leadership.state, reason=wait.reason, undone=undone_reason, until_ms=wait.until_ms)
             if plan is None:
                 break

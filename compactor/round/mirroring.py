@@ -57,7 +57,7 @@ def problem_that_stops_open_round(leadership: Leadership, expired: ExpiredSource
     return f"brokers have expired a part of what group {parted.group} replaces" if parted else ""
 
 
-def mirror_broker_segments(leadership: Leadership) -> PartitionState:
+def record_broker_segments(leadership: Leadership) -> PartitionState:
     """Record in the control log which segments brokers have added and deleted since the last such record, and return the new state. The
     caller leads the partition. Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
     """
@@ -76,7 +76,7 @@ def mirror_broker_segments(leadership: Leadership) -> PartitionState:
     except BadData:
         if _view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
             raise
-        return mirror_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
+        return record_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
         raise_if_newest_segment_contradicts_lineage(ports.layout, name, added[-1], view.lineage)
     try:

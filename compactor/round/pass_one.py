@@ -118,7 +118,7 @@ class SurvivorScanResult:
 
     opened_sources: RoundSourceSegments
     survivors: KeyScanSpillingToDisk
-    finished: CleanedChunkCache
+    finished_chunks: CleanedChunkCache
     engine: str
     passes: int
     clean: CleanSegmentVerdicts
@@ -150,7 +150,7 @@ class SurvivorScanResult:
     def free_key_memory(self) -> None:
         """Free the memory of keys and cleaned chunks. Their counts are still available."""
         self.survivors.free_key_set()
-        self.finished.clear_and_stop_storing()
+        self.finished_chunks.clear_and_stop_storing()
         if self.gate is not None:
             self.gate.free_latest_record_table()
 
@@ -193,7 +193,7 @@ class _SurvivorScanAttempt:
     job: _SurvivorScanInputs
     survivors: KeyScanSpillingToDisk
     gate: Gate | None
-    finished: CleanedChunkCache
+    finished_chunks: CleanedChunkCache
     space: _HeldDiskReservation
 
 
@@ -246,7 +246,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
     most = max(spare, settings.map_budget_bytes // LEAST_GATE_SHARE) if settings.gate else 0
     gate_share = min(most, expected_key_count * GATE_KEY_BYTES * 5 // 4 + MIN_MAP_BYTES)
 
-    finished = CleanedChunkCache(max(0, spare - gate_share))
+    finished_chunks = CleanedChunkCache(max(0, spare - gate_share))
     gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 
     def open_disk_map_after_spilling(part_number: int, part_count: int) -> DiskOffsetMap:
@@ -267,11 +267,11 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
 
     budget = settings.map_budget_bytes - (0 if settings.engine == "memory" else spare)
     survivors = KeyScanSpillingToDisk(
-        _create_key_scan(scan_inputs, finished, gate),
+        _create_key_scan(scan_inputs, finished_chunks, gate),
         KeyHashSet(budget, expected_key_count=expected_key_count),
         open_disk_map_after_spilling,
     )
-    scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished, space)
+    scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished_chunks, space)
     try:
         _scan_dirty_segments(scan)
         _compute_transaction_verdicts(scan)
@@ -298,7 +298,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
         scan_inputs.roles.largest_segment_bytes + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
         staging.budget.total,
     )
-    finished = CleanedChunkCache(0)
+    finished_chunks = CleanedChunkCache(0)
     with staging.reserve_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
         space = _HeldDiskReservation(reservation)
         gate = _create_gate(scan_inputs, gate_share, expected_row_count)
@@ -314,8 +314,8 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
                 key_part_count=part_count,
             )
 
-        survivors = KeyScanSpillingToDisk(_create_key_scan(scan_inputs, finished, gate), None, open_disk_map, part_count)
-        scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished, space)
+        survivors = KeyScanSpillingToDisk(_create_key_scan(scan_inputs, finished_chunks, gate), None, open_disk_map, part_count)
+        scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished_chunks, space)
         decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar] | None = None
         answers = BloomFilterAnswers()
         try:
@@ -363,7 +363,7 @@ def _gate_budget_bytes(settings: SurvivorScanSettings) -> int:
 
 
 def _create_gate(scan_inputs: _SurvivorScanInputs, budget_bytes: int, expected_row_count: int) -> Gate | None:
-    """Return a gate with this much memory for keys, or None if the gate is switched off."""
+    """Return a gate (the independent check of the output) with ``budget_bytes`` of memory for keys; None if the gate is switched off."""
     if not scan_inputs.settings.gate:
         return None
     extent = scan_inputs.extent
@@ -543,7 +543,7 @@ def _build_survivor_scan_result(
     return SurvivorScanResult(
         job.opened,
         survivors,
-        scan.finished,
+        scan.finished_chunks,
         engine="partitioned" if survivors.has_moved_keys_to_disk else "memory",
         passes=scan_count,
         clean=build_clean_verdicts(
@@ -563,7 +563,7 @@ def remaining_size_bounds_by_segment_id(scan_result: SurvivorScanResult, state: 
     """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
     read.
 
-    Batches that keep a record or whose records are not known are counted in full, and one header for each producer.
+    A batch that keeps a record, or whose records are not known, counts in full. One batch header is added for each producer.
     """
     left = {}
     for ordinal, segment in enumerate(state.live):

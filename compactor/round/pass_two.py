@@ -227,7 +227,7 @@ class SurvivorScanAnswers(Protocol):
     def survivors(self) -> SurvivorLookup: ...
 
     @property
-    def finished(self) -> CleanedChunkCache: ...
+    def finished_chunks(self) -> CleanedChunkCache: ...
 
     @property
     def gate(self) -> Gate | None: ...
@@ -330,7 +330,7 @@ class PlanExecution:
         folder.mkdir()
         interval = self._plan.policy.index_interval_bytes
         answers = self._answers
-        rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.finished, answers.second_reader)
+        rewriting = GroupRewriter(answers.survivors, self._rules, interval, self._limit, answers.finished_chunks, answers.second_reader)
         reservation.reserve_bytes(len(FILE_KINDS) * BLOCK)  # the last block of each file is partly unused
         part = self._part_to_read_of_group(source_ordinals)
         cleaned = rewriting.rewrite_group(

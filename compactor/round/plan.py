@@ -274,7 +274,7 @@ def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata
 
 
 def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentOrdinal]:
-    """Return the positions of the segments that must begin a group, because brokers expire the segment before soon."""
+    """Return the positions of the segments that must begin a group, because brokers will soon expire the segment that precedes them."""
     return frozenset(
         range(
             1,
@@ -287,14 +287,14 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentO
 
 
 def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
-    """Return the margin in milliseconds: segments that expire within it are rewritten one to one."""
+    """Return the time in milliseconds before a segment's expiry in which the segment is rewritten alone, not in a group with others."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
 def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many of the first segments of a round brokers expire soon, so that they are rewritten one to one.
+    """Return how many segments at the beginning of a round will soon be expired by brokers. Each of them is rewritten alone.
 
-    A larger group would keep them until its last source expires, and a part of its sources would be gone before the group is published.
+    A larger group would keep them until its last source expires, and some of its sources would be gone before the group is published.
 
     :param segments: the segments that the round covers, ascending.
     """

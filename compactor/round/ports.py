@@ -31,7 +31,7 @@ class LeadershipCheck(Protocol):
         """
 
 
-class PostponedError(Exception):
+class RoundPostponedError(Exception):
     """Raised if a round must wait because it would exceed [publish] metadata_records_per_hour. No plan was announced.
 
     until_ms: when to try again, by this machine's clock.
@@ -61,7 +61,10 @@ class WorkerSession(Protocol):
         """Record existing scratch objects as the result of pass 1. Raises Fenced."""
 
     def check_leadership(self, *, is_waiting: bool = False) -> None:
-        """Replay new control records; raise Fenced if another compactor has taken over. See ``LeadershipCheck``."""
+        """Replay new control records; raise Fenced if another compactor has taken over.
+
+        :param is_waiting: the caller only waits for others, so that the call does not count as progress that renews the lease.
+        """
 
 
 class PlanWorker(Protocol):
@@ -128,7 +131,7 @@ class RoundSteps(Protocol[RoundInputsT]):
         due. It runs under leadership, on a fresh state, and may take long. At its end resources of the facts are released.
 
         :param check: to be called between segments; it raises Fenced.
-        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, PostponedError. No plan was announced yet.
+        :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
 
     def make_plan(self, inputs: RoundInputsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
@@ -138,12 +141,15 @@ class RoundSteps(Protocol[RoundInputsT]):
         """
 
     def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
-        """Raise PostponedError if the rate limit on metadata records does not admit the plan now. Called before the plan is announced."""
+        """Raise RoundPostponedError if the rate limit on metadata records does not admit the plan now.
+
+        Called before the plan is announced.
+        """
 
     def run_tasks(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
-        """Run the tasks of a plan and yield their outcomes, as ``PlanWorker`` does.
+        """Run the tasks of a plan and yield one receipt or failure per task, in any order.
 
         :param inputs: None if an earlier process made the plan.
         """
@@ -152,4 +158,4 @@ class RoundSteps(Protocol[RoundInputsT]):
         """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Called when the round has reached a stage. An exception leaves the round in that stage."""
+        """Receive the report that the round has reached a stage. If it raises an exception, the round is left in that stage."""

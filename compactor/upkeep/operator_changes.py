@@ -14,7 +14,7 @@ from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus, RunStatus
 from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leader
-from compactor.round.mirroring import mirror_broker_segments
+from compactor.round.mirroring import record_broker_segments
 from compactor.round.restoring import RestoreRound, groups_to_restore
 
 StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
@@ -64,7 +64,7 @@ def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> Partitio
     _require_undoable_run(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
-            mirror_broker_segments(leadership)  # what brokers have expired since is not taken back
+            record_broker_segments(leadership)  # what brokers have expired since is not taken back
         _require_undoable_run(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(tier.ports, leadership.state, sources)

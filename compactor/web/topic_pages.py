@@ -9,7 +9,7 @@ from compactor import __version__
 from compactor.config.settings import CleanerSettings
 from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, failure_reason
 from compactor.daemon.status import DaemonStatus
-from compactor.daemon.trend import HourFigures
+from compactor.daemon.trend import HourlyStorageFigures
 from compactor.model.status import RoundStatus
 from compactor.web.documents import EffectiveTopicSettings, HourTotals, TopicRow, TopicsDocument
 
@@ -47,7 +47,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
     )
 
 
-def hour_totals(hours: Iterable[HourFigures]) -> tuple[HourTotals, ...]:
+def hour_totals(hours: Iterable[HourlyStorageFigures]) -> tuple[HourTotals, ...]:
     """Return the figures of each hour in the form that the documents use."""
     return tuple(
         HourTotals(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed) for each in hours

@@ -21,13 +21,13 @@ TEN_YEARS_MS = 3650 * DAY_MS
 PAUSED_ONCE_BEGUN = """
 import pathlib, time
 from compactor.brokers.publisher import KafkaPublisher
-plain = KafkaPublisher._stop_unfinished_copies
+plain = KafkaPublisher._delete_unfinished_copies_and_unhide_segments
 def stopped(self, name, replacements):
     plain(self, name, replacements)
     pathlib.Path({begun!r}).touch()
     while not pathlib.Path({go_on!r}).exists():
         time.sleep(0.1)
-KafkaPublisher._stop_unfinished_copies = stopped
+KafkaPublisher._delete_unfinished_copies_and_unhide_segments = stopped
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.agent import Agent
+from compactor.agent.agent import UploadAgent
 from compactor.agent.plan import UploadFailure
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
@@ -464,7 +464,7 @@ class Faulty:
         return created
 
 
-def _faulty(scene: SideScene) -> tuple[Agent, Faulty]:
+def _faulty(scene: SideScene) -> tuple[UploadAgent, Faulty]:
     opened = scene.tier.opened()
     store = Faulty(opened.ports.data)
     opened = opened.with_stores(data=store)

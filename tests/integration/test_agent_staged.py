@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.agent import Agent
+from compactor.agent.agent import UploadAgent
 from compactor.agent.plan import UploadFailure, upload_lag
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
@@ -23,7 +23,7 @@ def scene(tmp_path: Path) -> SideScene:
 
 
 @pytest.fixture
-def agent(scene: SideScene) -> Agent:
+def agent(scene: SideScene) -> UploadAgent:
     """It has uploaded 0 to 7."""
     agent = scene.agent()
     assert stands(settle(agent)) == (8, None)
@@ -37,14 +37,14 @@ def expire_all(scene: SideScene) -> None:
     scene.replica.stage_until(scene.replica.end)
 
 
-def confirm(scene: SideScene, agent: Agent) -> None:
+def confirm(scene: SideScene, agent: UploadAgent) -> None:
     """The leader is asked again, long enough after files were renamed."""
     settle(agent)
     scene.tier.hurry(3_000)
     settle(agent)
 
 
-def test_a_segment_that_was_rolled_and_staged_in_one_pass_is_uploaded(scene: SideScene, agent: Agent) -> None:
+def test_a_segment_that_was_rolled_and_staged_in_one_pass_is_uploaded(scene: SideScene, agent: UploadAgent) -> None:
     scene.cluster.delete_delays["orders"] = 5_000
     expire_all(scene)
     assert settle(agent) is not None
@@ -62,7 +62,7 @@ def test_a_segment_that_was_rolled_and_staged_in_one_pass_is_uploaded(scene: Sid
     assert any("were taken from files that the broker has staged" in line for line in scene.tier.told)
 
 
-def test_a_file_that_was_unlinked_before_its_upload_is_read_from_what_is_held_open(scene: SideScene, agent: Agent) -> None:
+def test_a_file_that_was_unlinked_before_its_upload_is_read_from_what_is_held_open(scene: SideScene, agent: UploadAgent) -> None:
     expire_all(scene)
     settle(agent)
     scene.replica.unlink_staged()
@@ -85,7 +85,7 @@ def test_a_partition_whose_first_segment_is_staged_at_once_is_uploaded(tmp_path:
     assert scene.tier.held() == scene.story.written
 
 
-def test_a_file_that_was_staged_before_the_agent_began_is_not_taken_and_told(scene: SideScene, agent: Agent) -> None:
+def test_a_file_that_was_staged_before_the_agent_began_is_not_taken_and_told(scene: SideScene, agent: UploadAgent) -> None:
     expire_all(scene)
     later = scene.agent()
     settle(later)
@@ -98,7 +98,7 @@ def test_a_file_that_was_staged_before_the_agent_began_is_not_taken_and_told(sce
     assert scene.tier.held() == scene.story.written, "a person may take it by hand"
 
 
-def test_a_file_that_was_staged_while_leaders_changed_is_not_taken(scene: SideScene, agent: Agent) -> None:
+def test_a_file_that_was_staged_while_leaders_changed_is_not_taken(scene: SideScene, agent: UploadAgent) -> None:
     scene.cluster.ends_of[ORDERS] = LogEnd(LeaderEpoch(2), 10)
     expire_all(scene)
     confirm(scene, agent)
@@ -118,7 +118,7 @@ def test_a_gap_is_not_accepted_while_a_staged_file_is_undecided(scene: SideScene
 
 
 def test_deleted_files_are_let_go_when_the_brokers_disk_is_almost_full(
-    scene: SideScene, agent: Agent, monkeypatch: pytest.MonkeyPatch
+    scene: SideScene, agent: UploadAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expire_all(scene)
     settle(agent)
@@ -130,7 +130,7 @@ def test_deleted_files_are_let_go_when_the_brokers_disk_is_almost_full(
     assert any("is not held open any longer" in line for line in scene.tier.told)
 
 
-def test_what_the_tier_has_is_not_held_when_it_is_staged(scene: SideScene, agent: Agent) -> None:
+def test_what_the_tier_has_is_not_held_when_it_is_staged(scene: SideScene, agent: UploadAgent) -> None:
     scene.replica.stage_until(8)
     watch = settle(agent)
     assert watch is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.agent import Agent
+from compactor.agent.agent import UploadAgent
 from compactor.agent.plan import UploadFailure
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
 
@@ -28,7 +28,7 @@ class TwoBrokers:
     brokers: dict[int, SideBroker]
     replicas: dict[int, Replica]
     heard: dict[int, SideCluster]
-    agents: dict[int, Agent] = field(default_factory=dict)
+    agents: dict[int, UploadAgent] = field(default_factory=dict)
     leader: int = 1
     moves: int = 0
     alone: bool = False

@@ -17,7 +17,7 @@ from compactor.brokers.metadata_topic.token_bucket import (
     MINUTES_PER_HOUR,
     MetadataTokenBucket,
     add_record_counts,
-    counts_of_last_hour,
+    record_counts_of_last_hour,
 )
 from compactor.model.ids import TopicPartition
 
@@ -110,16 +110,16 @@ class TestCounting:
 
     @pytest.mark.parametrize(("minutes", "left"), [(0, {MINUTE - 1: 1, MINUTE: 2}), (59, {MINUTE: 2}), (60, {})])
     def test_the_last_hour_has_sixty_minutes(self, minutes: int, left: dict[int, int]) -> None:
-        assert counts_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
+        assert record_counts_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
 
     def test_a_timestamp_in_the_future_counts_as_the_time_of_reading(self) -> None:
         written = add_record_counts(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
         assert written == ((MINUTE - 1, 3), (MINUTE, 1))
-        assert counts_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
+        assert record_counts_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
 
     def test_a_clock_that_was_set_back_neither_frees_the_hour_nor_blocks_it_for_long(self) -> None:
-        assert counts_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
-        assert counts_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
+        assert record_counts_of_last_hour({MINUTE: 4}, NOW - 30 * MINUTE_MS) == {MINUTE: 4}
+        assert record_counts_of_last_hour({MINUTE: 4}, NOW - _HOUR_MS) == {}
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
         patch.object(KafkaPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),
-    "in flight": lambda: patch.object(KafkaPublisher, "_stop_unfinished_copies", lambda *_: None),
+    "in flight": lambda: patch.object(KafkaPublisher, "_delete_unfinished_copies_and_unhide_segments", lambda *_: None),
     "tiered again": lambda: patch.object(mirror, "_first_offset_tiered_again", lambda *_: None),
 }
 

@@ -276,7 +276,7 @@ class WayIn:
                 leader, end, incarnation, counted_ms = self.heard
                 if incarnation != self.brokers.incarnation:
                     return
-                held = holder.refresh_open_files(NAME, seen.staged, is_upload_running=False)
+                held = holder.close_files_with_reused_names(NAME, seen.staged, is_upload_running=False)
                 now = tier.ports.clock_ms()
                 watch = with_log_end(
                     replace(with_leadership(with_listing(known[0], seen), leader == broker), retry_at_ms=0, held=held), end, counted_ms

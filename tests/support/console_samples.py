@@ -16,9 +16,9 @@ from compactor.control.state import EpochHistory, Leader, RunHistoryEntry
 from compactor.control.summary import LastRound, SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
 from compactor.daemon.progress import RunningJob
-from compactor.daemon.scheduling import DaemonAction, Job, PartitionSchedule, PartitionStatus
+from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule, PartitionStatus
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
-from compactor.daemon.trend import HourFigures, TierTrend
+from compactor.daemon.trend import HourlyStorageFigures, TierTrend
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.storage.counting import StoreUsage
 
@@ -43,7 +43,7 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
     second = schedules[5 % partitions]
     working = (
         RunningJob(
-            Job(schedules[0].partition, DaemonAction.ROUND),
+            PartitionJob(schedules[0].partition, DaemonAction.ROUND),
             NOW - 204_000,
             "rewrite",
             "Yk2hS0x1QeqLr3zUu0aZpA",
@@ -54,9 +54,17 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
             NOW + 88_000,
         ),
         RunningJob(
-            Job(second.partition, DaemonAction.ROUND), NOW - 31_000, "index", "", 412 << 20, 1900 << 20, "bytes", 0.11, NOW + 246_000
+            PartitionJob(second.partition, DaemonAction.ROUND),
+            NOW - 31_000,
+            "index",
+            "",
+            412 << 20,
+            1900 << 20,
+            "bytes",
+            0.11,
+            NOW + 246_000,
         ),
-        RunningJob(Job(schedules[6 % partitions].partition, DaemonAction.RETIRE), NOW - 800, "retire"),
+        RunningJob(PartitionJob(schedules[6 % partitions].partition, DaemonAction.RETIRE), NOW - 800, "retire"),
     )
     taken = DurationHistogram().with_duration(0.3).with_duration(2.0).with_duration(48.0)
     return DaemonStatus(
@@ -93,7 +101,8 @@ def _trend() -> TierTrend:
     """A week in which a backlog is worked off."""
     begin = NOW - NOW % HOUR_MS - 167 * HOUR_MS
     hours = tuple(
-        HourFigures(begin + at * HOUR_MS, (9 << 40) - at * (12 << 30), ((200 - at) % 60) << 32, (at % 24) << 30) for at in range(168)
+        HourlyStorageFigures(begin + at * HOUR_MS, (9 << 40) - at * (12 << 30), ((200 - at) % 60) << 32, (at % 24) << 30)
+        for at in range(168)
     )
     return TierTrend(hours=hours, topics={"orders": hours})
 
@@ -223,7 +232,9 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
         replaced=(_gone(live[2], live[7], undone=False), _gone(live[9], live[10], undone=False), _gone(live[14], live[15], undone=True)),
         fenced=1,
     )
-    work = RunningJob(Job(name, DaemonAction.ROUND), NOW - 75_000, "rewrite", "Yk2hS0x1QeqLr3zUu0aZpA", 4, 9, "groups", 0.72, NOW + 29_000)
+    work = RunningJob(
+        PartitionJob(name, DaemonAction.ROUND), NOW - 75_000, "rewrite", "Yk2hS0x1QeqLr3zUu0aZpA", 4, 9, "groups", 0.72, NOW + 29_000
+    )
     if trouble:
         schedule = replace(
             _quarantined(schedule), problem=f"the disk budget is too small: {HARM}", failures=1, failing_since_ms=NOW - MINUTE

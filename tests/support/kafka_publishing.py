@@ -34,7 +34,7 @@ S = SegmentState
 class KeptNowhere:
     """LocalKeyValueStore of a machine without a disk."""
 
-    writable = False
+    is_writable = False
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return [None for _ in keys]

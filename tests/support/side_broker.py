@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from compactor.access.tier import Tier
-from compactor.agent.agent import Agent
+from compactor.agent.agent import UploadAgent
 from compactor.agent.plan import PartitionUploadState, UploadFailure
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
@@ -229,12 +229,12 @@ class SideTier:
         clock = opened.ports.clock_ms
         return replace(opened, ports=replace(opened.ports, clock_ms=lambda: clock() + self.hurried_ms))
 
-    def agent(self, broker: SideBroker, cluster: SideCluster, opened: Tier | None = None, **rules: Any) -> Agent:
+    def agent(self, broker: SideBroker, cluster: SideCluster, opened: Tier | None = None, **rules: Any) -> UploadAgent:
         """``rules``: of [agent]."""
         opened = opened or self.opened()
         agent = opened.settings.agent.model_copy(update={"log_dirs": (str(broker.root),), **rules})
         settings = opened.settings.model_copy(update={"agent": agent})
-        return Agent(replace(opened, settings=settings), cluster, log=self.told)
+        return UploadAgent(replace(opened, settings=settings), cluster, log=self.told)
 
     def hurry(self, milliseconds: int = 700_000) -> None:
         self.hurried_ms += milliseconds
@@ -247,7 +247,7 @@ class SideTier:
         return [batch.raw for batch in batches_of(out)]
 
 
-def settle(agent: Agent) -> PartitionUploadState | None:
+def settle(agent: UploadAgent) -> PartitionUploadState | None:
     """Looks and uploads until there is nothing more to do; how the partition ``orders-0`` stands then."""
     for _ in range(20):
         agent.scan()
@@ -258,7 +258,7 @@ def settle(agent: Agent) -> PartitionUploadState | None:
     return watch_of(agent)
 
 
-def watch_of(agent: Agent, name: TopicPartition = ORDERS) -> PartitionUploadState | None:
+def watch_of(agent: UploadAgent, name: TopicPartition = ORDERS) -> PartitionUploadState | None:
     return next((watch for watch in agent.status().upload_states if watch.partition == name), None)
 
 
@@ -267,7 +267,7 @@ def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailur
     return watch.position, watch.trouble
 
 
-def metric(agent: Agent, name: str) -> float:
+def metric(agent: UploadAgent, name: str) -> float:
     """With ``name``'s labels, or the sum over all."""
     text = RequestRouter(AgentPages(agent.status), agent.loop_age_ms, 1000).respond_to_request("/metrics")[2].decode()
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
@@ -294,7 +294,7 @@ class SideScene:
         story.write(replica)
         return cls(SideTier(folder), cluster, one, story, replica, **more)
 
-    def agent(self, broker: SideBroker | None = None, **rules: Any) -> Agent:
+    def agent(self, broker: SideBroker | None = None, **rules: Any) -> UploadAgent:
         """``rules``: of [agent]."""
         return self.tier.agent(broker or self.one, self.cluster, self.opened(), **rules)
 

@@ -161,7 +161,7 @@ def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path
     file = stage(folder, 20, b"its bytes")
     holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
-    assert holder.refresh_open_files(ORDERS, [], is_upload_running=False) == (file,)
+    assert holder.close_files_with_reused_names(ORDERS, [], is_upload_running=False) == (file,)
     held = holder.held_files(ORDERS)
     assert held is not None
     assert held.held_files[0].is_unlinked
@@ -197,7 +197,7 @@ def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> N
     holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()
-    assert holder.refresh_open_files(ORDERS, [], is_upload_running=False) == ()
+    assert holder.close_files_with_reused_names(ORDERS, [], is_upload_running=False) == ()
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:

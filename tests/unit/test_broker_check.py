@@ -13,9 +13,9 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.admin import (
     BrokerDescription,
     ClusterDescription,
+    KafkaSetting,
     LeaderOffsets,
     MissingPermission,
-    Setting,
     TopicDescription,
 )
 from compactor.brokers.metadata_topic.codec import TOPIC
@@ -31,12 +31,12 @@ from tests.support.memory_store import Clock, MemoryStore, ports_on
 
 LED = {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)}
 FOREVER = {
-    "cleanup.policy": Setting("delete", "topic"),
-    "retention.ms": Setting("-1", "topic"),
-    "retention.bytes": Setting("-1", "default"),
+    "cleanup.policy": KafkaSetting("delete", "topic"),
+    "retention.ms": KafkaSetting("-1", "topic"),
+    "retention.bytes": KafkaSetting("-1", "default"),
 }
 METADATA = TopicDescription(TOPIC, bytes(16), LED, FOREVER)
-ORDERS = TopicDescription("orders", bytes(16), LED, FOREVER | {"remote.storage.enable": Setting("true", "topic")})
+ORDERS = TopicDescription("orders", bytes(16), LED, FOREVER | {"remote.storage.enable": KafkaSetting("true", "topic")})
 SOUND = ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"), BrokerDescription(2, "b:9092", "4")))
 
 
@@ -84,7 +84,7 @@ def test_an_old_broker_and_one_that_does_not_tell() -> None:
 
 def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
     for name, value in (("cleanup.policy", "compact"), ("retention.ms", "604800000")):
-        wrong = replace(METADATA, settings=FOREVER | {name: Setting(value, "topic")})
+        wrong = replace(METADATA, settings=FOREVER | {name: KafkaSetting(value, "topic")})
         [found] = check_cluster(Answers(metadata=wrong), "a:9092", needs_append_right=False)
         assert (found.severity, found.kind) == ("error", "metadata-topic")
         assert f"kafka-configs --alter --topic {TOPIC} --add-config {name}=" in found.detail
@@ -102,7 +102,10 @@ def test_rights_that_are_missing_come_with_the_acl() -> None:
 
 
 def test_topics_whose_retention_or_policy_is_unsafe() -> None:
-    settings = dict(ORDERS.settings) | {"retention.ms": Setting("86400000", "topic"), "remote.storage.enable": Setting("false", "default")}
+    settings = dict(ORDERS.settings) | {
+        "retention.ms": KafkaSetting("86400000", "topic"),
+        "remote.storage.enable": KafkaSetting("false", "default"),
+    }
     found = check_topics(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"])
     assert [(one.severity, one.hint) for one in found] == [
         ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
@@ -112,7 +115,7 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
 
 def test_the_next_step_of_a_compacted_topic_is_one_alteration() -> None:
     """First the policy and then the retention would let brokers delete what is older than seven days."""
-    changed = {"cleanup.policy": Setting("compact", "topic"), "retention.ms": Setting("604800000", "default")}
+    changed = {"cleanup.policy": KafkaSetting("compact", "topic"), "retention.ms": KafkaSetting("604800000", "default")}
     found = check_topics(Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"])
     command = "kafka-configs --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
     assert {one.hint for one in found} == {f"{command}, in one command; check first what docs/migrating.md lists"}

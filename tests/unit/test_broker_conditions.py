@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compactor.brokers.conditions import BrokerPublicationCheck, broker_version_problem, topic_settings_problem
-from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, Setting, TopicDescription
+from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, TopicDescription
 from compactor.config.settings import load_settings
 from compactor.errors import NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
@@ -102,7 +102,7 @@ class Cluster:
 
 
 def facts(topic: str, topic_id: bytes = b"i" * 16, **changes: str | None) -> TopicDescription:
-    return TopicDescription(topic, topic_id, {}, {name: Setting(value, "topic") for name, value in settings(**changes).items()})
+    return TopicDescription(topic, topic_id, {}, {name: KafkaSetting(value, "topic") for name, value in settings(**changes).items()})
 
 
 ORDERS = TopicPartition("orders", 0)

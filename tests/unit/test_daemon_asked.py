@@ -10,7 +10,7 @@ from compactor.control.pauses import pause_rounds, request_round, resume_rounds
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.scheduling import (
     DaemonAction,
-    Job,
+    PartitionJob,
     PartitionSchedule,
     PartitionStatus,
     choose_jobs,
@@ -27,7 +27,7 @@ def eager(idle: Idle) -> Settings:
     return Settings(**{**dict(idle.tier().settings), "cleaner": CleanerSettings(min_cleanable_dirty_ratio=0.0)})
 
 
-def jobs(idle: Idle, daemon: Daemon) -> list[Job]:
+def jobs(idle: Idle, daemon: Daemon) -> list[PartitionJob]:
     idle.clock.now_ms += INTERVAL
     daemon.scan()
     found = daemon.start_due_jobs()
@@ -48,7 +48,7 @@ def test_a_pause_keeps_rounds_from_being_begun_until_it_is_over(tmp_path: Path) 
     assert (schedule.paused, schedule.blocked_reason) == ("paused by ann: a migration (orders)", "")
     assert told == ["no round begins for 1 partition: paused by ann: a migration (orders)"]
     resume_rounds(catalog, "orders", "ann")
-    assert jobs(idle, daemon) == [Job(idle.names[0], DaemonAction.ROUND)]
+    assert jobs(idle, daemon) == [PartitionJob(idle.names[0], DaemonAction.ROUND)]
     assert "no partition is paused any more" in told
 
 
@@ -57,7 +57,7 @@ def test_a_wish_is_fulfilled_once_whatever_the_dirty_ratio_says(tmp_path: Path) 
     daemon = Daemon(idle.tier(), seed=1)
     assert jobs(idle, daemon) == []
     request_round(open_catalog(idle.tier().ports), idle.names[2], "ann")
-    assert jobs(idle, daemon) == [Job(idle.names[2], DaemonAction.ROUND, force=True)]
+    assert jobs(idle, daemon) == [PartitionJob(idle.names[2], DaemonAction.ROUND, force=True)]
     assert jobs(idle, daemon) == []
     # A daemon that begins later does not take up what was asked for long ago.
     idle.clock.now_ms += HOUR

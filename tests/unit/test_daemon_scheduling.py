@@ -19,8 +19,8 @@ from compactor.daemon.scheduling import (
     FIRST_POLL_MS,
     POLL_MS,
     DaemonAction,
-    Job,
     JobOutcome,
+    PartitionJob,
     PartitionSchedule,
     PartitionStatus,
     choose_jobs,
@@ -225,15 +225,17 @@ class TestWanted:
         left = schedule(undone_slot=6)
         assert next_action(left, NOW) is DaemonAction.RETIRE
         assert (
-            next_action(with_job_outcome(left, Job(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW)
+            next_action(
+                with_job_outcome(left, PartitionJob(A, DaemonAction.RETIRE), JobOutcome("retired", partition=left.status), NOW, TTL), NOW
+            )
             is None
         )
 
 
 class TestFinished:
-    ROUND = Job(A, DaemonAction.ROUND)
+    ROUND = PartitionJob(A, DaemonAction.ROUND)
 
-    def end(self, before: PartitionSchedule, status: str, job: Job = ROUND, **of_sight: Any) -> PartitionSchedule:
+    def end(self, before: PartitionSchedule, status: str, job: PartitionJob = ROUND, **of_sight: Any) -> PartitionSchedule:
         return with_job_outcome(before, job, JobOutcome(status, "why", PartitionStatus(A, 8, **of_sight)), NOW, TTL)
 
     def test_a_partition_that_somebody_else_leads_is_left_alone_for_one_ttl(self) -> None:
@@ -254,20 +256,24 @@ class TestFinished:
         after = self.end(schedule(due=True), "out_of_budget", due=True)
         assert (after.exclusive, after.failures) == (True, 0)
         assert next_action(after, NOW) is DaemonAction.ROUND
-        again = self.end(after, "out_of_budget", Job(A, DaemonAction.ROUND, exclusive=True), due=True)
+        again = self.end(after, "out_of_budget", PartitionJob(A, DaemonAction.ROUND, exclusive=True), due=True)
         assert (again.exclusive, again.failures) == (False, 1)
 
     def test_what_waits_is_still_wanted_when_its_time_has_come(self) -> None:
         asked, large = replace(schedule(), requested=True), schedule(due=True)
         asked = with_job_outcome(
-            asked, Job(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.status, NOW + 1_000_000), NOW, TTL
+            asked, PartitionJob(A, DaemonAction.ROUND, force=True), JobOutcome("waiting", "why", asked.status, NOW + 1_000_000), NOW, TTL
         )
         assert next_action(asked, NOW + 999_999) is None
-        assert choose_jobs([asked], {}, 1, NOW + 1_000_000) == [Job(A, DaemonAction.ROUND, force=True)]
+        assert choose_jobs([asked], {}, 1, NOW + 1_000_000) == [PartitionJob(A, DaemonAction.ROUND, force=True)]
         large = with_job_outcome(
-            large, Job(A, DaemonAction.ROUND, exclusive=True), JobOutcome("waiting", "why", large.status, NOW + 1_000_000), NOW, TTL
+            large,
+            PartitionJob(A, DaemonAction.ROUND, exclusive=True),
+            JobOutcome("waiting", "why", large.status, NOW + 1_000_000),
+            NOW,
+            TTL,
         )
-        assert choose_jobs([large], {}, 1, NOW + 1_000_000) == [Job(A, DaemonAction.ROUND, exclusive=True)]
+        assert choose_jobs([large], {}, 1, NOW + 1_000_000) == [PartitionJob(A, DaemonAction.ROUND, exclusive=True)]
 
     def test_rounds_that_find_nothing_new_and_leave_it_due_do_not_turn_into_a_loop(self) -> None:
         current, pauses = schedule(due=True, end_offset=9), []
@@ -281,7 +287,7 @@ class TestFinished:
         assert self.end(current, "cleaned", due=True, end_offset=19).repeats == 0
 
     def test_what_the_store_does_not_take_as_due_yet_is_tried_again_later(self) -> None:
-        job = Job(A, DaemonAction.RETIRE)
+        job = PartitionJob(A, DaemonAction.RETIRE)
         after = self.end(schedule(retire_at_ms=NOW), "retired", job, retire_at_ms=NOW)
         assert after.retire_at_ms == NOW + RETRY_MS
 
@@ -293,15 +299,15 @@ class TestFinished:
 class TestChoosing:
     def test_as_many_as_there_are_threads_one_a_partition_in_the_order_given(self) -> None:
         schedules = [schedule(name, due=True) for name in (C, A, B)]
-        assert choose_jobs(schedules, {}, 2, NOW) == [Job(C, DaemonAction.ROUND), Job(A, DaemonAction.ROUND)]
-        assert choose_jobs(schedules, {C: Job(C, DaemonAction.ROUND)}, 2, NOW) == [Job(A, DaemonAction.ROUND)]
-        assert choose_jobs(schedules, {A: Job(A, DaemonAction.ROUND), B: Job(B, DaemonAction.RETIRE)}, 2, NOW) == []
+        assert choose_jobs(schedules, {}, 2, NOW) == [PartitionJob(C, DaemonAction.ROUND), PartitionJob(A, DaemonAction.ROUND)]
+        assert choose_jobs(schedules, {C: PartitionJob(C, DaemonAction.ROUND)}, 2, NOW) == [PartitionJob(A, DaemonAction.ROUND)]
+        assert choose_jobs(schedules, {A: PartitionJob(A, DaemonAction.ROUND), B: PartitionJob(B, DaemonAction.RETIRE)}, 2, NOW) == []
 
     def test_one_that_needs_the_budgets_for_itself_waits_for_the_others_and_keeps_them_waiting(self) -> None:
         schedules = [schedule(A, due=True), replace(schedule(B, due=True), exclusive=True)]
-        assert choose_jobs(schedules, {C: Job(C, DaemonAction.ROUND)}, 4, NOW) == []
-        assert choose_jobs(schedules, {}, 4, NOW) == [Job(B, DaemonAction.ROUND, exclusive=True)]
-        assert choose_jobs(schedules, {B: Job(B, DaemonAction.ROUND, exclusive=True)}, 4, NOW) == []
+        assert choose_jobs(schedules, {C: PartitionJob(C, DaemonAction.ROUND)}, 4, NOW) == []
+        assert choose_jobs(schedules, {}, 4, NOW) == [PartitionJob(B, DaemonAction.ROUND, exclusive=True)]
+        assert choose_jobs(schedules, {B: PartitionJob(B, DaemonAction.ROUND, exclusive=True)}, 4, NOW) == []
 
     def test_partitions_that_want_a_look_first_get_no_job(self) -> None:
         assert choose_jobs([replace(schedule(A, due=True), next_poll_ms=NOW)], {}, 2, NOW) == []
@@ -337,7 +343,10 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
     due = PartitionSchedule(A, status=seen, next_poll_ms=NEVER_MS, retire_at_ms=NEVER_MS)
     begun = replace(due, partition=B, status=replace(seen, partition=B, open_run="run"))
     old = replace(due, partition=C, status=replace(seen, partition=C), retire_at_ms=NOW)
-    assert choose_jobs([due, begun, old], {}, 3, NOW, may_begin_rounds=False) == [Job(B, DaemonAction.ROUND), Job(C, DaemonAction.RETIRE)]
+    assert choose_jobs([due, begun, old], {}, 3, NOW, may_begin_rounds=False) == [
+        PartitionJob(B, DaemonAction.ROUND),
+        PartitionJob(C, DaemonAction.RETIRE),
+    ]
     begins = [job.action for job in choose_jobs([due, begun, old], {}, 3, NOW)]
     assert begins == [DaemonAction.ROUND, DaemonAction.ROUND, DaemonAction.RETIRE]
 

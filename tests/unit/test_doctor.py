@@ -10,7 +10,7 @@ import pytest
 
 from compactor.access.metadata import BrokerManagedMetadata
 from compactor.access.tier import Tier
-from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, LeaderOffsets, Setting, TopicDescription
+from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, LeaderOffsets, TopicDescription
 from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
 from compactor.config.settings import Settings, TierSettings
 from compactor.constants import LeaderEpoch
@@ -110,7 +110,10 @@ def test_lost_and_leaked_objects_are_counted() -> None:
 def topic(name: str = "orders", **settings: str) -> TopicDescription:
     chosen = SETTINGS | {each.replace("_", "."): value for each, value in settings.items()}
     return TopicDescription(
-        name, bytes(16), {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)}, {each: Setting(value, "topic") for each, value in chosen.items()}
+        name,
+        bytes(16),
+        {0: LeaderOffsets(1, LeaderEpoch(3), 0, 10, 10)},
+        {each: KafkaSetting(value, "topic") for each, value in chosen.items()},
     )
 
 
@@ -159,7 +162,7 @@ class Cluster:
         return ClusterDescription("cluster", (BrokerDescription(1, "a:9092", "3.9"),))
 
     def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
-        return replace(self.known, topic=TOPIC, settings={"cleanup.policy": Setting("compact", "topic")})
+        return replace(self.known, topic=TOPIC, settings={"cleanup.policy": KafkaSetting("compact", "topic")})
 
     def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         return dict.fromkeys(names, self.known)

@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import KafkaError
 
 from compactor.brokers.metadata_topic import connection
-from compactor.brokers.metadata_topic.admin import KafkaAdmin, LeaderOffsets, Setting, TopicDescription, metadata_topic_problem
+from compactor.brokers.metadata_topic.admin import KafkaAdmin, KafkaSetting, LeaderOffsets, TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
-from compactor.brokers.metadata_topic.connection import ClientErrors, KafkaConnection, kafka_error
-from compactor.brokers.metadata_topic.leaders import KafkaLeaders
+from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, store_error_from_kafka_error
+from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
@@ -23,7 +23,7 @@ ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "append": lambda brokers: ConfluentMetadataTopic(brokers).append(0, b"x"),
     "cluster": lambda brokers: KafkaAdmin(brokers).describe_cluster(),
     "topics": lambda brokers: KafkaAdmin(brokers).describe_metadata_topic(),
-    "leaders": lambda brokers: KafkaLeaders(brokers).leaders(),
+    "leaders": lambda brokers: KafkaLeaderQueries(brokers).leaders(),
 }
 
 
@@ -71,7 +71,7 @@ def test_a_connection_needs_brokers() -> None:
 
 
 def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
-    settings = KafkaConnection("b:1", {"client.id": "mine"}).client_settings(ClientErrors(), group_id="g", enable_auto_commit=False)
+    settings = KafkaConnection("b:1", {"client.id": "mine"}).client_settings(ClientErrorRecorder(), group_id="g", enable_auto_commit=False)
     assert "transactional.id" not in settings
     assert (settings["client.id"], settings["group.id"], settings["enable.auto.commit"]) == ("mine", "g", False)
 
@@ -95,13 +95,13 @@ def test_nothing_takes_part_in_a_transaction_or_commits() -> None:
     ],
 )
 def test_errors_are_sorted_by_what_to_do_next(code: int, kind: type[CompactorError], said: str) -> None:
-    found = kafka_error(KafkaError(code), "b:1", "append")
+    found = store_error_from_kafka_error(KafkaError(code), "b:1", "append")
     assert type(found) is kind
     assert said in str(found)
 
 
 def test_the_gravest_word_of_a_connection_is_kept() -> None:
-    listener = ClientErrors()
+    listener = ClientErrorRecorder()
     listener.record_error(KafkaError(KafkaError._ALL_BROKERS_DOWN))
     listener.record_error(KafkaError(KafkaError._AUTHENTICATION))
     listener.record_error(KafkaError(KafkaError._TRANSPORT))
@@ -112,7 +112,7 @@ def test_the_gravest_word_of_a_connection_is_kept() -> None:
 
 def topic(log_start: int = 0, **settings: str) -> TopicDescription:
     known = {"cleanup_policy": "delete", "retention_ms": "-1", "retention_bytes": "-1"} | settings
-    listed = {name.replace("_", "."): Setting(value, "topic") for name, value in known.items() if value}
+    listed = {name.replace("_", "."): KafkaSetting(value, "topic") for name, value in known.items() if value}
     return TopicDescription("__remote_log_metadata", b"i" * 16, {0: LeaderOffsets(1, LeaderEpoch(0), log_start, 9, 9)}, listed)
 
 
@@ -134,6 +134,6 @@ def test_a_metadata_topic_that_loses_records_is_a_problem(facts: TopicDescriptio
 
 
 def test_what_the_owner_has_set_is_told_from_defaults() -> None:
-    settings = {"delete.retention.ms": Setting("5", "topic"), "segment.bytes": Setting("9", "default")}
+    settings = {"delete.retention.ms": KafkaSetting("5", "topic"), "segment.bytes": KafkaSetting("9", "default")}
     facts = TopicDescription("orders", b"i" * 16, {}, settings)
     assert facts.topic_level_settings() == {"delete.retention.ms": "5"}

@@ -9,9 +9,9 @@ from compactor.constants import NEVER_MS
 from compactor.daemon.scheduling import (
     CLOCK_RESOLUTION_MS,
     DaemonAction,
-    Job,
     JobOutcome,
     OutputSchedule,
+    PartitionJob,
     PartitionSchedule,
     PartitionStatus,
     next_action,
@@ -32,7 +32,7 @@ def schedule(slot: int = 7, output: OutputSchedule | None = None, **status: Any)
 
 
 def end(before: PartitionSchedule, status: str, **outcome: Any) -> PartitionSchedule:
-    return with_job_outcome(before, Job(A, DaemonAction.OUTPUT), JobOutcome(status, "why", **outcome), NOW, TTL)
+    return with_job_outcome(before, PartitionJob(A, DaemonAction.OUTPUT), JobOutcome(status, "why", **outcome), NOW, TTL)
 
 
 def test_nobody_wants_any() -> None:
@@ -57,7 +57,7 @@ def test_a_round_goes_first_but_not_two() -> None:
     assert next_action(due, NOW) is DaemonAction.ROUND
     after = with_job_outcome(
         due,
-        Job(A, DaemonAction.ROUND),
+        PartitionJob(A, DaemonAction.ROUND),
         JobOutcome("cleaned", partition=PartitionStatus(A, 9, segments=2, due=True, end_offset=9)),
         NOW,
         TTL,

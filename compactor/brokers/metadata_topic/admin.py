@@ -16,6 +16,7 @@ from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
 from compactor.constants import LeaderEpoch
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
+from compactor.model.base import ReasonOrEmpty
 
 TOPIC_SETTINGS = (
     "cleanup.policy", "retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes", "remote.storage.enable",
@@ -29,10 +30,13 @@ _VERSION_SETTING = "inter.broker.protocol.version"
 _LAST_TIERED_SETTING = "follower.fetch.last.tiered.offset.enable"
 _VERSION_BY_SETTING = {"log.remote.copy.lag.ms": "4.4", _LAST_TIERED_SETTING: "4.3"}
 """Broker settings -> the version that brought them (KIP-1241, KIP-1023), the newest first."""
+TopicAndNumber = tuple[str, int]
+"""Topic name and partition number."""
+OffsetAndTimestampMs = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Setting:
+class KafkaSetting:
     """A setting's value and its source: topic, broker, cluster, static (server.properties) or default."""
 
     value: str
@@ -94,7 +98,7 @@ class TopicDescription:
     topic: str
     topic_id: bytes
     partitions: Mapping[int, LeaderOffsets]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, KafkaSetting]
     missing_rights: tuple[MissingPermission, ...] = ()
 
     def topic_level_settings(self) -> Mapping[str, str]:
@@ -111,7 +115,7 @@ class KafkaAdmin:
     def __init__(self, connection: KafkaConnection) -> None:
         self._timeout_s = connection.timeout_s
         self._session = AdminSession(connection)
-        self._broker_settings: dict[int, Mapping[str, Setting]] = {}
+        self._broker_settings: dict[int, Mapping[str, KafkaSetting]] = {}
 
     def cluster_id(self) -> str:
         """Return the cluster id. Needs an answer from one broker only, so that a broker that has just died does not matter."""
@@ -183,7 +187,7 @@ class KafkaAdmin:
             raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run the command again to continue")
         return offset
 
-    def offsets_by_timestamp(self, timestamps_ms: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], tuple[int, int]]:
+    def offsets_by_timestamp(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
         """Return offset and timestamp of the first record at or after a timestamp, by topic and partition. Partitions without such a
         record, and those that no leader answers for, are left out.
 
@@ -219,8 +223,8 @@ class KafkaAdmin:
         self,
         name: str,
         topic: Any,
-        leaders: Mapping[tuple[str, int], LeaderOffsets],
-        settings: Mapping[str, Setting] | Refused,
+        leaders: Mapping[TopicAndNumber, LeaderOffsets],
+        settings: Mapping[str, KafkaSetting] | Refused,
         *,
         requires_write_right: bool,
     ) -> TopicDescription:
@@ -239,7 +243,7 @@ class KafkaAdmin:
             partitions[one.id] = LeaderOffsets(leader, at.leader_epoch, at.log_start, at.log_end, at.last_stable)
         return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
-    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], LeaderOffsets]:
+    def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, LeaderOffsets]:
         """Return offsets and leader epoch of partitions whose leader answers."""
         kafka = load_confluent_kafka()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
@@ -260,7 +264,7 @@ class KafkaAdmin:
             found[where.topic, where.partition] = LeaderOffsets(-1, LeaderEpoch(epoch), start.offset, end.offset, stable.offset)
         return found
 
-    def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[tuple[str, int], Any]:
+    def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[TopicAndNumber, Any]:
         """Return the answers to one ListOffsets request by topic and partition."""
         admin = self._session.client
         requests = dict.fromkeys(partitions, spec)
@@ -270,7 +274,7 @@ class KafkaAdmin:
         )
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
-    def _request_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, Setting] | Refused]:
+    def _request_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
         """Return the settings of topics, in one request, or one request per topic if the cluster refuses the joint one."""
         try:
             return dict(self._describe_settings("TOPIC", topics))
@@ -279,7 +283,7 @@ class KafkaAdmin:
                 return {topics[0]: error}
         return {name: found for one in topics for name, found in self._request_topic_settings([one]).items()}
 
-    def _describe_settings(self, resource_type: str, topics: Sequence[str]) -> dict[str, dict[str, Setting]]:
+    def _describe_settings(self, resource_type: str, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
         """Return the settings of topics (only TOPIC_SETTINGS) or brokers (all)."""
         kafka = load_confluent_kafka()
         resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in topics]
@@ -290,7 +294,7 @@ class KafkaAdmin:
         return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 
 
-def metadata_topic_problem(topic: TopicDescription) -> str:
+def metadata_topic_problem(topic: TopicDescription) -> ReasonOrEmpty:
     """Return why nothing may be written to this metadata topic, or an empty string. An unknown setting counts as a problem."""
     wanted = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     for name, value in wanted.items():
@@ -304,21 +308,21 @@ def metadata_topic_problem(topic: TopicDescription) -> str:
     return f"{topic.topic} has lost its beginning in partitions {lost}" if lost else ""
 
 
-def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str, Setting]:
+def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str, KafkaSetting]:
     """Convert the client's answer to settings: all of a broker, TOPIC_SETTINGS of a topic."""
     wanted = entries if resource_type == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
-    return {entry: Setting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
+    return {entry: KafkaSetting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
 
-def _describe_broker(broker_id: int, address: str, settings: Mapping[str, Setting]) -> BrokerDescription:
-    """Return a broker's facts. Its version and its support of KIP-1023 are derived from its settings."""
+def _describe_broker(broker_id: int, address: str, settings: Mapping[str, KafkaSetting]) -> BrokerDescription:
+    """Return a broker's description. Its version and its support of KIP-1023 are derived from its settings."""
     takes_last = settings.get(_LAST_TIERED_SETTING)
     return BrokerDescription(
         broker_id, address, _version_from_broker_settings(settings), takes_last is not None and takes_last.value == "true"
     )
 
 
-def _version_from_broker_settings(settings: Mapping[str, Setting]) -> str:
+def _version_from_broker_settings(settings: Mapping[str, KafkaSetting]) -> str:
     """Return the version from a broker's settings, like 3.9 for "3.9-IV0". A pinned protocol version is a lower bound."""
     if not settings:
         return ""

@@ -27,6 +27,7 @@ from compactor.errors import BadData
 from compactor.model.ids import encode_segment_id
 from compactor.model.segment import TRANSITIONS, SegmentState
 
+EpochAndStartOffset = tuple[int, int]
 MAX_FINISHED_IDS = 4096
 """How many finished ids a partition remembers, newest last: a zombie's late records come within its delivery timeout, not years later."""
 
@@ -43,7 +44,10 @@ class MetadataFindingKind(StrEnum):
 
 
 class MetadataFinding(NamedTuple):
-    """A metadata record that brokers ignored or that should not have been written. offset: in the metadata topic. segment_id: 16 bytes."""
+    """A metadata record that brokers ignored or that should not have been written.
+
+    offset: of the record in the metadata topic. segment_id: 16 bytes.
+    """
 
     kind: MetadataFindingKind
     partition: TopicIdPartition
@@ -76,7 +80,7 @@ class LeaderEpochState:
         return self.ids[at] if at >= 0 else None
 
     def record_copy_started(self, raw_id: bytes) -> None:
-        """Add a segment whose copy has started to the unreferenced ones."""
+        """Record that the copy of a segment has started, so that no lookup finds it yet."""
         self.unreferenced[raw_id] = None
 
     def record_copy_finished(self, start: int, raw_id: bytes, epoch_end: int) -> None:
@@ -239,7 +243,7 @@ class RemoteLogMetadataCache:
         return f"{self.partition}: {len(self.segments)} segments"
 
 
-def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[tuple[int, int]]:
+def epoch_start_offsets(segment: RemoteLogSegmentMetadataRecord) -> list[EpochAndStartOffset]:
     """Return the segment's leader epochs and their first offsets in it, sorted by epoch."""
     entries = segment.leader_epochs
     if len(entries) == 1:

@@ -11,15 +11,18 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset
-from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
+from compactor.brokers.metadata_topic.cache import EpochAndStartOffset, RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
 
+FirstAndLastOffset = tuple[int, int]
+EpochWithFirstAndLastOffset = tuple[int, int, int]
+
 
 class SegmentReadRange(NamedTuple):
-    """A segment and the offsets that a broker reads from it: ``first`` to ``last``, both inclusive."""
+    """Segment, and the offsets that a broker reads from it: ``first`` to ``last``, both inclusive."""
 
     segment: RemoteLogSegmentMetadataRecord
     first: int
@@ -28,9 +31,9 @@ class SegmentReadRange(NamedTuple):
 
 @dataclass(frozen=True)
 class BrokerView:
-    """The segments that readers of one partition find, as the brokers' metadata say.
+    """Segments that readers of one partition find according to the brokers' metadata.
 
-    links: ascending by offset.
+    links: the segments with the offsets that are read from each, ascending.
     lineage: the leader epochs with which the segments were looked up.
     metadata_offset: offset in the metadata topic of the last record that was applied; -1 if there is none.
     """
@@ -41,7 +44,7 @@ class BrokerView:
 
 
 def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> BrokerView:
-    """Return the segments that readers find with the lineage that the tier's own segments give.
+    """Return the segments that readers of a partition find, looked up with the lineage that is derived from the tiered segments.
 
     Raises BadData if a segment has a negative size.
     """
@@ -65,10 +68,7 @@ def epoch_for_offset(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch 
 
 
 def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
-    """Return which segment a broker reads for each offset, ascending, one link per range.
-
-    Offsets between links have no segment.
-    """
+    """Return the segment that a broker reads for each range of offsets, ascending. Offsets between two ranges have no segment."""
     links: list[SegmentReadRange] = []
     for epoch, first, last in _epoch_offset_ranges(lineage):
         state = cache.epochs.get(epoch)
@@ -91,14 +91,14 @@ def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
 def merged_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
     """Return read ranges in which each segment occurs once and is read from its own start, for readers of whole segments and compaction.
 
-    Brokers look up each leader epoch separately, so a segment can be left for another one and return where the next epoch begins. If a
-    segment continues the previous range and also holds earlier offsets of the same log, it replaces that range, because the records are
-    equal.
+    Brokers look up each leader epoch separately. Therefore they may read a segment, then another one, and the first one again from the
+    next epoch on. If a segment continues the previous range and also holds the offsets of that range in the same log, it replaces the
+    range, because both have the same records.
     """
     chained: list[SegmentReadRange] = []
     for link in ranges:
         begin = link.segment.start_offset
-        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _is_written_in_lineage_epochs(link, lineage):
+        if chained and chained[-1].last == link.first - 1 and begin <= chained[-1].last and _has_same_epochs_as_lineage(link, lineage):
             while chained and chained[-1].first >= begin:
                 chained.pop()
             if chained and chained[-1].last >= begin:
@@ -109,7 +109,7 @@ def merged_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[Epo
     return chained
 
 
-def _is_written_in_lineage_epochs(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
+def _has_same_epochs_as_lineage(read_range: SegmentReadRange, lineage: Sequence[EpochEntry]) -> bool:
     """Return whether the segment has the same leader epochs as the lineage from its start up to the offset from which it is read."""
     own = [
         EpochEntry(LeaderEpoch(epoch), Offset(start))
@@ -151,12 +151,15 @@ def _preceding_epochs(cache: RemoteLogMetadataCache) -> dict[int, set[int]]:
     return found
 
 
-def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[tuple[int, int]]:
-    """Return the offset ranges (first, last), both inclusive, between links. Consumers that request them are reset."""
+def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
+    """Return the offset ranges (first, last), both inclusive, that lie between read ranges and have no segment.
+
+    Consumers that request them are reset.
+    """
     return [(one.last + 1, two.first - 1) for one, two in pairwise(ranges) if two.first > one.last + 1]
 
 
-def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def without_empty_epochs(lineage: Sequence[EpochAndStartOffset]) -> list[EpochAndStartOffset]:
     """Drop leader epochs without records (Kafka's buildFilteredLeaderEpochMap).
 
     Of epochs that begin at the same offset, only the last one stays.
@@ -164,8 +167,8 @@ def without_empty_epochs(lineage: Sequence[tuple[int, int]]) -> list[tuple[int, 
     return [entry for at, entry in enumerate(lineage) if at + 1 == len(lineage) or lineage[at + 1][1] != entry[1]]
 
 
-def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[tuple[int, int, int]]:
-    """Yield (epoch, first offset, last offset), ascending, as epoch_for_offset assigns offsets to epochs."""
+def _epoch_offset_ranges(lineage: Sequence[EpochEntry]) -> Iterator[EpochWithFirstAndLastOffset]:
+    """Yield each leader epoch of the lineage with its first and last offset (inclusive), ascending."""
     for at, entry in enumerate(lineage):
         last = lineage[at + 1].start_offset - 1 if at + 1 < len(lineage) else MAX_OFFSET
         if last < entry.start_offset and at + 1 < len(lineage) and (at == 0 or lineage[at - 1].start_offset < entry.start_offset):

@@ -19,6 +19,7 @@ from typing_extensions import override
 from checkpoint.lineage import EpochEntry
 from compactor.constants import TopicId
 from compactor.errors import BadData
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import SegmentState
 
@@ -33,6 +34,7 @@ _SEGMENT_FIELDS = struct.Struct(">qqiqq")
 _EPOCH = struct.Struct(">iq")
 _BROKER_AND_TIME = struct.Struct(">iq")
 
+NextPosition = int
 Tags = tuple[tuple[int, bytes], ...]
 """Tagged fields in their order: number and bytes."""
 
@@ -67,7 +69,7 @@ class TopicIdPartition(NamedTuple):
 
 
 class RemoteLogSegmentMetadataRecord(NamedTuple):
-    """Introduces a segment (api key 0). Segments in later states are stored in this form, too.
+    """Record that introduces a segment (api key 0). Segments in later states are stored in this form, too.
 
     segment_id: 16 bytes. end_offset: inclusive. leader_epochs: at least one.
     nested: unknown tagged fields of TopicIdPartition, RemoteLogSegmentId and each leader epoch, in this order; empty if there are none.
@@ -104,7 +106,7 @@ class RemoteLogSegmentMetadataRecord(NamedTuple):
 
 
 class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
-    """Moves a segment to its next state (api key 1)."""
+    """Record that moves a segment to its next state (api key 1)."""
 
     partition: TopicIdPartition
     segment_id: bytes
@@ -122,7 +124,7 @@ class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
 
 
 class RemotePartitionDeleteMetadataRecord(NamedTuple):
-    """Reports that a partition's tier is being deleted (api key 2)."""
+    """Record that reports the deletion of a partition's tier (api key 2)."""
 
     partition: TopicIdPartition
     broker_id: int
@@ -212,8 +214,8 @@ def encode_segment_state(record: RemoteLogSegmentMetadataRecord) -> bytes:
     return bytes(out)
 
 
-def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, int]:
-    """Decode a segment that encode_segment_state encoded, and return it with the position after it.
+def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, NextPosition]:
+    """Decode a segment from local storage, in any state, and return it with the position after it.
 
     Raises ValueError, IndexError or struct.error if the bytes are corrupt.
     """
@@ -244,7 +246,7 @@ def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegme
 
 
 class _InvalidValueError(ValueError):
-    """A value that cannot be decoded. position: of the problem within the value."""
+    """Raised if the value of a record cannot be decoded. position: byte at which decoding failed."""
 
     def __init__(self, cause: str, position: int) -> None:
         super().__init__(cause)
@@ -253,7 +255,7 @@ class _InvalidValueError(ValueError):
 
 
 def _decode_record_value(value: bytes | None) -> MetadataRecord:
-    """Decode one value. Raises _InvalidValueError, IndexError or struct.error."""
+    """Decode the value of one metadata record. Raises _InvalidValueError, IndexError or struct.error."""
     if value is None:
         raise _InvalidValueError("the value is null", 0)
     frame, position = _decode_uvarint_at(value, 0)
@@ -285,7 +287,7 @@ def _decode_record_value(value: bytes | None) -> MetadataRecord:
     return record
 
 
-def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, int]:
+def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentMetadataUpdateRecord, NextPosition]:
     partition, position, partition_tags = _decode_topic_id_partition(data, position)
     raw_id = _read_exactly(data, position, 16)
     id_tags, position = _decode_tagged_fields(data, position + 16)
@@ -297,7 +299,7 @@ def _decode_update_record(data: bytes, position: int) -> tuple[RemoteLogSegmentM
     return RemoteLogSegmentMetadataUpdateRecord(partition, raw_id, broker, event, state, custom, tags, nested), position
 
 
-def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, int]:
+def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemotePartitionDeleteMetadataRecord, NextPosition]:
     partition, position, partition_tags = _decode_topic_id_partition(data, position)
     broker, event = _BROKER_AND_TIME.unpack_from(data, position)
     position += _BROKER_AND_TIME.size
@@ -309,7 +311,7 @@ def _decode_partition_delete_record(data: bytes, position: int) -> tuple[RemoteP
     return RemotePartitionDeleteMetadataRecord(partition, broker, event, _DELETE_STATES[number], tags, nested), end
 
 
-def _segment_problem(record: RemoteLogSegmentMetadataRecord) -> str:
+def _segment_problem(record: RemoteLogSegmentMetadataRecord) -> ReasonOrEmpty:
     """Return why Kafka's RemoteLogSegmentMetadata constructor would throw, or an empty string."""
     if record.start_offset < 0:
         return f"the start offset is {record.start_offset}"
@@ -325,7 +327,7 @@ def _decode_segment_state_byte(data: bytes, position: int) -> SegmentState:
     return _STATES[number]
 
 
-def _decode_uvarint_at(data: bytes, position: int) -> tuple[int, int]:
+def _decode_uvarint_at(data: bytes, position: int) -> tuple[int, NextPosition]:
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -347,14 +349,14 @@ def _read_exactly(data: bytes, position: int, length: int) -> bytes:
     return found
 
 
-def _decode_compact_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+def _decode_compact_bytes(data: bytes, position: int) -> tuple[bytes | None, NextPosition]:
     length, position = _decode_uvarint_at(data, position)
     if not length:
         return None, position
     return _read_exactly(data, position, length - 1), position + length - 1
 
 
-def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, int]:
+def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, NextPosition]:
     count, position = _decode_uvarint_at(data, position)
     if not count:
         return (), position
@@ -370,7 +372,7 @@ def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, int]:
     return tuple(tags), position
 
 
-def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, int, Tags]:
+def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, NextPosition, Tags]:
     length, after = _decode_uvarint_at(data, position)
     if length < 2:
         raise _InvalidValueError("the topic has no name", position)

@@ -10,16 +10,16 @@ from typing import Any
 
 from compactor.brokers.metadata_topic.codec import TOPIC, uuid_text
 from compactor.brokers.metadata_topic.connection import (
-    ClientErrors,
+    ClientErrorRecorder,
     KafkaConnection,
     RetriedAdminRequest,
-    create_client,
-    kafka_error,
+    create_kafka_client,
     load_confluent_kafka,
     no_answer_error,
     retry_until_answered,
+    store_error_from_kafka_error,
 )
-from compactor.brokers.metadata_topic.ports import PollResult, TopicBounds, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, TopicIdentity, TopicRecord
 from compactor.errors import Refused, Unavailable
 
 _CONSUMER_GROUP = "tiered-compactor"
@@ -41,7 +41,7 @@ class ConfluentMetadataTopic:
     def __init__(self, connection: KafkaConnection, topic: str = TOPIC) -> None:
         self._connection = connection
         self._topic = topic
-        self._listener = ClientErrors()
+        self._listener = ClientErrorRecorder()
         self._consumer: Any = None
         self._admin: Any = None
         self._producer: Any = None
@@ -68,11 +68,11 @@ class ConfluentMetadataTopic:
         self._leaders = {one.id: one.leader.id for one in described.partitions if one.leader is not None and one.leader.id >= 0}
         return TopicIdentity(cluster_id or "", uuid_text(uuid_to_bytes(described.topic_id)), self._partitions)
 
-    def bounds(self) -> Mapping[int, TopicBounds]:
+    def bounds(self) -> Mapping[int, OffsetBounds]:
         if not self._partitions:
             self.identity()
         began, seconds = time.monotonic(), _FIRST_TIMEOUT_S
-        found: dict[int, TopicBounds] = {}
+        found: dict[int, OffsetBounds] = {}
         while True:
             found |= self._fetch_bounds([number for number in self._leaders if number not in found], seconds)
             silent = frozenset(range(self._partitions)) - found.keys()
@@ -109,7 +109,7 @@ class ConfluentMetadataTopic:
                 elif error.code() == kafka.KafkaError._PARTITION_EOF:
                     reached[message.partition()] = message.offset()
                 elif not _is_transient_error(error):
-                    raise kafka_error(error, self._connection.bootstrap_servers, self._topic)
+                    raise store_error_from_kafka_error(error, self._connection.bootstrap_servers, self._topic)
             refusal = self._listener.tls_or_login_error(self._connection.bootstrap_servers, self._topic)
             if refusal is not None:
                 raise refusal
@@ -137,7 +137,7 @@ class ConfluentMetadataTopic:
                     raise refusal
         except kafka.KafkaException as raised:
             self._drop_producer()
-            raise kafka_error(raised.args[0], self._connection.bootstrap_servers, what) from None
+            raise store_error_from_kafka_error(raised.args[0], self._connection.bootstrap_servers, what) from None
         if not answers:
             self._drop_producer()
             raise Unavailable(f"{what}: no answer", hint="The record may have been written; read the topic to find out")
@@ -148,7 +148,7 @@ class ConfluentMetadataTopic:
         if error.fatal():
             self._drop_producer()
         received = self._listener.last_error if error.name() == "_MSG_TIMED_OUT" else None
-        found = kafka_error(received or error, self._connection.bootstrap_servers, what)
+        found = store_error_from_kafka_error(received or error, self._connection.bootstrap_servers, what)
         if isinstance(found, Unavailable):
             raise Unavailable(found.message, hint="The record may have been written; read the topic to find out")
         raise found
@@ -159,7 +159,7 @@ class ConfluentMetadataTopic:
         self._drop_producer()
         self._consumer = self._admin = None
 
-    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, TopicBounds]:
+    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, OffsetBounds]:
         """Return the bounds of partitions whose leader answers within ``timeout_s``. Each leader gets its own request, so that one cannot
         delay all.
         """
@@ -182,12 +182,12 @@ class ConfluentMetadataTopic:
                     offset = int(future.result(max(0.0, deadline - time.monotonic())).offset)
                     answers[where.partition] += [offset] if offset >= 0 else []  # librdkafka's own number where nobody has answered
                 except kafka.KafkaException as raised:
-                    detail = kafka_error(raised.args[0], self._connection.bootstrap_servers, self._topic)
+                    detail = store_error_from_kafka_error(raised.args[0], self._connection.bootstrap_servers, self._topic)
                     if not isinstance(detail, Unavailable):
                         raise detail from None
                 except TimeoutError:
                     pass
-        return {number: TopicBounds(*both) for number, both in answers.items() if len(both) == 2}
+        return {number: OffsetBounds(*both) for number, both in answers.items() if len(both) == 2}
 
     def _request_topic_metadata(self, client: Any) -> Any:
         """Return the cluster's current metadata about this topic."""
@@ -200,7 +200,9 @@ class ConfluentMetadataTopic:
     def _admin_client(self) -> Any:
         """Return the admin client, created at the first call."""
         if self._admin is None:
-            self._admin = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener)))
+            self._admin = create_kafka_client(
+                lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener))
+            )
         return self._admin
 
     def _open_consumer(self) -> Any:
@@ -217,7 +219,7 @@ class ConfluentMetadataTopic:
                 fetch_wait_max_ms=100,
                 queued_max_messages_kbytes=_MAX_QUEUED_KIB,
             )
-            self._consumer = create_client(lambda: load_confluent_kafka().Consumer(settings))
+            self._consumer = create_kafka_client(lambda: load_confluent_kafka().Consumer(settings))
         return self._consumer
 
     def _open_producer(self) -> Any:
@@ -226,11 +228,11 @@ class ConfluentMetadataTopic:
             settings = self._connection.client_settings(
                 self._listener, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=self._connection.delivery_timeout_ms
             )
-            producer = create_client(lambda: load_confluent_kafka().Producer(settings))
+            producer = create_kafka_client(lambda: load_confluent_kafka().Producer(settings))
             # A producer waits long for a topic that is not there; who asks first is told at once.
             found = self._request_topic_metadata(producer).topics[self._topic]
             if found.error is not None:
-                raise kafka_error(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
+                raise store_error_from_kafka_error(found.error, self._connection.bootstrap_servers, f"append to {self._topic}")
             self._producer, self._writable = producer, frozenset(found.partitions)
         return self._producer
 

@@ -1,7 +1,7 @@
 """Connections to Kafka brokers: client properties, retries, and translation of librdkafka's errors.
 
 confluent-kafka (the extra ``kafka``) is imported on first use. librdkafka retries a broker that refuses it and reports the reason only in
-a callback; ClientErrors stores that reason, and ``retry_until_answered`` stops retrying if it is permanent.
+a callback; ClientErrorRecorder stores that reason, and ``retry_until_answered`` stops retrying if it is permanent.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class KafkaConnection:
         detail = self.properties.get("delivery.timeout.ms") or self.properties.get("message.timeout.ms")
         return int(detail) if detail and detail.isdigit() and int(detail) > 0 else int(self.timeout_s * 1000)
 
-    def client_settings(self, listener: ClientErrors, **ours: object) -> dict[str, Any]:
+    def client_settings(self, listener: ClientErrorRecorder, **ours: object) -> dict[str, Any]:
         """Return the configuration of a confluent-kafka client.
 
         Keyword arguments are further client properties, with underscores instead of dots.
@@ -119,8 +119,8 @@ class KafkaConnection:
         }
 
 
-class ClientErrors:
-    """Stores the most severe error that librdkafka has reported since the last successful answer. Thread-safe."""
+class ClientErrorRecorder:
+    """Recorder of the most severe error that librdkafka has reported since the last successful answer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,12 +153,12 @@ class ClientErrors:
         error = self.last_error
         if error is None or _error_severity(error.name()) < 2:
             return None
-        found = kafka_error(error, servers, request_name)
+        found = store_error_from_kafka_error(error, servers, request_name)
         return found if isinstance(found, Refused) else None
 
 
 class _DebugLog(logging.Handler):
-    """Writes librdkafka's log lines at debug level. Relevant errors are reported by the callback, too."""
+    """Logger that writes librdkafka's lines at debug level. Errors also reach the client's error callback."""
 
     def log(self, level: int, message: str, *arguments: object) -> None:
         """Write one line at debug level."""
@@ -175,7 +175,7 @@ def load_confluent_kafka() -> Any:
     return confluent_kafka
 
 
-def create_client(factory: Callable[[], Any]) -> Any:
+def create_kafka_client(factory: Callable[[], Any]) -> Any:
     """Call ``factory`` and return the client. Raises Refused if librdkafka rejects a property or cannot read a file."""
     kafka = load_confluent_kafka()
     try:
@@ -184,7 +184,9 @@ def create_client(factory: Callable[[], Any]) -> Any:
         raise Refused(f"the Kafka client cannot be created: {error}", hint="Check the properties of the connection") from None
 
 
-def retry_until_answered(connection: KafkaConnection, listener: ClientErrors, request_name: str, send_once: Callable[[float], T]) -> T:
+def retry_until_answered(
+    connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str, send_once: Callable[[float], T]
+) -> T:
     """Call ``send_once(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
 
     :param request_name: the request, for messages.
@@ -260,14 +262,16 @@ class AdminSession:
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
-        self._listener = ClientErrors()
+        self._listener = ClientErrorRecorder()
         self._client: Any = None
 
     @property
     def client(self) -> Any:
         """Return the client. Raises Refused if the connection's properties are invalid."""
         if self._client is None:
-            self._client = create_client(lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener)))
+            self._client = create_kafka_client(
+                lambda: load_confluent_kafka().admin.AdminClient(self._connection.client_settings(self._listener))
+            )
         return self._client
 
     def send_request(self, request_name: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
@@ -286,7 +290,7 @@ class AdminSession:
         self._client = None
 
 
-def kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
+def store_error_from_kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
     """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable.
 
     :param servers: for the message.
@@ -301,21 +305,21 @@ def kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreErro
     return Refused(f"{request_name}: {detail} ({name})")
 
 
-def _error_after_retries(error: KafkaError, connection: KafkaConnection, listener: ClientErrors, request_name: str) -> StoreError:
+def _error_after_retries(error: KafkaError, connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
     """Return the error to raise when retries end: the most severe one that the client reported, else ``error``."""
     refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
     if refusal is not None:
         return refusal
     if error.name() in (*_RETRIABLE_ERRORS, *_NETWORK_ERRORS) and (received := listener.last_error) is not None:
-        return kafka_error(received, connection.bootstrap_servers, request_name)
-    return kafka_error(error, connection.bootstrap_servers, request_name)
+        return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)
+    return store_error_from_kafka_error(error, connection.bootstrap_servers, request_name)
 
 
-def no_answer_error(connection: KafkaConnection, listener: ClientErrors, request_name: str) -> StoreError:
+def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
     """Return the error for a request without an answer: the one that the client reported, else a timeout."""
     received = listener.last_error
     if received is not None:
-        return kafka_error(received, connection.bootstrap_servers, request_name)
+        return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)
     return Unavailable(f"{request_name}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 

@@ -23,7 +23,7 @@ from compactor.brokers.metadata_topic.persisted_state import (
     PersistedStates,
     TieredPartition,
 )
-from compactor.brokers.metadata_topic.ports import MetadataTopic, TopicBounds, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import MetadataTopic, OffsetBounds, TopicIdentity, TopicRecord
 from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
 from compactor.brokers.metadata_topic.token_bucket import add_record_counts
 from compactor.errors import BadData, NotFound, Unavailable
@@ -149,7 +149,7 @@ class FoldedMetadataTopic:
                     return self._fold_until_end_or_deadline(deadline)._replace(refold_reason=why)
                 except (PersistedStateLost, _TopicChangedError) as error:
                     why = str(error)
-                    self._states.discard_all(why)
+                    self._states.discard_all_states(why)
                     self._identity, self._forward_read = None, {}
                 except BaseException:
                     self._forward_read = {}  # the reader may be ahead of what was folded
@@ -213,7 +213,7 @@ class FoldedMetadataTopic:
         """Fold records up to the current end of the topic or the deadline."""
         identity = self._topic.identity()
         if identity != self._identity:
-            self._reached = self._states.load_positions(identity)
+            self._reached = self._states.load_fold_positions(identity)
             self._folds += 1
             self._partitions, self._identity, self._checked = identity.partitions, identity, set()
         bounds = self._topic.bounds()
@@ -226,7 +226,7 @@ class FoldedMetadataTopic:
                 folded += self._fold_chunk(number, read[number])
         return CatchUpResult(folded, self._count_unread_records(bounds))
 
-    def _seek_unread_records(self, bounds: Mapping[int, TopicBounds]) -> None:
+    def _seek_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> None:
         """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
         positions = {}
         for number, (start, end) in bounds.items():
@@ -236,7 +236,7 @@ class FoldedMetadataTopic:
             if start > reached.position:
                 # What is gone cannot be folded: whoever asks is told.
                 reached = self._reached[number] = FoldPosition(start, missing=start, compactor_records=reached.compactor_records)
-                self._states.save_position(number, reached)
+                self._states.save_fold_position(number, reached)
             if reached.stopped:
                 continue
             if reached.last < start:
@@ -246,7 +246,7 @@ class FoldedMetadataTopic:
             self._topic.seek(positions)
             self._forward_read = positions
 
-    def _count_unread_records(self, bounds: Mapping[int, TopicBounds]) -> dict[int, int]:
+    def _count_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> dict[int, int]:
         """Return the number of unread records by metadata partition."""
         behind = {}
         for number, (_, end) in bounds.items():
@@ -255,7 +255,7 @@ class FoldedMetadataTopic:
                 behind[number] = end - reached.position
         return behind
 
-    def _read_chunk(self, bounds: Mapping[int, TopicBounds], deadline: float) -> dict[int, _ReadChunk]:
+    def _read_chunk(self, bounds: Mapping[int, OffsetBounds], deadline: float) -> dict[int, _ReadChunk]:
         """Read records until a chunk is full, the end is reached or the deadline has passed."""
         read: dict[int, _ReadChunk] = {}
         count = size = 0
@@ -316,7 +316,7 @@ class FoldedMetadataTopic:
         if done:
             last = replace(last, last=done[-1].offset, digest=_value_digest(done[-1]))
         if last != reached:
-            self._states.save_position(metadata_partition, last)
+            self._states.save_fold_position(metadata_partition, last)
             self._reached[metadata_partition] = last
             self._folds += 1
         return len(done)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
-from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, kafka_error, load_confluent_kafka
+from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka, store_error_from_kafka_error
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import Refused, StoreError
 from compactor.model.ids import TopicPartition
@@ -42,7 +42,7 @@ class ClusterTopicIds:
     topic_ids: Mapping[str, TopicId]
 
 
-class KafkaLeaders:
+class KafkaLeaderQueries:
     """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use."""
 
     def __init__(self, connection: KafkaConnection) -> None:
@@ -116,7 +116,7 @@ class KafkaLeaders:
             try:
                 answer = future.result(max(0.0, deadline - time.monotonic()))
             except kafka.KafkaException as error:
-                found[name] = kafka_error(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
+                found[name] = store_error_from_kafka_error(error.args[0], self._connection.bootstrap_servers, f"ask where {name} ends")
                 continue
             except TimeoutError:
                 answer = None

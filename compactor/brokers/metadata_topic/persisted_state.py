@@ -59,13 +59,13 @@ class FoldPosition:
     stopped: str = ""
     compactor_records: RecordsByMinute = ()
 
-    def encode(self) -> bytes:
-        """Encode as JSON."""
+    def to_json(self) -> bytes:
+        """Return the fold position as JSON in UTF-8."""
         return json.dumps([self.position, self.last, self.digest, self.missing, self.stopped, self.compactor_records]).encode()
 
     @staticmethod
-    def decode(data: bytes) -> FoldPosition:
-        """Decode JSON. Raises ValueError or TypeError if it is corrupt."""
+    def from_json(data: bytes) -> FoldPosition:
+        """Parse the JSON of a fold position. Raises ValueError or TypeError if it is corrupt."""
         position, last, digest, missing, stopped, ours = json.loads(data)
         return FoldPosition(position, last, digest, missing, stopped, tuple((minute, count) for minute, count in ours))
 
@@ -139,29 +139,29 @@ class PersistedStates:
         self._writable = False
         self._stored: bytes | None = None
 
-    def load_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
+    def load_fold_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
         """Return the fold position of each metadata partition. All are at the start if the stored ones belong to another topic or
         format.
         """
         message = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC_KEY, *map(_fold_position_key, range(identity.partitions))]
-        self._writable = self._store.writable
+        self._writable = self._store.is_writable
         values = [self._memory.get(key, data) for key, data in zip(keys, self._store.get(keys), strict=True)]
-        self._reached = _parse_positions(values[1:]) if values[0] == message else {}
+        self._reached = _parse_fold_positions(values[1:]) if values[0] == message else {}
         if len(self._reached) != identity.partitions:
             if values[0] is not None:
                 self._store.delete_all_entries("it is of another metadata topic, or of another version of this program")
             self._memory.clear()
             self._reached = dict.fromkeys(range(identity.partitions), FoldPosition())
-            self._writable = self._store.writable
+            self._writable = self._store.is_writable
             self._write_values(
-                {_TOPIC_KEY: message, **{_fold_position_key(number): reached.encode() for number, reached in self._reached.items()}}
+                {_TOPIC_KEY: message, **{_fold_position_key(number): reached.to_json() for number, reached in self._reached.items()}}
             )
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
 
-    def discard_all(self, reason: str) -> None:
-        """Delete all stored states, so that load_positions starts from the beginning of the topic. reason: for the log."""
+    def discard_all_states(self, reason: str) -> None:
+        """Delete all stored states, so that load_fold_positions starts from the beginning of the topic. reason: for the log."""
         self._store.delete_all_entries(reason)
         self._memory.clear()
         self._reached = {}
@@ -172,9 +172,11 @@ class PersistedStates:
         for name in partitions:
             keys += [_partition_state_key(_SUMMARY_PREFIX, name), _partition_state_key(_STATE_PREFIX, name)]
         at, *values = self._read_values(keys)
-        if at != self._reached[metadata_partition].encode():
+        if at != self._reached[metadata_partition].to_json():
             raise PersistedStateLost(f"metadata partition {metadata_partition}")
-        return [_decode_partition(name, message, data) for name, message, data in zip(partitions, values[::2], values[1::2], strict=True)]
+        return [
+            _decode_folded_partition(name, message, data) for name, message, data in zip(partitions, values[::2], values[1::2], strict=True)
+        ]
 
     def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
         """Save the states of user partitions."""
@@ -184,10 +186,10 @@ class PersistedStates:
             values[_partition_state_key(_STATE_PREFIX, name)] = packed.encode_folded_partition(folded.cache, folded.findings)
         self._write_values(values)
 
-    def save_position(self, metadata_partition: int, position: FoldPosition) -> None:
+    def save_fold_position(self, metadata_partition: int, position: FoldPosition) -> None:
         """Save a fold position. Called after the states of all records below it are saved."""
         self._reached[metadata_partition] = position
-        self._write_values({_fold_position_key(metadata_partition): position.encode()})
+        self._write_values({_fold_position_key(metadata_partition): position.to_json()})
 
     def tiered_partitions(self) -> Iterator[TieredPartition]:
         """Yield all user partitions with records, by topic id and number."""
@@ -200,7 +202,7 @@ class PersistedStates:
 
     def _read_values(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the stored values of these keys, None for absent ones. Raises PersistedStateLost if the store was emptied since
-        load_positions.
+        load_fold_positions.
         """
         topic, *stored = self._store.get([_TOPIC_KEY, *keys])
         if topic != self._stored:
@@ -215,14 +217,14 @@ class PersistedStates:
             self._memory.update(values)
             return
         self._store.write(values)
-        if not self._store.writable:
+        if not self._store.is_writable:
             raise PersistedStateLost("local state cannot be written any more")
 
 
-def _parse_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
+def _parse_fold_positions(values: Sequence[bytes | None]) -> dict[int, FoldPosition]:
     """Return the stored fold positions by metadata partition, or an empty dict if one is corrupt."""
     try:
-        return {number: FoldPosition.decode(data) for number, data in enumerate(values) if data is not None}
+        return {number: FoldPosition.from_json(data) for number, data in enumerate(values) if data is not None}
     except (ValueError, TypeError):
         return {}
 
@@ -241,7 +243,7 @@ def _encode_partition_counts(folded: FoldedPartition) -> bytes:
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 
 
-def _decode_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartition | None:
+def _decode_folded_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartition | None:
     """Decode a user partition, or return None if nothing is stored. Raises PersistedStateLost if it is corrupt."""
     if counts is None or segments is None:
         return None

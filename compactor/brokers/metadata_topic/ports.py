@@ -21,7 +21,7 @@ class TopicRecord(NamedTuple):
     value: bytes | None
 
 
-class TopicBounds(NamedTuple):
+class OffsetBounds(NamedTuple):
     """First existing offset and next offset to be written (exclusive end) of a metadata topic partition."""
 
     start: int
@@ -30,7 +30,7 @@ class TopicBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicIdentity:
-    """Identifies a topic, so that a topic of another cluster, or one created again under the same name, is detected. topic_id: as text."""
+    """Identity of a topic. It differs for a topic of another cluster, and for one created again under the same name. topic_id: as text."""
 
     cluster_id: str
     topic_id: TopicId
@@ -61,7 +61,7 @@ class MetadataTopic(Protocol):
     def identity(self) -> TopicIdentity:
         """Ask the cluster for the topic's identity. Never cached."""
 
-    def bounds(self) -> Mapping[int, TopicBounds]:
+    def bounds(self) -> Mapping[int, OffsetBounds]:
         """Return first and end offset of every partition that has a leader now."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
@@ -84,7 +84,7 @@ class LocalKeyValueStore(Protocol):
     """Local key-value store whose data may be lost at any time. Methods raise nothing. Implemented by compactor.local.rocks."""
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Return whether the store accepts writes now."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -25,6 +25,7 @@ from compactor.brokers.metadata_topic.codec import (
 )
 from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset
 from compactor.errors import BadData
+from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import COMPACTOR_BROKER_ID
 from compactor.model.segment import TRANSITIONS, SegmentState
 
@@ -33,7 +34,7 @@ READABLE_STATES = (_S.COPY_SEGMENT_FINISHED,)
 UNDELETED_STATES = (_S.COPY_SEGMENT_STARTED, _S.COPY_SEGMENT_FINISHED)
 
 
-def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
+def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
     """Return why this record must not follow the records in ``cache``, or an empty string.
 
     :param lineage: leader epochs with which brokers look up offsets.
@@ -43,7 +44,7 @@ def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[Epo
     )
 
 
-def _format_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
+def _format_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
     """Return how the record violates R1, R4 or R6 of the metadata rules (records at which brokers stop or that they could not serve), or an
     empty string.
     """
@@ -67,7 +68,7 @@ def _format_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord
     return ""
 
 
-def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> str:
+def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
     """Return how the record violates R1 or R3 of the metadata rules (Kafka's state machine, custom metadata), or an empty string."""
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return ""
@@ -86,7 +87,7 @@ def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRe
     return ""
 
 
-def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> str:
+def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
     """Return how the record makes a readable offset unreadable, even briefly (R3b, R4, R8 of the metadata rules), or an empty string."""
     after = TrialMetadataCache(cache)
     message = after.apply_record(record)
@@ -113,7 +114,7 @@ class TrialMetadataCache:
         self.cache.finished = dict(cache.finished)
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
 
-    def apply_record(self, record: MetadataRecord) -> str:
+    def apply_record(self, record: MetadataRecord) -> ReasonOrEmpty:
         """Apply a record to this copy of the partition's metadata. Return why brokers would ignore the record or stop consuming at it, or
         an empty string.
         """
@@ -194,8 +195,8 @@ def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochState | None, 
 class HighestOffsetMarker:
     """Metadata-only segment that raises a finished leader epoch's highest tiered offset by one.
 
-    Brokers drop older segments of the epoch as soon as a new one reaches its highest offset. With the marker a replacement that reaches the
-    epoch's end does not, so that readers can be switched to it in one step.
+    Brokers drop older segments of the epoch as soon as a new one reaches its highest offset. The marker makes a
+    replacement that reaches the epoch's end stay below that offset, so that readers can be switched to it in one step.
     """
 
     segment: RemoteLogSegmentMetadataRecord
@@ -241,7 +242,7 @@ def highest_offset_markers(
 
 def reason_to_refuse_replacement(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
-) -> str:
+) -> ReasonOrEmpty:
     """Return why this segment cannot replace what readers find in its offset range, or an empty string.
 
     Called before the segment is introduced. Checks the metadata rules R4, R7 and R8 and that replacements come in ascending order.
@@ -271,7 +272,7 @@ def _epochs_read_by_consumers(link: SegmentReadRange) -> tuple[EpochEntry, ...]:
 
 def reason_to_refuse_source_deletion(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
-) -> str:
+) -> ReasonOrEmpty:
     """Return why the sources cannot all be deleted after the segment is finished, or an empty string. Tries the publication and
     the deletions on a copy of the metadata.
 
@@ -329,7 +330,7 @@ def unfinished_copies(
 
 def reason_to_refuse_finish(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
-) -> str:
+) -> ReasonOrEmpty:
     """Return why COPY_SEGMENT_FINISHED must not be appended for this segment, or an empty string.
 
     Tries it on a copy of the metadata, after the highest-offset markers that it needs.

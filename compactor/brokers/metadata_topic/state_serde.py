@@ -90,7 +90,10 @@ def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[Metada
 
 
 def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[MetadataFinding]]:
-    """Decode what encode_folded_partition encoded. Raises ValueError or struct.error if the bytes are corrupt."""
+    """Decode the folded segments and findings of a user partition from local storage.
+
+    Raises ValueError or struct.error if the bytes are corrupt.
+    """
     cache = RemoteLogMetadataCache(partition, LazilyDecodedSegments())
     cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)
     cache.deletion = _DELETE_STATES[deletion]

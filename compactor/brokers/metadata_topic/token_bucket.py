@@ -41,7 +41,7 @@ def add_record_counts(counts: RecordsByMinute, timestamps_ms: Iterable[int], now
     return tuple(sorted((minute, count) for minute, count in found.items() if minute > now - COUNTED_MINUTES))
 
 
-def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
+def record_counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
     """Return the counts of the minutes of the last hour, ascending. Up to an hour of the future is included, in case a
     clock was set back.
     """
@@ -50,7 +50,7 @@ def counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, 
 
 
 @dataclass(frozen=True)
-class RecordReservation:
+class MetadataRecordReservation:
     """Metadata records that a partition still has to write.
 
     round: number of records until the deletion of the replaced segments begins.
@@ -79,13 +79,13 @@ class WaitingRound:
 class MetadataTokenBucket:
     """Token bucket with the reservations of admitted rounds and the waiting rounds in order of arrival, both by partition. Immutable."""
 
-    reserved: Mapping[TopicPartition, RecordReservation] = field(default_factory=dict)
+    reserved: Mapping[TopicPartition, MetadataRecordReservation] = field(default_factory=dict)
     waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
 
     def admit_round(
         self, written_by_minute: Mapping[int, int], partition: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, RateLimitWait | None]:
-        """Admit a round, or return how long it has to wait. An admitted round may ask again for more records.
+        """Admit a round, or return until when and why it has to wait. An admitted round may ask again for more records.
 
         :param written_by_minute: number of compactors' records in the topic, by minute.
         :param records: number of records that the round will write.
@@ -94,9 +94,9 @@ class MetadataTokenBucket:
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
-        mine = reserved.get(partition, RecordReservation(0, 0, now_ms))
+        mine = reserved.get(partition, MetadataRecordReservation(0, 0, now_ms))
         wanted = max(records, waiting[partition].records) if partition in waiting else records
-        used = counts_of_last_hour(written_by_minute, now_ms)
+        used = record_counts_of_last_hour(written_by_minute, now_ms)
         others = sum(one.round + one.deletions for one in reserved.values()) - mine.round
         total = sum(used.values()) + others
         first = next((of for of, one in waiting.items() if of == partition or now_ms <= one.retry_at_ms + MAX_SILENCE_MS), partition)
@@ -111,8 +111,10 @@ class MetadataTokenBucket:
         )
 
     def bucket_after_append(self, partition: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket after records were appended to the topic: they are no longer reserved, because they are
-        counted in the topic.
+        """Return the bucket after a round has appended records, which are no longer reserved, because they are counted in the topic.
+
+        :param records: number of appended records of the round itself.
+        :param deletions: number of appended records that report deletions.
         """
         return self._change_reservation(partition, -records, -deletions, now_ms)
 
@@ -132,7 +134,7 @@ class MetadataTokenBucket:
         known = self.reserved.get(partition)
         if known is None:
             return self
-        more = RecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
+        more = MetadataRecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
         return replace(self, reserved={**self.reserved, partition: more})
 
     def _bucket_without_round(self, partition: TopicPartition) -> MetadataTokenBucket:

@@ -6,10 +6,10 @@ import argparse
 from dataclasses import replace
 
 from compactor import extras
-from compactor.agent.agent import Agent
-from compactor.agent.file_events import call_on_new_segments
+from compactor.agent.agent import UploadAgent
+from compactor.agent.file_events import new_segment_notifications
 from compactor.bootstrap import kafka_connection
-from compactor.brokers.metadata_topic.leaders import KafkaLeaders
+from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
@@ -30,12 +30,15 @@ def run_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     in_force = _validate_agent_settings(command_parser.load_command_settings(args))
     tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
-    brokers = KafkaLeaders(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
-    agent = Agent(tier, brokers, log=tell)
+    brokers = KafkaLeaderQueries(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
+    agent = UploadAgent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
     pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
-    with serve_pages(settings.listen, pages, "agent.listen") as address, call_on_new_segments(settings.log_dirs, agent.request_scan, tell):
+    with (
+        serve_pages(settings.listen, pages, "agent.listen") as address,
+        new_segment_notifications(settings.log_dirs, agent.request_scan, tell),
+    ):
         tell(f"{tier.ports.holder} uploads to {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
             "agent",

@@ -13,7 +13,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection, open_tier
-from compactor.brokers.metadata_topic.leaders import KafkaLeaders
+from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
@@ -87,7 +87,7 @@ def _record_import_if_permitting(args: argparse.Namespace, tier: Tier, out: Outp
 
 def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
     """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
-    return KafkaLeaders(kafka_connection(settings)).topic_ids if settings.kafka.has_configured_brokers else None
+    return KafkaLeaderQueries(kafka_connection(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
 def _record_topics_of_cluster(tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:

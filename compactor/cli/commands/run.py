@@ -18,7 +18,7 @@ from compactor.control.pauses import pause_reason
 from compactor.control.stages import RoundStage
 from compactor.control.summary import PartitionSummary
 from compactor.daemon.progress import JobProgress
-from compactor.daemon.scheduling import DaemonAction, Job
+from compactor.daemon.scheduling import DaemonAction, PartitionJob
 from compactor.errors import ExitCode
 from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
@@ -118,7 +118,7 @@ def _run_due_rounds(
     ):
         for number, name in enumerate(partitions, start=1):
             begin, before = time.monotonic(), tier.counters.usage()
-            reported = JobProgress(Job(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__)))
+            reported = JobProgress(PartitionJob(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__)))
             progress.begin_part(f"{name} ({number} of {len(partitions)})", done)
             done += expected_bytes.get(name, 0)
             stages = _StageDisplay(progress, reported)

@@ -159,7 +159,7 @@ class PartToReadSearch:
     ) -> SegmentPartToRead | None:
         """Return the part of a segment to read, or None if it must be read completely.
 
-        :param may_hold_dirty_key: a flag for each batch of the segment.
+        :param may_hold_dirty_key: flag for each batch of the segment: whether it may hold a dirty key.
         """
         layout = self.reading.staging.layout
         copies = layout.log_copy_limits

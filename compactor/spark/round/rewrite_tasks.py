@@ -48,7 +48,7 @@ class StoredPassOneAnswers:
     verdicts: Sequence[TransactionVerdicts]
     survivors: StoredSurvivors
     gate: Gate | None
-    finished: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
+    finished_chunks: CleanedChunkCache = field(default_factory=lambda: CleanedChunkCache(0))
     second_reader: None = None
 
     @contextmanager

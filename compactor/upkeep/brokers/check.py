@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_version, setting_problem
+from compactor.brokers.conditions import REQUIRED_TOPIC_SETTINGS, AdminQueries, is_supported_broker_version, topic_setting_problem
 from compactor.brokers.metadata_topic.admin import ClusterDescription, MissingPermission, metadata_topic_problem
 from compactor.config.units import count_noun
 from compactor.errors import BadData, CompactorError, StoreError
@@ -91,7 +91,7 @@ def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_pol
 
     In two commands, the first could leave the topic with ``delete`` and the default retention of seven days, and brokers would delete data.
     """
-    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and setting_problem(topic, one, settings[one], cleanup_policy)]
+    wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and topic_setting_problem(topic, one, settings[one], cleanup_policy)]
     alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
     step = f"kafka-configs --alter --topic {topic} --add-config {alteration}"
     if "compact" in settings.get("cleanup.policy", ""):
@@ -169,7 +169,7 @@ def _broker_findings(cluster: ClusterDescription) -> Iterator[ConfigCheckFinding
         where = f"broker {broker.id} ({broker.address})"
         if not broker.version:
             yield ConfigCheckFinding("note", "version", where, "its version is unknown", "Allow DescribeConfigs on the cluster")
-        elif not is_supported_version(broker.version):
+        elif not is_supported_broker_version(broker.version):
             explanation = f"it is of version {broker.version}: consumers hang where an offset was compacted away before 3.8"
             yield ConfigCheckFinding("warning", "version", where, explanation, "Upgrade before compacting; reading works")
     yield from _missing_permission_findings(cluster.missing_rights)
