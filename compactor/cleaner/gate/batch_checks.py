@@ -39,7 +39,7 @@ BatchProblem = tuple[str, int]
 """What is wrong, and the offset of the batch that has it."""
 
 TxnOutcomeColumns = tuple[Flags, Flags, Int64s]
-"""Per batch: aborted, idle and began, as in BatchTransactionOutcomes."""
+"""Per batch: whether it is aborted data (aborted); whether it is a marker without remaining data (idle); first remaining offset (began)."""
 SourceBatchNumbersAndProblem = tuple[Int64s, BatchProblem | None]
 """Number of the source batch of each output batch, and the first problem."""
 IndexProblemText = str

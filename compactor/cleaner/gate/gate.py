@@ -458,7 +458,9 @@ class Gate:
         return GateReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
     def _check_output_and_read_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
-        """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset."""
+        """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset. Raises
+        GateFailed if one of these is not valid.
+        """
         try:
             headers = read_all_batch_headers(output)
         except UnreadableBatchesError as problem:

@@ -33,7 +33,7 @@ class ChunkSummaryForSidecar:
     """Facts about the batches of a chunk that a sidecar needs.
 
     first: number of the first of these batches.
-    keys, flags: number of keys and flags per batch, as in a KeyDirectory; empty if no directory is wanted.
+    keys, flags: per batch, its number of keys and its flags in the segment's key directory; empty if no directory is wanted.
     undated: number of tombstones without a delete horizon.
     earliest_ms: earliest delete horizon of a tombstone.
     """
@@ -123,12 +123,7 @@ class SidecarBuilder:
         )
 
     def build_sidecar(self, segment_id: str) -> Sidecar:
-        """Read a whole segment and return its sidecar. Raises BadData if the segment cannot be read.
-
-        :param filter_design: parameters of the Bloom filter; None for no filter.
-        :param hash_key: the tier's hash key, 16 bytes.
-        :param counts_distinct_keys: whether the sidecar also estimates the number of distinct keys.
-        """
+        """Return the sidecar of the segment. Called after all batches with records were added."""
         runs, markers = extract_producer_runs_and_markers(self._table)
         return self._sidecar.build_sidecar(segment_id, int(self._table.count[self._data].sum()), self.due, runs, markers)
 
@@ -168,9 +163,11 @@ def build_sidecar(
     *,
     counts_distinct_keys: bool,
 ) -> Sidecar:
-    """Read a whole segment and return its sidecar; parameters as for SidecarBuilder.
+    """Read a whole segment and return its sidecar. Raises BadData if the segment cannot be read.
 
-    :raises BadData: the segment cannot be read.
+    :param filter_design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
+    :param hash_key: secret key of the key hashes, 16 bytes.
+    :param counts_distinct_keys: whether the number of distinct keys is estimated, too.
     """
     return add_segment_to_sidecar_builder(
         SidecarBuilder(source, filter_design, hash_key, counts_distinct_keys=counts_distinct_keys), source, max_inflated_bytes, workers
