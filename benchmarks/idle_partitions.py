@@ -41,7 +41,7 @@ def retire_once(tier: Tier) -> None:
         record_retire_inspections(tier.catalog, inspected)
 
 
-class Meter:
+class RequestMeter:
     """Requests and CPU seconds since it was made."""
 
     def __init__(self, idle: Idle) -> None:
@@ -57,24 +57,24 @@ def measure(folder: Path, partitions: int, hours: int) -> None:
     idle = Idle(folder, partitions)
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     daemon = Daemon(idle.tier(local=True), seed=1)
-    meter = Meter(idle)
+    meter = RequestMeter(idle)
     while not daemon.status().ready:
         daemon.scan()
     rows = [meter.row(f"a daemon's first inspection of {partitions:,} partitions")]
     print(f"memory: {(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 1024:.0f} MiB more than the store that stands in")
-    retiring, meter = idle.tier(), Meter(idle)
+    retiring, meter = idle.tier(), RequestMeter(idle)
     retire_once(retiring)
     rows.append(meter.row("the first `retire`"))
     hour = again = rows[0]
     for _ in range(hours):
-        meter = Meter(idle)
+        meter = RequestMeter(idle)
         for _ in range(HOUR // INTERVAL):
             idle.clock.now_ms += INTERVAL
             daemon.scan()
             if daemon.start_due_jobs():
                 raise SystemExit("something was due")
         hour = meter.row("an hour of the daemon", 3600)
-        meter = Meter(idle)
+        meter = RequestMeter(idle)
         retire_once(retiring)
         again = meter.row("`retire` after an hour")
     report_table(BenchmarkTable("idle_partitions", COLUMNS, [*rows, hour, again], compared=COLUMNS[1:2]))

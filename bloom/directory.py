@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, mac_of_segment_object
+from bloom.sidecar import SidecarUnusable, SidecarUnusableReason, hash_key_fingerprint, mac_of_segment_object_parts
 from compactor.kernels.common import Bytes, Flags, Hashes
 from compactor.kernels.jit import kernel
 
@@ -125,7 +125,7 @@ def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
     packed = zlib.compress(b"".join([_COUNT.pack(len(text)), text, *(column.tobytes() for column in columns)]), 1)
     body = b"".join([_COUNT.pack(len(packed)), packed, directory.pieces.tobytes()])  # hashes do not shrink
     fixed = _FIXED.pack(DIRECTORY_MAGIC, DIRECTORY_VERSION, hash_key_fingerprint(hash_key), len(body), bytes(16))[:_COVERED]
-    return b"".join([fixed, mac_of_segment_object(hash_key, _PURPOSE, fixed, body), body])
+    return b"".join([fixed, mac_of_segment_object_parts(hash_key, _PURPOSE, fixed, body), body])
 
 
 def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
@@ -144,7 +144,7 @@ def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDi
     body = memoryview(data)[_FIXED.size :]
     if len(body) != size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(found_mac, mac_of_segment_object(hash_key, _PURPOSE, data[:_COVERED], body)):
+    if not hmac.compare_digest(found_mac, mac_of_segment_object_parts(hash_key, _PURPOSE, data[:_COVERED], body)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     directory = _parse_key_directory_body(body)
     if directory.segment_id != segment_id:

@@ -87,7 +87,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
 
 @inline_kernel
-def _bit_position(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slice: int) -> np.uint64:
+def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slice: int) -> np.uint64:
     """Return the position of a key's bit, counted from the first slice. It is unsigned, because indexes that may be negative cost an extra
     test in kernels.
     """
@@ -104,7 +104,7 @@ def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Ha
     """Set the bits of key hashes in a filter, and ``out_is_new`` for those of which a bit was not set before."""
     for number in range(slice_count):
         for row in range(len(hashes)):
-            bit = _bit_position(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
+            bit = _bit_position_in_filter(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
             before = bits[bit >> np.uint64(3)]
             mask = np.uint8(np.uint64(1) << (bit & np.uint64(7)))
             bits[bit >> np.uint64(3)] = before | mask
@@ -123,7 +123,7 @@ def _flag_candidates(
         kept = 0
         for i in range(rows):
             row = candidate_rows[i]
-            bit = _bit_position(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
+            bit = _bit_position_in_filter(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
             candidate_rows[kept] = row
             kept += (bits[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & 1
         rows = kept

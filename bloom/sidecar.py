@@ -21,6 +21,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -282,8 +283,8 @@ def hash_key_fingerprint(hash_key: bytes) -> bytes:
     return hashlib.blake2b(key=hash_key, digest_size=8, person=b"tc-key-id").digest()
 
 
-def mac_of_segment_object(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the MAC, under the tier's hash key, of an object that belongs to a segment.
+def mac_of_segment_object_parts(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
+    """Return the MAC of the concatenated parts of a sidecar or key directory, under the tier's hash key.
 
     :param purpose: at most 16 bytes, different for each kind of object.
     """
@@ -315,16 +316,15 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
         :_COVERED
     ]
     # Each MAC covers the lengths and the fingerprint; the filter's covers the head's, so that halves of two sidecars do not make a third.
-    head_mac = mac_of_segment_object(hash_key, b"tc-side-head", fixed, head)
-    return b"".join([fixed, head_mac, mac_of_segment_object(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
+    head_mac = mac_of_segment_object_parts(hash_key, b"tc-side-head", fixed, head)
+    return b"".join([fixed, head_mac, mac_of_segment_object_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
 
 
 def sidecar_head_length(data: bytes) -> int:
     """Return how many bytes of a serialized sidecar ``decode_sidecar_head`` needs, given its first 64 bytes or more. Raises
     SidecarUnusable.
     """
-    _, head, _, _, _ = _parse_sidecar_frame(data)
-    return _FIXED.size + head
+    return _FIXED.size + _parse_sidecar_frame(data).head_size
 
 
 def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
@@ -337,7 +337,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
     if len(data) < _FIXED.size + head_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
     head = memoryview(data)[_FIXED.size : _FIXED.size + head_size]
-    if not hmac.compare_digest(head_mac, mac_of_segment_object(hash_key, b"tc-side-head", data[:_COVERED], head)):
+    if not hmac.compare_digest(head_mac, mac_of_segment_object_parts(hash_key, b"tc-side-head", data[:_COVERED], head)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     sidecar = _parse_sidecar_head(head)
     if sidecar.segment_id != segment_id:
@@ -352,12 +352,22 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
     if len(filter_bytes) < filter_size:
         raise SidecarUnusable(SidecarUnusableReason.CUT_OFF, f"{len(data)} bytes")
-    if not hmac.compare_digest(filter_mac, mac_of_segment_object(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
+    if not hmac.compare_digest(filter_mac, mac_of_segment_object_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes)):
         raise SidecarUnusable(SidecarUnusableReason.DAMAGED)
     return replace(sidecar, filter=KeyFilter.fromfile(io.BytesIO(filter_bytes)) if filter_size else None)
 
 
-def _parse_sidecar_frame(data: bytes) -> tuple[bytes, int, int, bytes, bytes]:
+class _SidecarFrame(NamedTuple):
+    """Fixed part of a serialized sidecar: whose hash key it was made with, the sizes of head and filter in bytes, and their MACs."""
+
+    key_fingerprint: bytes
+    head_size: int
+    filter_size: int
+    head_mac: bytes
+    filter_mac: bytes
+
+
+def _parse_sidecar_frame(data: bytes) -> _SidecarFrame:
     if data[: len(SIDECAR_MAGIC)] != SIDECAR_MAGIC[: len(data)]:
         raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
     if len(data) < _FIXED.size:
@@ -365,7 +375,7 @@ def _parse_sidecar_frame(data: bytes) -> tuple[bytes, int, int, bytes, bytes]:
     _, version, key, head_size, filter_size, head_mac, filter_mac = _FIXED.unpack_from(data)
     if version != SIDECAR_VERSION:
         raise SidecarUnusable(SidecarUnusableReason.FUTURE_VERSION, f"version {version}, this program writes {SIDECAR_VERSION}")
-    return key, head_size, filter_size, head_mac, filter_mac
+    return _SidecarFrame(key, head_size, filter_size, head_mac, filter_mac)
 
 
 def _parse_sidecar_head(head: memoryview) -> Sidecar:

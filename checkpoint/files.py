@@ -25,6 +25,8 @@ MOST_DIGITS = 19
 
 TopicPartitionName = tuple[str, int]
 
+LineNumberAndFields = tuple[int, list[str]]
+
 
 def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
     """Parse a ``cleaner-offset-checkpoint``. Return the first dirty offset by (topic, partition). Raises BadData."""
@@ -64,7 +66,7 @@ def _format_checkpoint(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in (CURRENT_VERSION, len(lines), *lines))
 
 
-def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[tuple[int, list[str]]]:
+def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[LineNumberAndFields]:
     """Return the line number and the fields of each entry of a checkpoint file. Raises BadData if a line does not have exactly
     ``fields_per_entry`` fields.
     """
@@ -87,7 +89,7 @@ def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[t
 
 
 def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
-    """Return a decimal number of at most so many bits. Raises BadData, which names the file and the line."""
+    """Parse a decimal number that fits into a signed integer of ``bits`` bits. Raises BadData, which names the file and the line."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise _checkpoint_error(source_name, f"line {line_number}: {text!r} is not a number")
@@ -97,5 +99,5 @@ def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT
 
 
 def _checkpoint_error(source_name: str, cause: str) -> BadData:
-    """Return the error for a file that Kafka would not read."""
+    """Return the error for a checkpoint file that is not valid. ``source_name``: the file, for the message."""
     return BadData(cause, segment=source_name, hint="Compare with the broker's file; Kafka would not read it either")

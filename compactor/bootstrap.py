@@ -60,7 +60,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
             counters=counters,
             contact=contact,
             holds_control_records=True,
-            before_create=partial(conditions.require_conditions, prefix="probe/"),
+            before_create=partial(conditions.require_conditional_creates, prefix="probe/"),
         )
 
     control_at, kind = control_url(settings), tier_kind(settings)
@@ -73,7 +73,9 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         counters=counters,
         contact=contact,
         # Brokers' stores get no objects but those of segments.
-        before_create=partial(conditions.require_conditions, prefix=".tiered-compactor/probe/") if ownership.ours else lambda store: None,
+        before_create=partial(conditions.require_conditional_creates, prefix=".tiered-compactor/probe/")
+        if ownership.ours
+        else lambda store: None,
     )
     control: ObjectStore = NullStore("control_url under [tier] is not set" if kind.compacts else read_only_error(settings).message)
     urgent = control

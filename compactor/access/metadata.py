@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from compactor.brokers.view import BrokerMetadata
     from compactor.tier.layouts.pinterest.listing import ListedTier
 
-StateFunction = Callable[[PartitionState], PartitionState]
+ReaderStateFunction = Callable[[PartitionState], PartitionState]
 """Takes the state that a control log folds to, and returns the state that readers see."""
 
 
@@ -37,11 +37,14 @@ class TierMetadata:
     exists_elsewhere = False
 
     def catalog_from_other_source(self) -> CatalogState | None:
-        """Return the catalog if it comes from another source than a control log, else None."""
+        """Return the catalog if it is made from a listing of the tier's objects, or None if it is read from the tier-wide control log."""
         return None
 
     def list_topic_partitions(self, catalog: Callable[[], CatalogState]) -> list[TopicPartition]:
-        """Return the tier's partitions, ascending. catalog: reads the catalog; called only if the partitions are recorded there."""
+        """Return the tier's partitions, ascending.
+
+        :param catalog: reads the catalog; called only if the partitions are recorded there.
+        """
         return catalog().topic_partitions
 
     def cluster_id(self) -> str:
@@ -52,20 +55,22 @@ class TierMetadata:
         """Return the topic id by which brokers know the partition now, or an empty string if no broker writes the tier."""
         return EMPTY_TOPIC_ID
 
-    def log_start(self, partition: TopicPartition) -> int:
-        """Return the first offset that brokers serve (DeleteRecords, retention); 0 if they do not say."""
+    def broker_log_start_offset(self, partition: TopicPartition) -> int:
+        """Return the first offset that brokers serve, raised by DeleteRecords and retention; 0 if unknown or without brokers."""
         return 0
 
     def topic_settings(self, topic: str) -> Mapping[str, str] | None:
-        """Return the settings that are set on the topic itself, by Kafka's names, or None if the brokers have no such topic."""
+        """Return the settings that are set on the topic itself, by Kafka's names; None if the brokers do not have it."""
         return {}
 
-    def retention_ms(self, topic: str) -> int | None:
-        """Return after how many milliseconds brokers expire segments of the topic (-1: never), or None if no broker expires any."""
+    def broker_retention_ms(self, topic: str) -> int | None:
+        """Return the topic's ``retention.ms`` on the brokers (-1: unlimited), or None if there is no such topic or no broker."""
         return None
 
-    def state_function_for_readers(self, partition: TopicPartition) -> StateFunction | None:
-        """Return a function that turns the state of a control log into the state that readers see, or None if the two are equal."""
+    def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
+        """Return a function that turns the state of a control log into the state that readers see, or None if readers see
+        exactly that state.
+        """
         return None
 
     def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
@@ -98,7 +103,7 @@ class BrokerManagedMetadata(TierMetadata):
         return TopicIdLookup(self.brokers.topic_ids())(partition)
 
     @override
-    def log_start(self, partition: TopicPartition) -> int:
+    def broker_log_start_offset(self, partition: TopicPartition) -> int:
         return max(0, self.brokers.topic_status(partition.topic).log_starts.get(partition.partition, 0))
 
     @override
@@ -106,7 +111,7 @@ class BrokerManagedMetadata(TierMetadata):
         return self.brokers.topic_status(topic).chosen if topic in self.brokers.topic_ids() else None
 
     @override
-    def retention_ms(self, topic: str) -> int | None:
+    def broker_retention_ms(self, topic: str) -> int | None:
         value = self.brokers.topic_status(topic).settings.get("retention.ms") if topic in self.brokers.topic_ids() else None
         return None if value is None else int(value)
 
@@ -121,18 +126,18 @@ class BrokerManagedMetadata(TierMetadata):
         return broker_view(self.brokers.folded_partition(partition).cache, partition)
 
     @override
-    def state_function_for_readers(self, partition: TopicPartition) -> StateFunction:
+    def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
         the same for a reader until the log has new records.
         """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
-        def state_for_reader(state: PartitionState) -> PartitionState:
+        def add_broker_segments(state: PartitionState) -> PartitionState:
             if not computed or computed[0][0] is not state:
                 computed[:] = [(state, self._merge_broker_view(state))]
             return computed[0][1]
 
-        return state_for_reader
+        return add_broker_segments
 
     def _merge_broker_view(self, state: PartitionState) -> PartitionState:
         """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
@@ -168,15 +173,15 @@ class ListedMetadata(TierMetadata):
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
 
     @override
-    def state_function_for_readers(self, partition: TopicPartition) -> StateFunction:
+    def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
         reader.
         """
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 
-        def state_for_reader(state: PartitionState) -> PartitionState:
+        def add_listed_segments(state: PartitionState) -> PartitionState:
             if not live:
                 live.append(self.listed.live_segments(partition))
             return state.model_copy(update={"live": live[0]})
 
-        return state_for_reader
+        return add_listed_segments

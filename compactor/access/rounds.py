@@ -20,18 +20,24 @@ from compactor.round.plan import assess_round
 from compactor.round.sources import StagedSegmentReader, open_live_segment_reader, open_reader_of_segments, use_and_close_reader
 
 
-def open_partition_reader(tier: Tier, state: PartitionState, budget: DiskBudget, purpose: str) -> StagedSegmentReader:
-    """Return a reader of a partition's live segments, staged in a new folder of this process. The caller closes its ``staging``."""
-    return open_live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, purpose)
+def open_reader_of_live_segments(tier: Tier, state: PartitionState, budget: DiskBudget, folder_prefix: str) -> StagedSegmentReader:
+    """Return a reader of a partition's live segments, which it stages in a new folder of this process. The caller closes its ``staging``.
+
+    :param folder_prefix: prefix of the folder's name.
+    """
+    return open_live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, folder_prefix)
 
 
 def open_segment_reader(
-    tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], purpose: str
+    tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
-    """Return a reader of any of a partition's segments, one after the other within ``disk_budget_bytes`` (bounded disk, I10)."""
+    """Return a context manager with a reader of these segments of a partition. It stages them within ``disk_budget_bytes``.
+
+    :param folder_prefix: prefix of the staging folder's name.
+    """
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
-    return use_and_close_reader(open_reader_of_segments(tier.ports, cleaner, tier.state_dir, partition, segments, budget, purpose))
+    return use_and_close_reader(open_reader_of_segments(tier.ports, cleaner, tier.state_dir, partition, segments, budget, folder_prefix))
 
 
 def create_round(
@@ -45,10 +51,14 @@ def create_round(
     engine: RemoteEngine | None = None,
     assess_with: AssessRound | None = None,
 ) -> PartitionRound:
-    """Return a round over one partition, with the parameters of Round.
+    """Return a round over one partition, configured from the tier's settings. It does not run before ``execute_round`` is called.
 
+    :param now_ms: the cleaner's clock, in milliseconds.
     :param force: run it whatever the dirty ratio is.
+    :param on_stage: called with each stage that begins.
+    :param disk: disk budget to share with other rounds; None for one of its own.
     :param engine: None for the engine that the tier chooses.
+    :param assess_with: decides whether the round is due; None for ``assess_round``.
     """
     if engine is None and tier.engines is not None:
         engine = tier.engines(tier, partition)
@@ -91,7 +101,7 @@ def execute_round(
     Raises the errors of PartitionRound.execute_round.
     """
     why = ""
-    if tier.remote_rounds is not None and tier.settings.spark.is_cluster:
+    if tier.remote_rounds is not None and tier.settings.spark.is_spark_cluster:
         remote = tier.remote_rounds.run_round(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
         if isinstance(remote, RoundReport):
             log.refresh()
@@ -105,7 +115,7 @@ def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
 ) -> RoundReport:
     """Run a round over one partition, publish a change hint for other processes, and return the report. Raises the errors of Round.run."""
-    log, hint = tier.open_partition_log(partition, leads=True), tier.change_notifier.latest_change_hint(partition)
+    log, hint = tier.open_partition_log(partition, leads=True), tier.change_notifier.latest_hint_number(partition)
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
     tier.change_notifier.cache_log_state(log, hint)
     if tier.local:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TierIdentity:
-    """Reads, creates and checks the identity of one tier: its id, its data root and its secret hash key."""
+    """Access to the identity of one tier (its id, its data root and its secret hash key), which can be read, created and checked."""
 
     settings: Settings
     ports: Ports
@@ -118,7 +118,7 @@ class TierIdentity:
         if not self.catalog.refresh().tier_id:
             self.ownership.require_data_root_is_unowned(self.ports, self.catalog.refresh_and_check_gaps())
 
-    def check_location(self) -> None:
+    def check_tier_exists_or_can_be_created(self) -> None:
         """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
         catalog was lost. Changes nothing.
         """
@@ -154,22 +154,23 @@ class TierIdentity:
             )
         return bytes.fromhex(found.hash_key)
 
-    def may_have_keyed_hashes(self) -> bool:
-        """Return whether the tier may have hashes that were made with a key of its own. Makes a request only if other programs made the
-        tier.
+    def may_have_own_hash_key(self) -> bool:
+        """Return whether the tier may have a hash key of its own, under which stored key hashes were made.
+
+        Makes a request only if other programs created the tier.
         """
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
-    def hash_key_for_reading(self) -> bytes:
-        """Return a key for hashes that are not stored: the tier's own key, or one that all readers of the tier derive in the same way."""
+    def hash_key_for_unstored_hashes(self) -> bytes:
+        """Return the key for hashes that are not stored: the tier's own hash key, or without one a key derived from the tier's URL."""
         return (
-            self.hash_key() if self.may_have_keyed_hashes() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
+            self.hash_key() if self.may_have_own_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
         )
 
 
 @dataclass(frozen=True)
 class ChangeNotifier:
-    """Publishes changes of partitions' control logs: change hints and reached positions in the tier-wide log, and states in local state.
+    """Writer of notes about changed control logs: change hints and reached slots in the tier-wide log, cached states on this machine.
 
     hints: whether the catalog records partitions and their changes. If not, the brokers' metadata does, and only reached positions are
         recorded.
@@ -180,35 +181,39 @@ class ChangeNotifier:
     local: LocalState | None
     hints: bool
 
-    def latest_change_hint(self, partition: TopicPartition) -> int:
-        """Return the latest hint about a partition, as of the last read of the catalog. Call it before reading the partition's log."""
+    def latest_hint_number(self, partition: TopicPartition) -> int:
+        """Return the number of the latest hint about a partition (a catalog record that its log has grown), as the catalog was last read.
+
+        Call it before reading the partition's log.
+        """
         return self.catalog.state.partitions.get(str(partition), 0)
 
     def cache_log_state(self, log: PartitionLog, hint: int) -> None:
         """Store the state of a control log in local state on this machine.
 
-        :param hint: the hint about the log from before it was read.
+        :param hint: number of the latest hint about the partition, taken before its log was read.
         """
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
             self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
 
     def publish_changes(self, logs: Sequence[PartitionLog]) -> None:
-        """Tell other processes in one record that these logs have changed, and that none may end below the position it has reached."""
+        """Append a record to the tier-wide log: these control logs have changed, and must not end below the slots they have reached."""
         if self.hints:
             publish_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
         else:
             self.record_reached_slots(logs)
 
     def record_reached_slots(self, logs: Sequence[PartitionLog]) -> None:
-        """Record, in one record, the positions that these logs have reached, so that a log which loses records is noticed. Store errors are
-        ignored: the next command records them.
+        """Append one record to the tier-wide log with the slots that these control logs have reached, so that lost records are noticed.
+
+        Store errors are ignored; the next command records the slots.
         """
         with suppress(StoreError):
             record_min_slots(self.catalog, logs)
 
     def record_retire_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
-        """Record for which partitions there is nothing to delete, and until when. The note is lost if the store fails."""
+        """Record in the tier-wide log for which partitions ``retire`` found nothing to delete, and until when. Ignores store errors."""
         with suppress(StoreError):
             record_retire_inspections(self.catalog, inspections)
 
@@ -283,7 +288,7 @@ class Tier:
 
     @property
     def retention(self) -> ObjectRetention:
-        """Retention of replaced objects: how long section [publish] says that they are kept."""
+        """Times for which section [publish] keeps replaced objects and unfinished imports."""
         return configured_retention(self.settings)
 
     @property
@@ -313,11 +318,12 @@ class Tier:
             self.local.close()
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the settings of section [cleaner] that apply to a topic. Settings that brokers have for the topic take precedence. Raises
-        UsageError.
+        """Return the settings of section [cleaner] that apply to a topic. Settings of the topic on the brokers take precedence over them.
+
+        Raises UsageError if the two contradict each other.
         """
         cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings(topic) or {})
-        expires_ms = self.metadata.retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
+        expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
         cleaner = cleaner if expires_ms is None else cleaner.model_copy(update={"retention_ms": expires_ms})
         if cleaner.min_cleanable_dirty_ratio != "auto":
             return cleaner
@@ -339,31 +345,33 @@ class Tier:
         if not names:
             return known
 
-        def parse_name(text: str) -> TopicPartition:
+        def parse_partition_name(text: str) -> TopicPartition:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
             name = TopicPartition.parse_store_prefix(text)
             return name if "~" in text else current_incarnation(name, known)
 
-        named = list(dict.fromkeys(map(parse_name, names)))
+        named = list(dict.fromkeys(map(parse_partition_name, names)))
         for name in named:
             if name not in known:
                 raise no_such_partition_error(str(name), known)
         return named
 
     def list_latest_incarnations(self) -> list[TopicPartition]:
-        """Return the latest incarnation of each partition, which is what its name means to readers. An earlier incarnation (the topic was
-        deleted and created again) is read by its topic id.
+        """Return each partition in its latest incarnation, that of the topic that has the name now.
+
+        Partitions of topics that were deleted and created again under the same name are left out; they are read by their topic ids.
         """
         return current_incarnations(self.list_partitions())
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
-        """Return the latest incarnation of a partition, as of the last read of the catalog."""
+        """Return a partition in the latest incarnation of its topic name, as of the last read of the catalog."""
         return current_incarnation(partition, self.catalog.state.incarnations_of_partition(partition))
 
-    def partition_of_topic(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
-        """Return the incarnation of a partition (one life of its topic name) that has this topic id. Raises UsageError if the tier has
-        none.
+    def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
+        """Return the partition of this name and number whose topic had this id. A topic that is created again gets another id.
+
+        Raises UsageError if the tier has none.
         """
         known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
@@ -376,14 +384,14 @@ class Tier:
     def open_partition_log(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from local state if possible.
 
-        The log must not end below the position that the catalog has recorded for it.
+        Reading it fails if it ends below the slot that the catalog has recorded for it, because then it has lost records.
 
         :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
-        view = None if leads else self.metadata.state_function_for_readers(partition)
+        view = None if leads else self.metadata.reader_state_function(partition)
         log = open_partition_log(
-            self.ports, partition, self.min_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
+            self.ports, partition, self.min_control_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
         )
         kept = self.local.cached_state(partition) if self.local and self.local.is_bound_to_tier else None
         if kept:
@@ -397,22 +405,22 @@ class Tier:
         topic_id = self.metadata.topic_id(partition)
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
-    def min_log_slot(self, partition: TopicPartition) -> int:
-        """Return the position that a partition's control log is known to have reached, as of the last read of the catalog."""
+    def min_control_log_slot(self, partition: TopicPartition) -> int:
+        """Return the slot below which a partition's control log must not end, as of the last read of the catalog; 0 if none is recorded."""
         return self.catalog.state.reached.get(self.log_name(partition), 0)
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.state_function_for_readers(state.topic_partition)
+        view = self.metadata.reader_state_function(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:
         """Return the first offset that readers may see. Segments below it may still be in the tier, although no reader may use them."""
-        return max(state.log_start, self.metadata.log_start(state.topic_partition))
+        return max(state.log_start, self.metadata.broker_log_start_offset(state.topic_partition))
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
-        """Return access to the sidecars of a partition, which may have none. Raises UsageError if there is no tier."""
-        hash_key = self.identity.hash_key() if self.identity.may_have_keyed_hashes() else bytes(HASH_KEY_BYTES)
+        """Return the store of a partition's sidecars, which may be empty. Raises UsageError if there is no tier."""
+        hash_key = self.identity.hash_key() if self.identity.may_have_own_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
         return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
 
@@ -443,6 +451,6 @@ def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition
 
 
 def configured_retention(settings: Settings) -> ObjectRetention:
-    """Return how long replaced objects are kept, as section [publish] sets it."""
+    """Return the times for which section [publish] keeps replaced objects and unfinished imports."""
     publish = settings.publish
     return ObjectRetention(publish.grace_ms, publish.undo_window_ms, publish.orphan_age_ms)

@@ -105,7 +105,7 @@ class Uploader:
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
         tier, name = self._tier, upload_state.partition
-        hint = tier.change_notifier.latest_change_hint(tier.latest_incarnation(name))
+        hint = tier.change_notifier.latest_hint_number(tier.latest_incarnation(name))
 
         def publish_change(log: PartitionLog) -> None:
             with self._one_at_a_time:

@@ -99,10 +99,10 @@ def _reload_configuration(
     """Reread the configuration and return the settings in force: the new ones as far as they can be adopted now, or the old ones if it
     is invalid.
     """
-    from compactor.service.reloading import reload_settings
+    from compactor.service.reloading import settings_after_reload
 
     try:
-        found = reload_settings(current_settings, read_settings())
+        found = settings_after_reload(current_settings, read_settings())
     except UsageError as error:
         log(f"the configuration is invalid, and the old one stays in force: {error}", level=logging.ERROR)
         return current_settings

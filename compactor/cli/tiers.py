@@ -105,7 +105,7 @@ def open_tier_and_partition(
         shown = ", ".join(map(str, names[:5])) + (" ..." if len(names) > 5 else "")
         raise UsageError(f"{args.partition} has {len(names)} partitions, and one is needed", hint=f"Name one of {shown}")
     topic_id = getattr(args, "topic_id", None)
-    return tier, tier.partition_of_topic(names[0], topic_id) if topic_id else names[0]
+    return tier, tier.incarnation_with_topic_id(names[0], topic_id) if topic_id else names[0]
 
 
 def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicPartition]:

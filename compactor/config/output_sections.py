@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from compactor.config.store_sections import MAX_MS, Section
+from compactor.config.store_sections import MAX_MS, SettingsSection
 
 
-def validate_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
+def validate_regular_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
     """Return the patterns if all of them are regular expressions. Raises ValueError."""
     for pattern in patterns:
         try:
@@ -29,11 +29,11 @@ DecodedFormat = Literal["bytes", "text", "json", "avro"]
 """Formats of keys and values in tables. avro: by the schema registry."""
 
 
-class IcebergTableSettings(Section):
-    """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. Empty values are those of
-    [outputs.iceberg].
+class IcebergTableSettings(SettingsSection):
+    """[outputs.iceberg.topics."orders-.*"]: the Iceberg table of topics whose whole name matches. A value that is
+    empty is taken from [outputs.iceberg].
 
-    key_format, value_format: how keys and values are decoded into typed columns; bytes: not at all.
+    key_format, value_format: how keys and values are decoded into typed columns. ``bytes`` leaves them undecoded in a binary column.
     """
 
     table: str = ""
@@ -50,8 +50,8 @@ class IcebergTableSettings(Section):
 
 
 def _validate_iceberg_topics(topics: dict[str, Any]) -> dict[str, IcebergTableSettings]:
-    """Return the settings of each table. Raises ValueError if a pattern is not a regular expression or a setting is unknown."""
-    validate_expressions(tuple(topics))
+    """Return the settings of the Iceberg tables by topic pattern. Raises ValueError for an invalid pattern or an unknown setting."""
+    validate_regular_expressions(tuple(topics))
     return {pattern: IcebergTableSettings(**table) if isinstance(table, dict) else table for pattern, table in topics.items()}
 
 
@@ -61,8 +61,11 @@ def _validate_table_name(name: str) -> str:
     return name
 
 
-class IcebergSettings(Section):
-    """[outputs.iceberg]: Iceberg tables with the compacted view of topics. topics: regular expression -> table; none by default."""
+class IcebergSettings(SettingsSection):
+    """[outputs.iceberg]: Iceberg tables with the compacted view of topics.
+
+    topics: settings of the tables by a regular expression that topics match; no tables by default.
+    """
 
     table: Annotated[str, AfterValidator(_validate_table_name)] = "kafka.{topic}"
     warehouse: str = ""
@@ -71,14 +74,16 @@ class IcebergSettings(Section):
     topics: Annotated[dict[str, IcebergTableSettings], BeforeValidator(_validate_iceberg_topics)] = {}
 
     @model_validator(mode="after")
-    def _check_catalogs(self) -> Self:
+    def _check_every_table_has_catalog(self) -> Self:
         for pattern, own in self.topics.items():
             if not (own.catalog or self.catalog):
                 raise ValueError(f'no catalog is set for the table of {json.dumps(pattern)}, for example {{type = "sql", uri = ...}}')
         return self
 
     def table_settings(self, topic: str) -> IcebergTableSettings | None:
-        """Return the table of a topic with all values filled in, or None if it has none. The first pattern that matches applies.
+        """Return the settings of a topic's Iceberg table, or None if it has none. The first pattern that matches the topic applies.
+
+        Values that the topic's table leaves empty are taken from [outputs.iceberg].
 
         ``{topic}`` in the table's name stands for the topic, with ``_`` in place of characters that names in SQL cannot have.
         """
@@ -90,7 +95,7 @@ class IcebergSettings(Section):
         return own.model_copy(update=given)
 
 
-class OutputSettings(Section):
+class OutputSettings(SettingsSection):
     """[outputs]: compacted views for readers that do not know the tier."""
 
     iceberg: IcebergSettings = IcebergSettings()

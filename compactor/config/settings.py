@@ -5,7 +5,7 @@
                  TIERED_COMPACTOR__TOPICS takes the whole table: ``{"orders-.*" = {delete_retention_ms = 0}}``
 
 Everything that is not understood is refused with UsageError: unknown keys (the message names the nearest known one), values outside their
-range (it names the range), values that this version does not support. ``Settings.source_of`` returns the source of each value.
+range (it names the range), values that this version does not support. ``Settings.source_of_setting`` returns the source of each value.
 ``conf/default.toml`` describes each key. Units are in the names (``_ms``, ``_bytes``, ``_per_s``);
 such values may also be texts with a unit (``"10m"``, ``"64 MiB"``).
 """
@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from compactor.config.allowed_values import describe_allowed_values, format_toml_value, is_text_setting, parse_toml_value
-from compactor.config.output_sections import OutputSettings, validate_expressions
+from compactor.config.output_sections import OutputSettings, validate_regular_expressions
 from compactor.config.store_sections import (
     MAX_MS,
     AzureSettings,
@@ -34,9 +34,9 @@ from compactor.config.store_sections import (
     Milliseconds,
     RegistrySettings,
     S3Settings,
-    Section,
+    SettingsSection,
     StoreCosts,
-    refuse_archive_class,
+    validate_storage_class,
 )
 from compactor.errors import UsageError
 from compactor.model.base import StrictFrozenModel
@@ -78,7 +78,7 @@ def _validate_listen_address(listen: str) -> str:
     return listen
 
 
-def _refuse_empty_text(text: str) -> str:
+def _validate_not_empty(text: str) -> str:
     if not text.strip():
         raise ValueError("it must not be empty")
     return text
@@ -98,7 +98,7 @@ def _validate_key_pairs(files: dict[str, str]) -> dict[str, str]:
     return files
 
 
-class AivenSettings(Section):
+class AivenSettings(SettingsSection):
     """[tier.aiven]: settings for ``layout = "aiven"``. They must match the brokers' ``rsm.config``, so that each side can read the
     other's objects.
     """
@@ -109,7 +109,7 @@ class AivenSettings(Section):
     chunk_size: int = Field(4 << 20, ge=1, le=2**30 - 1)
     compression: Literal["none", "zstd", "heuristic"] = "none"
     custom_metadata_fields: tuple[Literal["REMOTE_SIZE", "OBJECT_PREFIX", "OBJECT_KEY"], ...] = Field((), strict=False)
-    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
+    storage_class: Annotated[str, AfterValidator(validate_storage_class)] = ""
 
     @model_validator(mode="after")
     def _check_active_key_pair(self) -> Self:
@@ -125,9 +125,7 @@ def _validate_cluster_name(name: str) -> str:
 
 
 def _validate_pinterest_target(url: str) -> str:
-    """Return a target's URL if Pinterest's consumers can read below it: S3StorageServiceEndpoint accepts no other prefix. Raises
-    ValueError.
-    """
+    """Return the URL of an output if Pinterest's consumers (S3StorageServiceEndpoint) accept it. Raises ValueError otherwise."""
     url = _validate_store_url(url)
     kind = store_kind_of_scheme(url)
     if kind is not None and not kind.pinterest:
@@ -137,7 +135,7 @@ def _validate_pinterest_target(url: str) -> str:
     return url
 
 
-class PinterestSettings(Section):
+class PinterestSettings(SettingsSection):
     """[tier.pinterest]: settings for ``layout = "pinterest"``, and for the generations that consumers of that layout read (``target``)."""
 
     cluster: Annotated[str, AfterValidator(_validate_cluster_name)] = ""
@@ -146,7 +144,7 @@ class PinterestSettings(Section):
     keep_ms: int = Field(86_400_000, ge=3_600_000, le=MAX_MS)
 
 
-class TierSettings(Section):
+class TierSettings(SettingsSection):
     """[tier]: where segments and control logs are stored."""
 
     kind: Literal["object-log", "kafka"] = "object-log"
@@ -154,19 +152,19 @@ class TierSettings(Section):
     layout: Literal["native", "kafka-local", "aiven", "pinterest"] = "native"
     key_entropy_bits: int = Field(0, ge=0, le=32)
     control_url: Annotated[str, AfterValidator(_validate_store_url)] = ""
-    state_dir: Annotated[str, AfterValidator(_refuse_empty_text)] = "/var/lib/tiered-compactor"
+    state_dir: Annotated[str, AfterValidator(_validate_not_empty)] = "/var/lib/tiered-compactor"
     on_topic_deletion: Literal["keep", "delete"] = "keep"
     deleted_topic_retention_ms: Milliseconds = 604_800_000
     aiven: AivenSettings = AivenSettings()
     pinterest: PinterestSettings = PinterestSettings()
 
 
-class KafkaSettings(Section):
+class KafkaSettings(SettingsSection):
     """[kafka]: how brokers are reached and which topics are compacted, for ``kind = "kafka"``."""
 
     bootstrap_servers: str = "127.0.0.1:9092"
-    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(validate_expressions)] = Field(
-        (), strict=False
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...], AfterValidator(validate_regular_expressions)] = (
+        Field((), strict=False)
     )
     properties: dict[str, str | bool | int | float] = {}
 
@@ -176,7 +174,7 @@ class KafkaSettings(Section):
         return "bootstrap_servers" in self.model_fields_set and bool(self.bootstrap_servers.strip())
 
 
-class CleanerSettings(Section):
+class CleanerSettings(SettingsSection):
     """[cleaner]: how partitions are cleaned. Names and defaults are those of Kafka's topic and broker settings if Kafka has such a
     setting.
     """
@@ -198,7 +196,7 @@ class CleanerSettings(Section):
     bloom_false_positive_rate: float = Field(0.01, ge=1e-6, le=0.5)
     bloom_max_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     splice: bool = True
-    local_log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
+    local_log_dirs: tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...] = Field((), strict=False)
     cleanup_policy: Literal["compact", "delete", "compact,delete"] = "compact"
     retention_ms: int = Field(-1, ge=-1, le=MAX_MS)
     retention_bytes: int = Field(-1, ge=-1, le=_MAX_BYTES)
@@ -238,7 +236,7 @@ TOPIC_POLICY: Mapping[str, str] = {
 """Topic settings of Kafka that apply to the cleaning of a topic if they are set on it -> their names in [cleaner]."""
 
 
-class LimitSettings(Section):
+class LimitSettings(SettingsSection):
     """[limits]: rate limits of all threads of a process together; 0 for unlimited."""
 
     max_read_bytes_per_s: Rate = 0
@@ -246,7 +244,7 @@ class LimitSettings(Section):
     max_requests_per_s: Rate = 0
 
 
-class PublishSettings(Section):
+class PublishSettings(SettingsSection):
     """[publish]: when replaced objects are deleted, and how many metadata records compaction may write per hour."""
 
     grace_ms: Milliseconds = 600_000
@@ -255,14 +253,14 @@ class PublishSettings(Section):
     metadata_records_per_hour: int = Field(0, ge=0, le=10**9)
 
 
-class LeaseSettings(Section):
+class LeaseSettings(SettingsSection):
     """[lease]: leadership of partitions."""
 
     ttl_ms: int = Field(30_000, ge=100, le=86_400_000)
     stall_ms: int = Field(3_600_000, ge=1_000)
 
 
-class DaemonSettings(Section):
+class DaemonSettings(SettingsSection):
     """[daemon]: settings of the `daemon` command."""
 
     interval_ms: int = Field(15_000, ge=100, le=MAX_MS)
@@ -271,24 +269,24 @@ class DaemonSettings(Section):
     threads: int = Field(2, ge=1, le=1024)
 
 
-class AgentSettings(Section):
+class AgentSettings(SettingsSection):
     """[agent]: settings of the `agent` command."""
 
     listen: Annotated[str, AfterValidator(_validate_listen_address)] = "127.0.0.1:8081"
     runbook_url: Annotated[str, AfterValidator(_validate_web_address)] = ""
-    log_dirs: tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...] = Field((), strict=False)
-    topics: Annotated[tuple[Annotated[str, AfterValidator(_refuse_empty_text)], ...], AfterValidator(validate_expressions)] = Field(
-        (), strict=False
+    log_dirs: tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...] = Field((), strict=False)
+    topics: Annotated[tuple[Annotated[str, AfterValidator(_validate_not_empty)], ...], AfterValidator(validate_regular_expressions)] = (
+        Field((), strict=False)
     )
     interval_ms: int = Field(5_000, ge=100, le=MAX_MS)
     allow_gaps: bool = False
     accept_truncation: bool = False
 
 
-class SparkSettings(Section):
+class SparkSettings(SettingsSection):
     """[spark]: settings of the `spark` map engine and of the `recompact` command."""
 
-    master: Annotated[str, AfterValidator(_refuse_empty_text)] = "local[*]"
+    master: Annotated[str, AfterValidator(_validate_not_empty)] = "local[*]"
     above_bytes: int = Field(0, ge=0, le=_MAX_BYTES)
     idle_ms: int = Field(600_000, ge=1_000, le=MAX_MS)
     partitions: int = Field(0, ge=0, le=1_000_000)
@@ -297,13 +295,16 @@ class SparkSettings(Section):
     properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_validate_spark_properties)] = {}
 
     @property
-    def is_cluster(self) -> bool:
+    def is_spark_cluster(self) -> bool:
         """Return whether ``spark.master`` names a Spark cluster and not this machine."""
         return not self.master.startswith("local")
 
 
 class Settings(StrictFrozenModel):
-    """All settings. topics: regular expression -> the values of [cleaner] with that [topics] table's overrides applied."""
+    """All settings, a field per section.
+
+    topics: by the regular expression of each [topics] table, the settings of [cleaner] with the overrides of that table applied.
+    """
 
     tier: TierSettings = TierSettings()
     outputs: OutputSettings = OutputSettings()
@@ -349,25 +350,24 @@ class Settings(StrictFrozenModel):
         """Return the first [topics] expression that matches a topic's whole name, or None."""
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
-    def setting_source(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
-        """Return the source of a topic's cleaner setting: a file, an environment variable, ``default``, or ``topic NAME`` for a setting of
-        Kafka.
+    def source_of_topic_setting(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
+        """Return where a topic's cleaner setting is set: a file, an environment variable, ``default``, or ``topic NAME`` if on the brokers.
 
         :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
         pattern = self.matching_topic_pattern(topic)
         if pattern is not None and key in self.overridden_keys(pattern):
-            return f"{self.source_of(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
+            return f"{self.source_of_setting(topic_override_key(pattern, key))}, [topics.{json.dumps(pattern)}]"
         if any(ours == key and theirs in topic_settings for theirs, ours in TOPIC_POLICY.items()):
             return f"topic {topic}"
-        return self.source_of(f"cleaner.{key}")
+        return self.source_of_setting(f"cleaner.{key}")
 
-    def section_values(self, name: str) -> StrictFrozenModel:
-        """Return the settings of a section, given its name in SECTIONS, such as ``tier`` or ``tier.aiven``."""
+    def settings_of_section(self, name: str) -> StrictFrozenModel:
+        """Return the settings of a section by its name, such as ``tier`` or ``tier.aiven``."""
         found: StrictFrozenModel = reduce(getattr, name.split("."), self)
         return found
 
-    def source_of(self, key: str) -> str:
+    def source_of_setting(self, key: str) -> str:
         """Return the source of a setting such as ``tier.url`` or ``topics."orders-.*".bloom``: a file, an environment variable, or
         ``default``.
         """
@@ -389,24 +389,24 @@ class Settings(StrictFrozenModel):
 
 
 def topic_override_key(pattern: str, name: str) -> str:
-    """Return the dotted name of an override in a [topics] table, as ``Settings.source_of`` takes it."""
+    """Return the dotted name of an override in a [topics] table, such as ``topics."orders-.*".bloom``."""
     return f"topics.{json.dumps(pattern)}.{name}"
 
 
-def _nested_sections(section_type: type[StrictFrozenModel], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+def _nested_sections(section_type: type[StrictFrozenModel], prefix: str = "") -> Iterator[tuple[str, type[SettingsSection]]]:
     for name, field in section_type.model_fields.items():
-        if isinstance(field.default, Section):
+        if isinstance(field.default, SettingsSection):
             yield prefix + name, type(field.default)
             yield from _nested_sections(type(field.default), f"{prefix}{name}.")
 
 
-SECTION_TYPES: dict[str, type[Section]] = dict(_nested_sections(Settings))
+SECTION_TYPES: dict[str, type[SettingsSection]] = dict(_nested_sections(Settings))
 """Class of each section by its name, such as ``tier`` or ``tier.aiven``."""
 
 
 def setting_keys(section_type: type[StrictFrozenModel]) -> list[str]:
     """Return the names of the settings of a section, without those of its inner sections."""
-    return [name for name, field in section_type.model_fields.items() if not isinstance(field.default, Section)]
+    return [name for name, field in section_type.model_fields.items() if not isinstance(field.default, SettingsSection)]
 
 
 def load_settings(file: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -457,7 +457,7 @@ class _UncheckedSettings:
             if not isinstance(table, dict):
                 raise UsageError(f"{path}: {section} is a section", hint=f"Write [{section}] and its keys below")
             if section == "topics":
-                self.add_topics(table, str(path))
+                self.add_topic_overrides(table, str(path))
             else:
                 self.read_section(section, table, path)
 
@@ -485,7 +485,7 @@ class _UncheckedSettings:
                 table = parse_toml_value(environ[variable])
                 if not isinstance(table, dict):
                     raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
-                self.add_topics(table, variable)
+                self.add_topic_overrides(table, variable)
             elif section not in SECTION_TYPES or key not in setting_keys(SECTION_TYPES[section]):
                 raise _unknown_key_error(f"unknown environment variable {variable}", key or section, environment_variable, within=section)
             else:
@@ -501,7 +501,7 @@ class _UncheckedSettings:
             self.values[section][key] = value
             self.sources[f"{section}.{key}"] = source
 
-    def add_topics(self, tables: Mapping[str, Any], source: str) -> None:
+    def add_topic_overrides(self, tables: Mapping[str, Any], source: str) -> None:
         for name in [name for name in self.sources if name.startswith("topics.")]:
             del self.sources[name]
         self.topics = {}
@@ -533,7 +533,7 @@ class _UncheckedSettings:
         settings._sources.update(self.sources)
         return settings
 
-    def _validate_section(self, section: str, section_type: type[Section], values: Mapping[str, Any]) -> Section:
+    def _validate_section(self, section: str, section_type: type[SettingsSection], values: Mapping[str, Any]) -> SettingsSection:
         """Validate a section and return it. Raises UsageError that names the key, its source and the allowed values."""
         try:
             value = section_type(**values)
@@ -550,16 +550,16 @@ class _UncheckedSettings:
             # A table is not repeated, as librdkafka's properties hold passwords; nor is what stands before an @.
             secret = isinstance(values[key], dict) or "@" in str(values[key])
             written = "" if secret else f" = {format_toml_value(values[key])}"
-            raise UsageError(f"{self._setting_with_source(section, key)}{written}: {why}") from error
+            raise UsageError(f"{self._format_setting_with_source(section, key)}{written}: {why}") from error
         for dotted, built in BUILT.items():
             of, _, key = dotted.rpartition(".")
             if SECTION_TYPES[of] is section_type and getattr(value, key) not in built:
                 works = " or ".join(format_toml_value(choice) for choice in built)
-                what = f"{self._setting_with_source(section, key)} = {format_toml_value(values[key])}"
+                what = f"{self._format_setting_with_source(section, key)} = {format_toml_value(values[key])}"
                 raise UsageError(f"{what} is not built yet", hint=f"This version knows {works}")
         return value
 
-    def _setting_with_source(self, section: str, key: str) -> str:
+    def _format_setting_with_source(self, section: str, key: str) -> str:
         source = self.sources.get(f"{section}.{key}") or self.sources[f"cleaner.{key}"]
         return source if source.startswith(ENV_PREFIX) and section != "topics" else f"{source}: [{section}] {key}"
 
@@ -573,7 +573,7 @@ def _format_setting_name(section: str, key: str) -> str:
     return f"{key} in [{section}]"
 
 
-def _all_setting_keys() -> Iterator[tuple[str, str]]:
+def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
     for section, kind in SECTION_TYPES.items():
         for key in setting_keys(kind):
             yield section, key
@@ -582,8 +582,8 @@ def _all_setting_keys() -> Iterator[tuple[str, str]]:
 def _unknown_key_error(
     message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
 ) -> UsageError:
-    """Return the error for an unknown setting or variable. Its hint names the most similar known one, preferably of the same section."""
-    for candidates in ([pair for pair in _all_setting_keys() if pair[0] == within], list(_all_setting_keys())):
+    """Return the error for an unknown setting or variable. Its hint names the most similar known one, preferably of section ``within``."""
+    for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == within], list(_all_section_and_key_pairs())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:
             section, key = next(pair for pair in candidates if pair[1] == near[0])

@@ -16,10 +16,10 @@ MAX_MS = 2**63 - 1
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 
 
-class Section(StrictFrozenModel):
-    """Base class of one section of the settings.
+class SettingsSection(StrictFrozenModel):
+    """Base class of the sections of the settings.
 
-    Values must have exactly the declared types, but durations and sizes may be texts such as ``10m``.
+    Values must have exactly the declared types, except that durations and sizes may be texts such as ``10m``.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -31,8 +31,10 @@ class Section(StrictFrozenModel):
 
 
 class StoreCosts(NamedTuple):
-    """Prices of a store, and the time in milliseconds for which replaced segments stay there before they are deleted (grace period, undo
-    period).
+    """Costs of replacing segments in a store.
+
+    prices: what the store charges for requests and storage.
+    replaced_ms: time in milliseconds for which replaced segments stay in the store before they are deleted.
     """
 
     prices: StorePrices
@@ -51,17 +53,14 @@ MINIMUM_DAYS = {"STANDARD_IA": 30, "ONEZONE_IA": 30, "GLACIER_IR": 90}
 """Storage classes of S3 that bill an object for at least so many days, also if it is deleted earlier."""
 
 
-def refuse_archive_class(name: str) -> str:
-    """Check that objects of a storage class can be read at any time, and return the name of the class.
-
-    Raises ValueError for an archive class.
-    """
+def validate_storage_class(name: str) -> str:
+    """Return the name of a storage class. Raises ValueError for an archive class, whose objects must be restored before reading."""
     if name in ("GLACIER", "DEEP_ARCHIVE"):
         raise ValueError("objects of that class must be restored before they can be read")
     return name
 
 
-class S3Settings(Section):
+class S3Settings(SettingsSection):
     """[s3]: how S3 is reached. Credentials come from the usual AWS chain (environment, ~/.aws, instance role), never from the
     configuration.
     """
@@ -69,10 +68,10 @@ class S3Settings(Section):
     endpoint_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
     region: str = ""
     first_answer_ms: Milliseconds = 8_000
-    storage_class: Annotated[str, AfterValidator(refuse_archive_class)] = ""
+    storage_class: Annotated[str, AfterValidator(validate_storage_class)] = ""
 
 
-class GcsSettings(Section):
+class GcsSettings(SettingsSection):
     """[gcs]: how Google Cloud Storage is reached.
 
     Credentials are a file or the default ones (environment, gcloud, service account of the machine).
@@ -82,7 +81,7 @@ class GcsSettings(Section):
     credentials_file: str = ""
 
 
-class AzureSettings(Section):
+class AzureSettings(SettingsSection):
     """[azure]: how Azure Blob Storage is reached. Credentials are a file, the variables of Azure's own tools, or the default ones
     (environment, workload identity,
     managed identity).
@@ -92,7 +91,7 @@ class AzureSettings(Section):
     credentials_file: str = ""
 
 
-class HdfsSettings(Section):
+class HdfsSettings(SettingsSection):
     """[hdfs]: how HDFS is reached, by the WebHDFS of its namenode. Tickets of Kerberos come from the usual cache or client keytab."""
 
     webhdfs_url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""
@@ -100,7 +99,7 @@ class HdfsSettings(Section):
     kerberos: bool = False
 
 
-class RegistrySettings(Section):
+class RegistrySettings(SettingsSection):
     """[registry]: how the schema registry with the schemas of keys and values is reached."""
 
     url: Annotated[str, AfterValidator(_validate_endpoint_url)] = ""

@@ -136,7 +136,7 @@ class TierPrefetcher:
         """
         self.stop_reading(partition)
         if self._latest_only and not self._hash_key:
-            self._hash_key = self._tier.identity.hash_key_for_reading()
+            self._hash_key = self._tier.identity.hash_key_for_unstored_hashes()
         turn = PrefetchedPartition(
             partition,
             incarnation,

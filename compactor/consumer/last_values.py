@@ -122,7 +122,7 @@ def last_values_of_partition(
     extent = ReadRange(
         partition, max(first_offset, tier.first_readable_offset(state)), min(last_offset, end - 1), state.live, log_identity(tier, state)
     )
-    return LastValues(tier, extent, read_committed, hash_key or tier.identity.hash_key_for_reading())
+    return LastValues(tier, extent, read_committed, hash_key or tier.identity.hash_key_for_unstored_hashes())
 
 
 def select_records_at_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:

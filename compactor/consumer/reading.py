@@ -407,7 +407,7 @@ class OffsetRangeReader:
         """
         keys, halves = (
             KeyHashSet(request.map_budget_bytes),
-            siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading()),
+            siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes()),
         )
         for selection, last in self._read_chunks_backwards():
             picked = _add_keys_and_select_new_rows(selection, self._extent.first, last, request, keys, halves)
@@ -418,7 +418,7 @@ class OffsetRangeReader:
         """Yield the last record of each key in two passes: find the offsets of the last records, with key hashes on disk, then read these
         records.
         """
-        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_reading())
+        extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes())
         space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
             path, budget = Path(folder, "keys"), request.map_budget_bytes

@@ -113,7 +113,7 @@ class _SampleReader:
         self._state = state
         self._live = tuple(live_segments)
         self._wanted = ReadOptions(True, tier.settings.cleaner_settings_for_topic(state.topic).max_decompressed_batch_bytes)
-        self._halves = siphash_key_halves(tier.identity.hash_key_for_reading())
+        self._halves = siphash_key_halves(tier.identity.hash_key_for_unstored_hashes())
 
     def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
         """Return the key hash (0 without a key) and the approximate size in bytes of each record from ``first_offset`` to ``last_offset``

@@ -188,7 +188,7 @@ class TierAndBrokerReader:
         """Return the topic incarnation that is read for a partition: the one of the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
-            self._chosen[partition] = self.tier.partition_of_topic(partition, topic_id)
+            self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
         return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
     def readable_bounds(self, partition: TopicPartition) -> LogBounds:

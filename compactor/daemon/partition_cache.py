@@ -66,7 +66,7 @@ class PartitionCache:
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
-                fresh and not summary.waiting and self._tier.min_log_slot(summary.topic_partition) <= seen.slot
+                fresh and not summary.waiting and self._tier.min_control_log_slot(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
                 self._known[summary.topic_partition] = CachedPartition(summary, seen, {})
                 found[summary.topic_partition] = PolledStatus(self._compute_status(summary.topic_partition, now_ms), seen.checked_ms)
@@ -142,7 +142,7 @@ class PartitionCache:
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:
-            self._tier.local.record_time_of_last_check(confirmed)
+            self._tier.local.record_times_of_last_check(confirmed)
 
     def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
@@ -152,7 +152,7 @@ class PartitionCache:
         tier, name = self._tier, cached.summary.topic_partition
         if cached.position is None or (not tier.kind.has_complete_log and cached.position.hint != hint):
             return True
-        log = open_partition_log(tier.ports, name, tier.min_log_slot(name), log_name=tier.log_name(name))
+        log = open_partition_log(tier.ports, name, tier.min_control_log_slot(name), log_name=tier.log_name(name))
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _record_unchanged_partition(self, cached: CachedPartition, hint: int, now_ms: int) -> None:

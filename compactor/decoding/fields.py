@@ -65,9 +65,9 @@ class DecodedField:
 
 
 class FieldDecoder:
-    """Decodes keys and values. The registry is contacted when the first field needs it.
+    """Decoder of record keys and values. The schema registry is contacted when the first key or value needs it.
 
-    :param settings: [registry] says where schemas are.
+    :param settings: section [registry] names the schema registry.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -79,11 +79,13 @@ class FieldDecoder:
         """Return whether a schema registry is configured."""
         return self._registry is not None
 
-    def decode(self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False) -> DecodedField:
-        """Decode a key or value in the wanted format.
+    def decode_field(self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False) -> DecodedField:
+        """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
 
+        :param field_format: ``auto`` decodes by the schema registry if the bytes begin with a schema id, else as text.
         :param keeps_python_types: return the values of Avro as fastavro does, with its bytes, times and decimals, instead of a JSON value.
-        :raises StoreError: if the registry is needed and cannot be asked. :raises UsageError: without a registry for ``avro``.
+        :raises StoreError: if the registry is needed and cannot be reached.
+        :raises UsageError: if ``avro`` is wanted and no registry is configured.
         """
         if data is None:
             return DecodedField()
@@ -131,7 +133,7 @@ class FieldDecoder:
         return next(iter(found.values()))
 
     def _require_registry(self) -> SchemaRegistry:
-        """Return the access to the schema registry. Raises UsageError if none is configured."""
+        """Return the client of the schema registry. Raises UsageError if none is configured."""
         if self._registry is None:
             raise UsageError("Avro needs a schema registry", hint="Set url under [registry]")
         return self._registry
@@ -209,16 +211,16 @@ def parse_key(key_text: str) -> bytes:
 
 
 def parse_key_with_topic_schema(key_text: str, topic: str, decoder: FieldDecoder) -> bytes:
-    """Return the key that a text stands for, as ``parse_key``, or as ``avro:JSON`` and ``avro@ID:JSON`` if there is a registry.
+    """Return the key that a text stands for: the text itself, the bytes of ``base64:...``, or Avro by ``avro:JSON`` or ``avro@ID:JSON``.
 
-    Raises UsageError.
+    Avro needs a schema registry; without one such a text is the key itself. Raises UsageError if the text is not valid.
     """
     is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
     return decoder.encode_avro_key(topic, key_text) if is_avro else parse_key(key_text)
 
 
 def to_json_text(value: object) -> str:
-    """Return a value as compact JSON. Bytes become base64, times ISO 8601, decimals and numbers that JSON does not have texts."""
+    """Return a value as compact JSON. Strings stand for bytes (base64), times (ISO 8601), decimals, and numbers such as NaN."""
     from pydantic_core import to_json
 
     return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()
@@ -243,7 +245,7 @@ def _replace_uuids_by_text(value: AvroValue) -> AvroValue:
 
 
 def _parse_json_text(text: str) -> DecodedField:
-    """Parse a text as JSON, and return the value or the reason why it is not JSON."""
+    """Parse a text as JSON. The result has the value, or the reason why the text is not JSON."""
     try:
         return DecodedField(json.loads(text), is_json=True)
     except (ValueError, RecursionError) as error:

@@ -96,7 +96,7 @@ class Demo:
         self.tier_place = tier_url or str(self.folder / "tier")
         tier = {"url": tier_url or (self.folder / "tier").as_uri(), "state_dir": str(self.folder / "state")}
         section = store_kind(self.tier_place).section
-        reached = {section: settings.section_values(section).model_dump()} if settings and section else {}
+        reached = {section: settings.settings_of_section(section).model_dump()} if settings and section else {}
         self.config.write_text(_format_toml({"tier": tier, **reached}), encoding="utf-8")
         # The environment is ignored, so that the demo never touches a real tier.
         self._tier: Tier = open_tier(load_settings(str(self.config), {}))

@@ -158,7 +158,7 @@ class LocalState:
             }
         )
 
-    def record_time_of_last_check(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
+    def record_times_of_last_check(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
         """Write new times of the last check to the cache, for partitions whose control log has no newer records than the cached state."""
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}
@@ -174,7 +174,7 @@ class LocalState:
         self._rocks.write({_HEAD + name.encode(): data for name, data in heads.items()})
 
     def delete_cached_sidecar_heads(self, segment_ids: Sequence[str]) -> None:
-        """Delete the cached sidecar heads of segments that are gone or whose sidecars were rebuilt, given by segment id."""
+        """Delete the cached first parts (heads) of these segments' sidecars, because the segments are gone or the sidecars were rebuilt."""
         self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
     def _read_cache_header(self) -> LocalCacheHeader | None:

@@ -119,7 +119,7 @@ class StagingFolder:
         folder.mkdir(parents=True)
 
     @contextmanager
-    def open_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
+    def staged_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
         """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
         stays cached until its bytes are needed.
 
@@ -168,7 +168,7 @@ class StagingFolder:
 
     def prefetch_file(self, file: FileToStage) -> None:
         """Start to fetch a file in the background if the disk budget has unused bytes. Errors are ignored here;
-        ``open_file`` then meets them again.
+        ``staged_file`` then meets them again.
         """
         if file.cache_key in self._coming or not self.files_not_on_disk([file]):
             return
@@ -179,7 +179,7 @@ class StagingFolder:
             self._coming[file.cache_key] = self._ahead.submit(self._fetch_in_prefetch_thread, file, own)
 
     @contextmanager
-    def reserve_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
+    def reserved_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
         """Provide a reservation of disk space for the duration of a ``with`` block, and pin those ``files`` that are cached. Waits until
         the bytes are free.
 
@@ -197,7 +197,7 @@ class StagingFolder:
                     self.budget.unpin_file(kept)
 
     @contextmanager
-    def reserve_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
+    def reserved_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
         """Reserve ``size_bytes`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
         ``work_name`` names the work in messages.
         """

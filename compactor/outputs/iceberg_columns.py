@@ -60,7 +60,7 @@ class TypedColumnBuilder:
         errors: list[str | None] = [None] * len(batch)
         found: dict[str, list[Any]] = {}
         for field, field_format in self._formats.items():
-            decoded = [self._decoder.decode(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()]
+            decoded = [self._decoder.decode_field(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()]
             for row, value in enumerate(decoded):
                 errors[row] = f"{field}: {value.error}" if value.error else errors[row]
             found[field] = self._values_matching_column(field, decoded, errors)

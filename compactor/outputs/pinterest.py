@@ -350,7 +350,7 @@ class _GenerationWriter:
         name, limit = self.state.topic_partition, reading.inflate_limit
         if segment.end_offset < log_start:
             return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
-        with reading.staging.open_file(reading.log_file_to_stage(segment_ordinal)) as path:
+        with reading.staging.staged_file(reading.log_file_to_stage(segment_ordinal)) as path:
             source = open_source_segment(segment_ordinal, path, segment.start_offset, segment.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = reading.object_key_of_log(segment_ordinal)
             last = read_offset_of_last_record(source, limit)

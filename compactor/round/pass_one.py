@@ -299,7 +299,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
         staging.budget.total,
     )
     finished_chunks = CleanedChunkCache(0)
-    with staging.reserve_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
+    with staging.reserved_space(size, f"the offset map of {scan_inputs.reading.partition}") as reservation:
         space = _HeldDiskReservation(reservation)
         gate = _create_gate(scan_inputs, gate_share, expected_row_count)
 

@@ -298,7 +298,7 @@ class PlanExecution:
         interval = self._plan.policy.index_interval_bytes
 
         def rewrite_within_reserved_bytes(reserved_bytes: int) -> RewrittenGroup:
-            with staging.reserve_space(reserved_bytes, what, inputs) as reservation:
+            with staging.reserved_space(reserved_bytes, what, inputs) as reservation:
                 for coming in next_tasks:
                     self._prefetch_sources_of_task(coming)
                 folder = staging.folder / f"group-{task.group}"

@@ -180,7 +180,7 @@ class RestoreRound:
         inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
         need = disk_bytes_to_rewrite_group(group.sources, plan.policy.index_interval_bytes)
         log = staging.folder / f"group-{task.group}.log"
-        with staging.reserve_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
+        with staging.reserved_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
                 entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
                 reservation.reserve_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))

@@ -138,7 +138,7 @@ class StagedSegmentReader:
         :param reads_txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.
         """
         metadata = self.live[ordinal]
-        with self.staging.open_file(self.log_file_to_stage(ordinal), reservation) as path:
+        with self.staging.staged_file(self.log_file_to_stage(ordinal), reservation) as path:
             source = open_source_segment(
                 ordinal, path, metadata.start_offset, metadata.last_copied_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if reads_txn_index else None,
@@ -153,7 +153,7 @@ class StagedSegmentReader:
     @contextmanager
     def map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before into memory, for the duration of a ``with`` block."""
-        with self.staging.open_file(self.log_file_to_stage(source.ordinal), reservation) as path:
+        with self.staging.staged_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
             has_offsets_after_end_offset = self.live[source.ordinal].has_offsets_after_end_offset

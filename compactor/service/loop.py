@@ -91,7 +91,7 @@ class ServiceLoop(ABC, Generic[JobT, ResultT]):
         except queue.Empty:
             return
 
-    def loop_age_ms(self) -> int:
+    def ms_since_latest_loop_pass(self) -> int:
         """Return the milliseconds since the loop began its latest pass, from which a hanging loop is recognised."""
         return int((time.monotonic() - self._loop_s) * 1000)
 

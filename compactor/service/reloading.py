@@ -31,7 +31,7 @@ class ReloadedSettings:
     waiting: tuple[str, ...]
 
 
-def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
+def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettings:
     """Compare two configurations.
 
     Return the settings that a running process can adopt now, with the changes that take effect and those that wait for the next start.
@@ -46,7 +46,7 @@ def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
             line = key if isinstance(becomes, dict) else f"{key}: {_format_setting(was)} -> {_format_setting(becomes)}"
             (changed if _takes_effect_without_restart(key) else waiting).append(line)
     topics = {
-        pattern: _keep_settings_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
+        pattern: _copy_settings_fixed_until_restart(cleaner, current.topics.get(pattern, current.cleaner))
         for pattern, cleaner in reread.topics.items()
     }
     fixed_sections = {section: getattr(current, section) for section in SECTION_TYPES if "." not in section and section not in LIVE}
@@ -57,14 +57,14 @@ def reload_settings(current: Settings, reread: Settings) -> ReloadedSettings:
         | {
             "daemon": daemon,
             "agent": agent,
-            "cleaner": _keep_settings_fixed_until_restart(reread.cleaner, current.cleaner),
+            "cleaner": _copy_settings_fixed_until_restart(reread.cleaner, current.cleaner),
             "topics": topics,
         }
     )
     return ReloadedSettings(settings, tuple(changed), tuple(waiting))
 
 
-def _keep_settings_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
+def _copy_settings_fixed_until_restart(new: CleanerSettings, old: CleanerSettings) -> CleanerSettings:
     """Return the new cleaner settings, except that settings which take effect only at the next start (FIXED) keep their old values."""
     return new.model_copy(update={name: getattr(old, name) for name in FIXED})
 
@@ -82,7 +82,7 @@ def _flatten_settings(settings: Settings) -> dict[str, Any]:
     found = {
         f"{section}.{key}": value
         for section, kind in SECTION_TYPES.items()
-        for key, value in settings.section_values(section).model_dump(mode="json", include=set(setting_keys(kind))).items()
+        for key, value in settings.settings_of_section(section).model_dump(mode="json", include=set(setting_keys(kind))).items()
     }
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")

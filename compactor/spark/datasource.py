@@ -279,7 +279,7 @@ def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) 
     decoder = FieldDecoder(request.settings)
 
     def decode_field_text(field: str, offset: int, data: bytes | None) -> str | None:
-        found = decoder.decode(data, request.key_format if field == "key" else request.value_format)
+        found = decoder.decode_field(data, request.key_format if field == "key" else request.value_format)
         if found.error and request.fails_on_decoding_error:
             hint = "onDecodingError = null reads on; the columns key and value have the bytes"
             raise BadData(f"the {field} cannot be decoded: {found.error}", segment=str(partition), offset=offset, hint=hint)

@@ -76,7 +76,7 @@ class ClusterDataFileWriter:
             tier.settings,
             name,
             tier.metadata.topic_id(name),
-            tier.identity.hash_key_for_reading(),
+            tier.identity.hash_key_for_unstored_hashes(),
             files.table.without_catalog(),
             ranges,
         )

@@ -36,10 +36,10 @@ from compactor.storage.cloud import (
     PartUploader,
     RequestRetry,
     connection_error,
+    http_status_error,
     request_timeouts,
-    status_error,
 )
-from compactor.storage.counting import Meter
+from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.options import StoreOptions
@@ -101,7 +101,7 @@ class AzureClient:
     """Requests to the blobs below one prefix of an Azure container. Connects at the first request."""
 
     def __init__(
-        self, account: str, container: str, prefix: str, settings: AzureSettings, meter: Meter, contact: FirstAnswerTracker
+        self, account: str, container: str, prefix: str, settings: AzureSettings, meter: RequestMeter, contact: FirstAnswerTracker
     ) -> None:
         self._account = account
         self._name = container
@@ -201,12 +201,12 @@ class AzureClient:
         self.list_page("", "", "", 1)
         return int(parsedate_to_datetime(self._latest.answer.headers["Date"]).timestamp() * 1000)
 
-    def deletes_free_space(self) -> bool | None:
-        reasons, is_complete = self._retention_reasons()
+    def does_delete_free_space(self) -> bool | None:
+        reasons, is_complete = self._reasons_why_deletes_free_no_space()
         return False if reasons else True if is_complete else None
 
-    def inspect(self) -> list[StoreFinding]:
-        reasons, is_complete = self._retention_reasons()
+    def inspect_bucket(self) -> list[StoreFinding]:
+        reasons, is_complete = self._reasons_why_deletes_free_no_space()
         hint = "Expect no saving before they are gone, or use a container without"
         findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]
         if not is_complete:
@@ -217,7 +217,7 @@ class AzureClient:
     def required_permission(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _retention_reasons(self) -> tuple[list[tuple[str, str]], bool]:
+    def _reasons_why_deletes_free_no_space(self) -> tuple[list[tuple[str, str]], bool]:
         """Return (kind, description) of each setting because of which deleting frees no space, and whether all settings could be read.
 
         The service does not say whether the account keeps versions, so an existing object is asked instead.
@@ -451,7 +451,7 @@ def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorEr
         return Unavailable(message, hint=_HINTS.bucket)
     if code == "Md5Mismatch":
         return Unavailable(f"{message}: it was damaged on its way", hint="Try again")
-    return status_error(status, message, _HINTS, is_object_request=bool(key) and not code.startswith(("Container", "Resource")))
+    return http_status_error(status, message, _HINTS, is_object_request=bool(key) and not code.startswith(("Container", "Resource")))
 
 
 def _first_line_of_message(error: Exception) -> str:
@@ -480,8 +480,9 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 def meter_kind_of_request(method: str, url: str, *, copies: bool = False) -> str:
-    """Return the kind (``Meter.record_request``) under which a request is counted. copies: whether the request names an object to be
-    copied.
+    """Return the kind under which a request is counted, such as get, list, head or put.
+
+    copies: whether the request names an object to be copied.
     """
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"

@@ -27,7 +27,7 @@ from compactor.storage.copy_checks import check_copy_sources, verify_composed_co
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem
 from compactor.storage.options import StoreOptions
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.parallel import run_in_parallel, write_at_position
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import FirstAnswerTracker, Retrier
@@ -57,10 +57,10 @@ class ErrorHints:
     endpoint: str
 
 
-def status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
-    """Return the port's error for an HTTP status. is_object_request: whether the request was about an object rather than the bucket; then
-    404 means
-    that the object is missing.
+def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
+    """Return the error that callers of the object store get for an HTTP status.
+
+    :param is_object_request: whether the request was about an object rather than the bucket; then 404 means that the object is missing.
     """
     if status == HTTPStatus.NOT_FOUND:
         return NotFound(message) if is_object_request else Refused(f"{message}: it does not exist", hint=hints.bucket)
@@ -78,7 +78,7 @@ def status_error(status: int, message: str, hints: ErrorHints, *, is_object_requ
 
 
 def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
-    """Return the port's error for a connection that failed or broke.
+    """Return the error that callers of the object store get for a connection that failed or broke.
 
     failed_request: text such as ``cannot read URL``, for the message.
     answered_before: whether the store has answered this process before; if so, an unknown host name counts as temporary.
@@ -111,9 +111,8 @@ class RequestRetry(Protocol):
 
 
 class ObjectClient(Protocol):
-    """Client that makes single requests to the objects below one prefix. It repeats no request by itself; ``create`` and
-    ``create_in_parts`` repeat theirs through their arguments. All methods raise the port's errors, or PreconditionFailed or
-    RangeNotSatisfiable.
+    """Client that makes single requests to the objects below one prefix. It does not retry, except that ``create`` and
+    ``create_in_parts`` retry through ``retried`` and ``upload``. All methods raise StoreErrors, PreconditionFailed or RangeNotSatisfiable.
     """
 
     @property
@@ -137,17 +136,22 @@ class ObjectClient(Protocol):
         """Return the properties of an object, including its metadata."""
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
-        """Create an object if the key is free. ``retried`` makes each of the requests, where several are needed."""
+        """Create an object if the key is free.
+
+        :param retried: makes a request with retries. It is used for each request where a create takes several.
+        """
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object of many parts if the key is free."""
+        """Create an object from these parts, in order, if the key is free. ``upload`` sends them in parallel, with retries."""
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Create or overwrite an object."""
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return one page of a listing of ``size`` objects, and the token of the next page, empty at the end. The first page may begin
-        before ``after`` if the store has no start keys.
+        """Return at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page, which is empty at the end.
+
+        :param after: key after which the listing begins. Stores without start keys begin before it, and the caller skips these keys.
+        :param token: token of this page; empty for the first one.
         """
 
     def delete(self, key: str, version: str = "") -> None:
@@ -156,20 +160,21 @@ class ObjectClient(Protocol):
     def clock_ms(self) -> int:
         """Return the store's time in milliseconds, with one request."""
 
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask."""
 
-    def inspect(self) -> list[StoreFinding]:
-        """Return findings about the bucket's settings, for `config check`."""
+    def inspect_bucket(self) -> list[StoreFinding]:
+        """Return findings about the bucket's settings (versioning, retention and the like), for `config check`."""
 
     def required_permission(self, verb: str) -> str:
-        """Return the permission that a verb of ``probe`` needs."""
+        """Return the vendor's permission for write, overwrite, read, list or delete, or an empty string."""
 
 
 @dataclass(frozen=True)
 class PartUploader:
-    """Uploads the parts of one object in parallel threads, with retries. confirm: to be called when all parts are stored, before the object
-    becomes visible.
+    """Helper of an upload in parts: it runs the requests in parallel threads, with retries.
+
+    confirm: to be called when all parts are stored, before the object becomes visible; raises to prevent that.
     """
 
     retrier: Retrier
@@ -216,7 +221,7 @@ class CloudStore:
             self.head(key)
             return b""
         try:
-            return self._object_request(key, lambda: self._read_range(key, start, length)).data
+            return self._request_object_with_retries(key, lambda: self._read_range(key, start, length)).data
         except RangeNotSatisfiable:
             return b""
 
@@ -232,7 +237,7 @@ class CloudStore:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
         check_metadata(metadata)
-        with file_errors("read", path):
+        with os_errors_as_compactor_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         if data is not None:
@@ -268,19 +273,21 @@ class CloudStore:
             self.head(key)
         else:
             with suppress(RangeNotSatisfiable):
-                first = self._object_request(key, lambda: self._read_range(key, start, part if length is None else min(part, length)))
+                first = self._request_object_with_retries(
+                    key, lambda: self._read_range(key, start, part if length is None else min(part, length))
+                )
         end = first.size if length is None else min(first.size, start + length)
         version = first.version
-        with file_errors("write", path):
+        with os_errors_as_compactor_errors("write", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
         def fetch_range(position: int) -> None:
             found = self._read_range(key, position, min(part, end - position), version)
-            with file_errors("write", path):
+            with os_errors_as_compactor_errors("write", path):
                 write_at_position(descriptor, found.data, position - start)
 
         try:
-            with file_errors("write", path):
+            with os_errors_as_compactor_errors("write", path):
                 write_at_position(descriptor, first.data, 0)
             rest = range(start + len(first.data), end, part)
             PartUploader(self._retrier, self._transfers.threads).run_tasks_with_retries([partial(fetch_range, at) for at in rest])
@@ -332,28 +339,28 @@ class CloudStore:
     def clock_ms(self) -> int:
         return self._request_with_retries(self._client.clock_ms)
 
-    def inspect(self, now_ms: int) -> Sequence[StoreFinding]:
+    def inspect_bucket(self, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
-        return self._request_with_retries(self._client.inspect)
+        return self._request_with_retries(self._client.inspect_bucket)
 
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
-        return self._request_with_retries(self._client.deletes_free_space)
+        return self._request_with_retries(self._client.does_delete_free_space)
 
     def required_permission(self, verb: str) -> str:
-        """Return the permission that a verb of ``probe`` needs."""
+        """Return the vendor's permission for write, overwrite, read, list or delete, or an empty string."""
         return self._client.required_permission(verb)
 
-    def server_location(self) -> tuple[str, str, str]:
-        """Return endpoint, bucket and prefix (``ConditionCheck``)."""
+    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
+        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
         return self._client.endpoint_bucket_and_prefix
 
     def without_condition_check(self) -> ObjectStore:
-        """Return the same store without the test of conditions before its creates."""
+        """Return a copy of this store that does not test create-if-absent before its first create."""
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Send a file as an object of parts, which the store is asked to create only if the key is free (``ConditionCheck``)."""
+        """Upload a file in parts and ask the store to create the object only if the key is free. Raises AlreadyExists if it is not."""
         self._client.create_in_parts(key, [(file,)], {}, PartUploader(self._retrier, 1))
 
     def _create_in_parts(
@@ -385,8 +392,10 @@ class CloudStore:
         return replace(made, metadata=described)
 
     def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
-        """Request bytes of an object once, with the parameters of ``ObjectClient.read``. Raises Unavailable if the store sends fewer or
-        more.
+        """Request bytes [start, start + length) of an object once. Raises Unavailable if the store sends fewer or more.
+
+        :param length: None for all bytes up to the object's end.
+        :param version: the only version that may be read; empty for any.
         """
         found = self._client.read(key, start, length, version)
         received = len(found.data)
@@ -398,7 +407,7 @@ class CloudStore:
 
     def _head_object(self, key: str) -> ObjectInfo:
         check_key(key)
-        return self._object_request(key, lambda: self._client.head(key))
+        return self._request_object_with_retries(key, lambda: self._client.head(key))
 
     def _find_object(self, key: str) -> ObjectInfo | None:
         try:
@@ -412,7 +421,7 @@ class CloudStore:
         except NotFound:
             return
 
-    def _object_request(self, key: str, request: Callable[[], T]) -> T:
+    def _request_object_with_retries(self, key: str, request: Callable[[], T]) -> T:
         """Make a request for an object, with retries, and return its result. After the first NotFound a listing shows whether the object or
         the whole bucket is missing.
         """

@@ -14,7 +14,9 @@ from compactor.storage.probe import ServerStore, find_ignored_conditions
 
 
 class ConditionCheck:
-    """Creates one key twice and again in parts before this process's first create in a bucket, and refuses the store if it is overwritten.
+    """Test that a store honours create-if-absent, made before this process's first create in a bucket. It refuses a store that does not.
+
+    The test creates one key twice, and again by an upload in parts; the object must not be overwritten.
 
     Leadership and publication rest on create-if-absent: where it is ignored, two compactors lead at once and write over each other.
     Thread-safe. A store that passed is remembered by this process for its bucket, and by later ones in a file of ``folder`` for its
@@ -26,33 +28,34 @@ class ConditionCheck:
         self._lock = threading.Lock()
         self._passed: set[tuple[str, str]] = set()
 
-    def require_conditions(self, store: ObjectStore, prefix: str) -> None:
-        """Raise Refused if the store ignores conditions of requests, StoreError if it cannot be reached. ``prefix``: prefix of the key that
-        is created and deleted for the test.
+    def require_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
+        """Test the store unless that was done before. Raises Refused if it ignores create-if-absent, StoreError if it cannot be reached.
+
+        :param prefix: prefix of the key that is created and deleted for the test.
         """
         if not isinstance(store, ServerStore):
             return
         with self._lock:
-            endpoint, bucket, root = store.server_location()
+            endpoint, bucket, root = store.endpoint_bucket_and_prefix_of_server()
             if (endpoint, bucket) in self._passed:
                 return
             place = json.dumps({"endpoint": endpoint, "bucket": bucket, "prefix": root})
             marker = self._folder / hashlib.sha256(place.encode()).hexdigest()[:32]
-            if not _is_marker_of(marker, place):
-                self._test_conditions(store.without_condition_check(), prefix)
+            if not _does_marker_contain_location(marker, place):
+                self._test_conditional_creates(store.without_condition_check(), prefix)
                 with suppress(OSError):  # the next process asks again
                     self._folder.mkdir(parents=True, exist_ok=True)
                     marker.write_text(place)
             self._passed.add((endpoint, bucket))
 
-    def _test_conditions(self, store: ObjectStore, prefix: str) -> None:
-        """Raise Refused if the store ignores conditions of requests. Raises StoreError."""
+    def _test_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
+        """Raise Refused if the store overwrites an object that was to be created only if absent, StoreError if it cannot be reached."""
         problem = find_ignored_conditions(store, prefix)
         if problem is not None:
             raise Refused(problem.detail, hint=problem.hint)
 
 
-def _is_marker_of(marker: Path, location: str) -> bool:
+def _does_marker_contain_location(marker: Path, location: str) -> bool:
     """Return whether the file ``marker`` exists and contains this location (endpoint, bucket and prefix)."""
     try:
         return marker.read_text() == location

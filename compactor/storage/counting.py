@@ -1,6 +1,6 @@
 """Counters of requests and transferred bytes, including those of failed attempts.
 
-Adapters report to a :class:`Meter`, because only they see single requests: one upload is many. Meters can be nested.
+Adapters report to a :class:`RequestMeter`, because only they see single requests: one upload is many. Meters can be nested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STORE = "store"
 """Reason of delays that the store causes: it was busy, did not answer or broke off."""
 
 
-class Meter(Protocol):
+class RequestMeter(Protocol):
     """Receives every request and every transferred byte of a store."""
 
     def record_request(self, request_kind: str) -> None:
@@ -66,7 +66,7 @@ class StoreUsage(StrictFrozenModel):
 
 
 class RequestCounters:
-    """Thread-safe Meter that counts requests and bytes. Not pickled: each executor has its own and returns a StoreUsage."""
+    """Thread-safe RequestMeter that counts requests and bytes. Not pickled: each executor has its own and returns a StoreUsage."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class RequestCounters:
             self._waited[reason] = self._waited.get(reason, 0.0) + seconds
 
     @contextmanager
-    def report_transfers(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
+    def transfers_reported_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
         """Call ``on_bytes`` with the size of every transfer while the block runs, from any thread. For progress reports."""
         self._watcher = on_bytes
         try:

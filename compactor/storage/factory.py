@@ -11,7 +11,7 @@ from typing import Protocol
 
 from compactor.config.settings import LimitSettings, Settings
 from compactor.extras import require_extra
-from compactor.storage.counting import Meter, RequestCounters
+from compactor.storage.counting import RequestCounters, RequestMeter
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker
@@ -65,9 +65,9 @@ class RateLimits:
 
 
 class ThrottledMeter:
-    """Meter that passes everything on to ``inner``, and delays callers so that the rate limits hold."""
+    """RequestMeter that passes everything on to ``inner``, and delays callers so that the rate limits hold."""
 
-    def __init__(self, inner: Meter, buckets: RateLimits) -> None:
+    def __init__(self, inner: RequestMeter, buckets: RateLimits) -> None:
         self._inner = inner
         self._buckets = buckets
 

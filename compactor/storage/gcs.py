@@ -26,10 +26,10 @@ from compactor.storage.cloud import (
     PartUploader,
     RequestRetry,
     connection_error,
+    http_status_error,
     request_timeouts,
-    status_error,
 )
-from compactor.storage.counting import Meter
+from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -65,7 +65,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 class GcsClient:
     """Requests to the objects below one prefix of a Google Cloud Storage bucket. Connects at the first request."""
 
-    def __init__(self, bucket: str, prefix: str, settings: GcsSettings, meter: Meter, contact: FirstAnswerTracker) -> None:
+    def __init__(self, bucket: str, prefix: str, settings: GcsSettings, meter: RequestMeter, contact: FirstAnswerTracker) -> None:
         self._name = bucket
         self._prefix = prefix
         self._settings = settings
@@ -161,11 +161,11 @@ class GcsClient:
         self.list_page("", "", "", 1)
         return int(parsedate_to_datetime(self._session.answer.headers["Date"]).timestamp() * 1000)
 
-    def deletes_free_space(self) -> bool | None:
-        return None if (reasons := self._retention_reasons()) is None else not reasons
+    def does_delete_free_space(self) -> bool | None:
+        return None if (reasons := self._reasons_why_deletes_free_no_space()) is None else not reasons
 
-    def inspect(self) -> list[StoreFinding]:
-        reasons = self._retention_reasons()
+    def inspect_bucket(self) -> list[StoreFinding]:
+        reasons = self._reasons_why_deletes_free_no_space()
         if reasons is None:
             detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"
             return [StoreFinding.note("versioning-unknown", detail, "Grant storage.buckets.get on the bucket")]
@@ -175,7 +175,7 @@ class GcsClient:
     def required_permission(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _retention_reasons(self) -> list[tuple[str, str]] | None:
+    def _reasons_why_deletes_free_no_space(self) -> list[tuple[str, str]] | None:
         """Return kind and description of each bucket setting because of which deleting frees no space; None if the credentials may not read
         the settings.
         """
@@ -255,7 +255,7 @@ class GcsClient:
             return self._made
 
 
-def _create_client(settings: GcsSettings, meter: Meter) -> tuple[Any, Any]:
+def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any]:
     """Return a session and a client on it. Raises UsageError for a credentials file that cannot be used."""
     import google.auth
     from google.auth.credentials import AnonymousCredentials
@@ -311,7 +311,7 @@ def _http_status_error(status: int, response: Any, failed_request: str, *, is_ob
         return Refused(message, hint="Use a bucket without holds and retention policies")
     if status == HTTPStatus.FORBIDDEN and "billing" in answer:
         return Refused(message, hint="Enable billing for the project of the bucket")
-    return status_error(status, message, _HINTS, is_object_request=is_object_request)
+    return http_status_error(status, message, _HINTS, is_object_request=is_object_request)
 
 
 def _error_message(response: Any, status: int) -> str:
@@ -323,7 +323,7 @@ def _error_message(response: Any, status: int) -> str:
 
 
 def meter_kind_of_request(method: str, url: str) -> str:
-    """Return the kind (``Meter.record_request``) under which a request of the JSON API is counted."""
+    """Return the kind under which a request of the JSON API is counted: get, list, head, put or delete."""
     if method == "GET":
         return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"
     return "delete" if method == "DELETE" else "put"

@@ -41,10 +41,10 @@ from compactor.storage.cloud import (
     PartUploader,
     RequestRetry,
     connection_error,
+    http_status_error,
     request_timeouts,
-    status_error,
 )
-from compactor.storage.counting import Meter
+from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import RESERVED, check_prefix, key_part_problem
 from compactor.storage.options import StoreOptions
@@ -109,7 +109,7 @@ class HdfsStore(CloudStore):
 
     @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield staged files, which have no key yet, for an empty prefix only."""
+        """Yield the staged files (uploads that are not yet renamed to their keys) if the prefix is empty, else nothing."""
         check_prefix(prefix)
         for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
@@ -153,7 +153,7 @@ class FileStatus:
 class HdfsClient:
     """Requests to the files below one directory of HDFS. Connects at the first request."""
 
-    def __init__(self, namenode: str, prefix: str, settings: HdfsSettings, meter: Meter, contact: FirstAnswerTracker) -> None:
+    def __init__(self, namenode: str, prefix: str, settings: HdfsSettings, meter: RequestMeter, contact: FirstAnswerTracker) -> None:
         self._namenode = namenode
         self._prefix = prefix
         self._user = settings.user
@@ -225,7 +225,7 @@ class HdfsClient:
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return the files of the store's root directory (``HdfsStore`` walks through the others)."""
+        """Return the files directly in the store's root directory, all at once. ``HdfsStore.list`` walks through the subdirectories."""
         return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
     def delete(self, key: str, version: str = "") -> None:
@@ -237,10 +237,10 @@ class HdfsClient:
     def clock_ms(self) -> int:
         return self._clock_ms("/")
 
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         return not self._snapshot_directories()
 
-    def inspect(self) -> list[StoreFinding]:
+    def inspect_bucket(self) -> list[StoreFinding]:
         hint = "Expect no saving before those snapshots are deleted, or use a directory without"
         detail = f"of {self.url} has snapshots, which keep deleted files"
         return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._snapshot_directories()]
@@ -392,12 +392,12 @@ class HdfsClient:
         return found
 
     def _fetch_file_status(self, key: str) -> FileStatus:
-        status = self._fetch_status(self._url_path(key), "read", key)
+        status = self._fetch_status_of_path(self._url_path(key), "read", key)
         if status.name.endswith("/"):
             raise NotFound(f"{self._describe_failed_request('read', key)}: it is a directory")
         return status
 
-    def _fetch_status(self, path: str, verb: str, key: str) -> FileStatus:
+    def _fetch_status_of_path(self, path: str, verb: str, key: str) -> FileStatus:
         failed_request = self._describe_failed_request(verb, key)
         found = _json_field(
             self._request_with_redirect("GET", path, "GETFILESTATUS", failed_request=failed_request), failed_request, "FileStatus"
@@ -426,14 +426,14 @@ class HdfsClient:
             if answer.status_code == HTTPStatus.UNAUTHORIZED:
                 ticket = _negotiation_header(urlsplit(url).hostname or "", self._user, failed_request)
                 answer = self._send_http_request(method, url, failed_request, ticket=ticket)
-        except _broken_connections() as error:
+        except _connection_error_types() as error:
             if _RPC_ANSWER in str(error):
                 raise _not_webhdfs_error(failed_request) from error
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
         if answer.status_code == HTTPStatus.TEMPORARY_REDIRECT:
             try:
                 answer = self._send_http_request(method, answer.headers.get("Location", ""), failed_request, body)
-            except _broken_connections() as error:
+            except _connection_error_types() as error:
                 raise Unavailable(f"{failed_request}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
         return answer
 
@@ -480,7 +480,7 @@ def _negotiation_header(host: str, principal: str, failed_request: str) -> str:
         raise (Unavailable if "contact any KDC" in message else Refused)(message, hint=_KERBEROS_HINT) from error
 
 
-def _broken_connections() -> tuple[type[Exception], ...]:
+def _connection_error_types() -> tuple[type[Exception], ...]:
     """Return the exception classes of connections that failed or broke."""
     from requests import RequestException
     from urllib3.exceptions import HTTPError
@@ -546,7 +546,7 @@ def _http_status_error(response: Any, failed_request: str) -> CompactorError:
     except (KeyError, TypeError, ValueError):
         if status == HTTPStatus.NOT_FOUND:  # HDFS itself names what it does not find
             return _not_webhdfs_error(failed_request)
-        return status_error(status, f"{failed_request}: the store answered {status}", _HINTS, is_object_request=False)
+        return http_status_error(status, f"{failed_request}: the store answered {status}", _HINTS, is_object_request=False)
     message = f"{failed_request}: the store answered {status} ({name}: {text})"
     if name == "FileAlreadyExistsException":
         return AlreadyExists(message)
@@ -556,13 +556,11 @@ def _http_status_error(response: Any, failed_request: str) -> CompactorError:
         return Refused(message, hint="Raise the quota of the directory, or shorten grace and undo window")
     if name in _PASSING:
         return Unavailable(message, hint=_PASSING[name])
-    return status_error(status, message, _HINTS, is_object_request=False)
+    return http_status_error(status, message, _HINTS, is_object_request=False)
 
 
 def meter_kind_of_request(method: str, url: str) -> str:
-    """Return the kind (``Meter.record_request``) under which a request of WebHDFS is counted: get and put for those that move bytes to or
-    from datanodes and for renames.
-    """
+    """Return the kind under which a request of WebHDFS is counted: get and put if it moves bytes from or to datanodes or renames."""
     operation = url.partition("op=")[2].partition("&")[0]
     if "namenoderpcaddress=" in url or operation == "RENAME":
         return {"GET": "get"}.get(method, "put")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from compactor.errors import Refused
+from compactor.model.base import ReasonOrEmpty
 
 RESERVED = ".object-store"
 """Folder in which a directory store keeps staged files and metadata. Not allowed as part of a key, and never listed."""
@@ -21,7 +22,7 @@ _METADATA_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
-def key_part_problem(part: str) -> str:
+def key_part_problem(part: str) -> ReasonOrEmpty:
     """Return why this text cannot be a part of a key between two slashes, or an empty string."""
     if not part:
         return "has an empty part"
@@ -34,7 +35,7 @@ def key_part_problem(part: str) -> str:
     return ""
 
 
-def key_problem(key: str) -> str:
+def key_problem(key: str) -> ReasonOrEmpty:
     """Return why this text cannot be a key, or an empty string."""
     faults = [fault for part in key.split("/") if (fault := key_part_problem(part))]
     if faults:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from compactor.errors import AlreadyExists, Refused, Unavailable
 from compactor.storage.copy_checks import check_copied_bytes
-from compactor.storage.counting import Meter, RequestCounters
+from compactor.storage.counting import RequestCounters, RequestMeter
 from compactor.storage.keys import (
     RESERVED,
     check_key,
@@ -36,7 +36,7 @@ from compactor.storage.keys import (
     normalize_metadata_names,
 )
 from compactor.storage.options import StoreOptions
-from compactor.storage.os_errors import FULL, file_errors
+from compactor.storage.os_errors import FULL, os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.schemes import local_path
@@ -67,7 +67,7 @@ class LocalStore:
         modification time is never before the moment at which they became visible, even if the writer was stopped in between.
     """
 
-    def __init__(self, root: Path, meter: Meter | None = None, *, holds_control_records: bool = False) -> None:
+    def __init__(self, root: Path, meter: RequestMeter | None = None, *, holds_control_records: bool = False) -> None:
         self._root = Path(os.path.abspath(root))
         self._records = holds_control_records
         self._reserve = DiskReserve(self._root / RESERVED / "reserve") if holds_control_records else None
@@ -82,7 +82,7 @@ class LocalStore:
         check_range(start, length)
         path = self._object_path(key)
         self._meter.record_request("get")
-        with file_errors("read", path), _open_object(path) as file:
+        with os_errors_as_compactor_errors("read", path), _open_object(path) as file:
             file.seek(start)
             # A huge length would be allocated in advance.
             data = file.read() if length is None else file.read(min(length, os.fstat(file.fileno()).st_size))
@@ -92,7 +92,7 @@ class LocalStore:
     def head(self, key: str) -> ObjectInfo:
         path = self._object_path(key)
         self._meter.record_request("head")
-        with file_errors("read", path):
+        with os_errors_as_compactor_errors("read", path):
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a plain file", str(path))
@@ -133,7 +133,7 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> ObjectInfo:
         target = self._object_path(key)
         self._meter.record_request("put")
-        with file_errors("write", target), self._staged_file(lambda file: self._write_chunks(file, (data,))) as staged:
+        with os_errors_as_compactor_errors("write", target), self._staged_file(lambda file: self._write_chunks(file, (data,))) as staged:
             _make_directories(target.parent)
             os.replace(staged, target)
             _sync_directory(target.parent)
@@ -144,10 +144,10 @@ class LocalStore:
         source = self._object_path(key)
         self._meter.record_request("get")
         done = 0
-        with file_errors("read", source), _open_object(source) as file:
+        with os_errors_as_compactor_errors("read", source), _open_object(source) as file:
             file.seek(start)
             try:
-                with file_errors("write", path), open(path, "wb") as target:
+                with os_errors_as_compactor_errors("write", path), open(path, "wb") as target:
                     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length - done)):
                         self._meter.record_bytes_read(len(chunk))
                         target.write(chunk)
@@ -161,7 +161,7 @@ class LocalStore:
         check_prefix(prefix)
         self._meter.record_request("list")
         folder = prefix.rpartition("/")[0]
-        with file_errors("list", self._root / folder):
+        with os_errors_as_compactor_errors("list", self._root / folder):
             start = self._check_inside_root(self._root / folder)
             for found, status in _list_directory(start, f"{folder}/" if folder else "", prefix, after):
                 yield self._object_info(found, status, {})
@@ -171,7 +171,7 @@ class LocalStore:
         for key in keys:
             path = self._object_path(key)
             self._meter.record_request("delete")
-            with file_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
+            with os_errors_as_compactor_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
                     continue
@@ -179,13 +179,13 @@ class LocalStore:
                 _metadata_path(path, status.st_mtime_ns).unlink(missing_ok=True)
                 touched.add(path.parent)
         for folder in sorted(touched):
-            with file_errors("delete in", folder), suppress(FileNotFoundError):
+            with os_errors_as_compactor_errors("delete in", folder), suppress(FileNotFoundError):
                 _sync_directory(folder)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         folder = self._root / RESERVED / "tmp"
         self._meter.record_request("list")
-        with file_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
+        with os_errors_as_compactor_errors("list", folder), suppress(FileNotFoundError, NotADirectoryError):
             for entry in [] if prefix else list(os.scandir(folder)):
                 with suppress(FileNotFoundError):
                     yield UnfinishedUpload(f"{RESERVED}/{folder.name}/{entry.name}", entry.name, entry.stat().st_mtime_ns // 1_000_000)
@@ -194,12 +194,12 @@ class LocalStore:
         folder = self._root / RESERVED / "tmp"
         for upload in uploads:
             self._meter.record_request("delete")
-            with file_errors("delete", folder / upload.id), suppress(FileNotFoundError):
+            with os_errors_as_compactor_errors("delete", folder / upload.id), suppress(FileNotFoundError):
                 os.unlink(folder / os.path.basename(upload.id))
 
     def clock_ms(self) -> int:
         self._meter.record_request("head")
-        with file_errors("write", self._root), self._staged_file(lambda file: None, durable=False) as staged:
+        with os_errors_as_compactor_errors("write", self._root), self._staged_file(lambda file: None, durable=False) as staged:
             return staged.lstat().st_mtime_ns // 1_000_000
 
     def _object_path(self, key: str) -> Path:
@@ -238,7 +238,7 @@ class LocalStore:
         """Append a range of another object. Its version is checked before and after, because other programs may write to the file."""
         path = self._object_path(piece.key)
         self._meter.record_request("copy")
-        with file_errors("read", path):
+        with os_errors_as_compactor_errors("read", path):
             source = _open_object(path)
         with source:
             _require_version(path, source, piece)
@@ -263,7 +263,7 @@ class LocalStore:
         described = check_metadata(metadata)
         target = self._object_path(key)
         self._meter.record_request("put")
-        with file_errors("write", target):
+        with os_errors_as_compactor_errors("write", target):
             while True:
                 try:
                     return self._create_by_hard_link(key, target, write_content, described)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compactor.config.settings import Settings
-from compactor.storage.counting import STORE, Meter
+from compactor.storage.counting import STORE, RequestMeter
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker, Retrier
 from compactor.storage.settings import RetrySettings, TransferSettings
@@ -18,7 +18,7 @@ class StoreOptions:
     """Arguments of ``factory.open_store``, as each kind of store receives them. retries: None for the adapter's own default."""
 
     settings: Settings
-    meter: Meter
+    meter: RequestMeter
     retries: RetrySettings | None
     transfers: TransferSettings
     contact: FirstAnswerTracker

@@ -16,7 +16,7 @@ _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @contextmanager
-def file_errors(verb: str, path: Path) -> Iterator[None]:
+def os_errors_as_compactor_errors(verb: str, path: Path) -> Iterator[None]:
     """Raise CompactorErrors in place of OSErrors within the ``with`` block. verb: read, write, list or delete; a missing file becomes
     NotFound if it is read.
     """

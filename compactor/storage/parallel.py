@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecut
 from typing import Any
 
 from compactor.errors import Unavailable
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import FileRange
 
 
@@ -53,7 +53,7 @@ def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]])
 
 def read_file_range(piece: FileRange) -> bytes:
     """Return the bytes of a range of a local file. Raises Unavailable if the file has become shorter."""
-    with file_errors("read", piece.path), open(piece.path, "rb") as file:
+    with os_errors_as_compactor_errors("read", piece.path), open(piece.path, "rb") as file:
         file.seek(piece.start)
         data = file.read(piece.length)
     if len(data) != piece.length:

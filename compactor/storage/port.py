@@ -16,7 +16,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Properties of one object. modified_ms: last modification by the store's own clock, in milliseconds."""
+    """Properties of one object. ``size``: in bytes. ``modified_ms``: last modification by the store's own clock, in milliseconds."""
 
     key: str
     size: int
@@ -97,20 +97,24 @@ class ObjectStore(Protocol):
         """
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object like ``create`` from a file of any size (streamed, in several parts if large)."""
+        """Create an object from a file of any size, only if the key is free. The file is streamed, in several parts if it is large.
+
+        Raises AlreadyExists or Unavailable under the same conditions as ``create``.
+        """
 
     @property
     def server_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object like ``create`` from these pieces in order. The store copies ranges itself if it can.
+        """Create an object from ranges of objects and local files, in order, only if the key is free. The store itself copies objects.
 
         A failed call leaves nothing behind, and an object is never composed of two versions of a source.
 
         :raises NotFound: or Unavailable, if a source is gone or has another etag.
         :raises CannotCopy: if the store turns out not to copy ranges; ``server_copy_limits`` is None from then on.
-        :raises CopyDiffers: if the store has copied other bytes. :raises ValueError: if ``server_copy_limits`` does not allow these pieces.
+        :raises CopyDiffers: if the store has copied other bytes.
+        :raises ValueError: if ``server_copy_limits`` does not allow these pieces.
         """
 
     def put(self, key: str, data: bytes) -> ObjectInfo:

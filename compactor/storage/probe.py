@@ -31,10 +31,10 @@ _SKEW_WARNING_MS = 60_000
 class InspectableStore(Protocol):
     """Store on a server whose settings can be queried."""
 
-    def inspect(self, now_ms: int) -> Sequence[StoreFinding]:
+    def inspect_bucket(self, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
 
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
 
     def required_permission(self, verb: str) -> str:
@@ -45,15 +45,16 @@ class InspectableStore(Protocol):
 class ServerStore(Protocol):
     """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
 
-    def server_location(self) -> tuple[str, str, str]:
-        """Return endpoint, bucket and prefix."""
+    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
+        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
 
     def without_condition_check(self) -> ObjectStore:
-        """Return the same store without a check before its creates."""
+        """Return a copy of this store that does not test create-if-absent before its first create."""
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Send a file as an object of parts, which the store is asked to create only if the key is free. Raises AlreadyExists,
-        PreconditionFailed or NoSuchUpload if it is not.
+        """Upload a file in parts and ask the store to create the object only if the key is free.
+
+        Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken.
         """
 
 
@@ -61,22 +62,23 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
     """Test permissions, clock, conditions and settings of a store, and return all findings. Errors of the store become findings. Leaves
     only a marker object below ``prefix``.
     """
-    findings = _permission_findings(store, prefix)
+    findings = _test_permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
         return findings
     try:
-        findings += _clock_findings(store, now_ms)
+        findings += _compare_clocks(store, now_ms)
         findings += find_unsafe_concurrent_creates(store, prefix)
         if isinstance(store, InspectableStore):
-            findings += store.inspect(now_ms())
+            findings += store.inspect_bucket(now_ms())
     except CompactorError as error:
         findings.append(_error_finding(error, store))
     return findings
 
 
 def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Create one key twice, and in parts too on stores with such uploads, and delete it. Return a finding if it was overwritten: then the
-    store ignores conditions.
+    """Test that a store does not overwrite an object that is to be created only if absent. Return a finding if it does, else None.
+
+    The test creates one key twice, and again by an upload in parts if the store has such uploads, and deletes it.
 
     If the key may not be deleted, a few bytes stay. Raises StoreError.
     """
@@ -89,7 +91,7 @@ def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | N
             pass
         else:
             return _ignored_condition_finding(store, "conditional-puts", "an object that existed was created once more")
-        if _is_overwritten_in_parts(store, key):
+        if _does_upload_in_parts_overwrite(store, key):
             return _ignored_condition_finding(store, "conditional-multipart", "an upload in parts wrote over an existing object")
     finally:
         with suppress(Refused):
@@ -97,9 +99,10 @@ def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | N
     return None
 
 
-def _is_overwritten_in_parts(store: ObjectStore, key: str) -> bool:
-    """Return whether an upload in parts changes an object that contains ``first``. Large objects become visible by another request than
-    small ones, and some servers check the condition of the one only.
+def _does_upload_in_parts_overwrite(store: ObjectStore, key: str) -> bool:
+    """Return whether an upload in parts overwrites the object at ``key``, which contains ``first``, although it asks for create-if-absent.
+
+    Uploads in parts end with another request than small creates, and some servers check the condition only of the latter.
     """
     if not isinstance(store, ServerStore) or not store_kind(store.url).can.multipart:
         return False
@@ -162,13 +165,13 @@ def find_unsafe_concurrent_creates(
     return []
 
 
-def deletes_free_space(store: ObjectStore) -> bool | None:
+def does_delete_free_space(store: ObjectStore) -> bool | None:
     """Return whether deleting objects frees space at once, or None if the store does not tell. Makes a few requests to a server."""
     if not isinstance(store, InspectableStore):
         kind = store_kind_of_scheme(store.url)
-        return kind.can.deletes_free_space if kind else None
+        return kind.can.does_delete_free_space if kind else None
     try:
-        return store.deletes_free_space()
+        return store.does_delete_free_space()
     except StoreError:
         return None
 
@@ -189,10 +192,8 @@ def _create_key_concurrently(store: ObjectStore, key: str, threads: int) -> list
         return [content for content in pool.map(create_once, range(threads)) if content is not None]
 
 
-def _permission_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Return a finding for each kind of request on a new object that is denied. All kinds are tried, so that all missing permissions are
-    named at once.
-    """
+def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
+    """Write, overwrite, read, list and delete a test object. Return a finding for each of these requests that the store denies."""
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("write", lambda: store.create(key, b"probe")),
@@ -217,7 +218,7 @@ def _permission_findings(store: ObjectStore, prefix: str) -> list[StoreFinding]:
     return findings
 
 
-def _clock_findings(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
+def _compare_clocks(store: ObjectStore, now_ms: Callable[[], int]) -> list[StoreFinding]:
     before = now_ms()
     there = store.clock_ms()
     difference = there - (before + now_ms()) // 2

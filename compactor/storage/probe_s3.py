@@ -20,7 +20,7 @@ class BucketDeletionSettings(StrictFrozenModel):
     object_lock: bool | None
 
     @property
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         if self.versioning is None or self.object_lock is None:
             return None
         return self.versioning == "" and not self.object_lock

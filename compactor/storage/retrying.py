@@ -43,7 +43,7 @@ class FirstAnswerTracker:
         """Record that the store has answered a request, successfully or not."""
         self.answered = True
 
-    def unanswered_s(self, requested_at: float, now: float) -> float:
+    def seconds_without_first_answer(self, requested_at: float, now: float) -> float:
         """Return for how many seconds the store has left the first request unanswered; 0 if it has ever answered.
 
         requested_at: start of this request.
@@ -90,7 +90,7 @@ class Retrier:
                 pause = ceiling * self.fraction()
                 now = self.clock()
                 failed = failed if number else now
-                silent = self.contact.unanswered_s(began, now)
+                silent = self.contact.seconds_without_first_answer(began, now)
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error

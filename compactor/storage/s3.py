@@ -33,7 +33,7 @@ from compactor.storage.copy_checks import check_copy_sources, verify_composed_co
 from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, normalize_metadata_names
 from compactor.storage.options import StoreOptions
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
 from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
@@ -94,32 +94,32 @@ class S3Store:
         """Return the client for single requests, which `config check` and the reader of old versions use beyond ObjectStore."""
         return self._requests
 
-    def inspect(self, now_ms: int) -> list[StoreFinding]:
+    def inspect_bucket(self, now_ms: int) -> list[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
         from compactor.storage.probe_s3 import bucket_findings
 
         return bucket_findings(self, now_ms)
 
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
         from compactor.storage.probe_s3 import read_deletion_settings
 
-        return read_deletion_settings(self).deletes_free_space
+        return read_deletion_settings(self).does_delete_free_space
 
     def required_permission(self, verb: str) -> str:
-        """Return the action that a policy must allow for this verb of ``probe``."""
+        """Return the action that a policy must allow for write, overwrite, read, list or delete, or an empty string."""
         return _PERMISSIONS[verb]
 
-    def server_location(self) -> tuple[str, str, str]:
-        """Return endpoint, bucket and prefix (``ConditionCheck``)."""
+    def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
+        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
         return str(self._requests.boto_client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
 
     def without_condition_check(self) -> S3Store:
-        """Return the same store without ``before_create``."""
+        """Return a copy of this store that does not test create-if-absent before its first create."""
         return S3Store(self._requests, self._transfers)
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Send a file by a multipart upload that is completed on the condition that the key is free (``ConditionCheck``)."""
+        """Send a file by a multipart upload that is completed on the condition that the key is free."""
         upload = MultipartUpload(self._requests, self._transfers, key, {})
         try:
             upload.complete_upload(upload.send_parts([(file,)]))
@@ -151,7 +151,7 @@ class S3Store:
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
         described = check_metadata(metadata)
-        with file_errors("read", path):
+        with os_errors_as_compactor_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
         self._before_create(self)
@@ -206,7 +206,7 @@ class S3Store:
             answer = self._requests.send_request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
             return _info_of_written_object(key, len(data), answer, {})
 
-        return self._requests.retry_request(put_once)
+        return self._requests.request_with_retries(put_once)
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         check_key(key)
@@ -217,7 +217,7 @@ class S3Store:
             self.head(key)
         except RangeNotSatisfiable:
             pass
-        with file_errors("write", path):
+        with os_errors_as_compactor_errors("write", path):
             path.write_bytes(b"")
         return 0
 
@@ -275,7 +275,7 @@ class S3Store:
                 self._requests.send_request_with_retries("abort_multipart_upload", "abort an upload of", upload.key, UploadId=upload.id)
 
     def clock_ms(self) -> int:
-        return _response_time_ms(self._requests.list_one_key(), self.url)
+        return _date_header_ms(self._requests.list_one_key(), self.url)
 
     def _list_page(self, params: dict[str, Any]) -> dict[str, Any]:
         def list_once(attempt: int) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class S3Store:
                 raise Unavailable(f"cannot list {self.url}: the store's answer is incomplete")
             return answer
 
-        return self._requests.retry_request(list_once)
+        return self._requests.request_with_retries(list_once)
 
     def _head_object(self, key: str) -> ObjectInfo:
         check_key(key)
@@ -323,7 +323,7 @@ class S3Store:
             return _info_of_written_object(key, len(data), answer, metadata)
 
         try:
-            return self._requests.retry_request(put_once)
+            return self._requests.request_with_retries(put_once)
         except PreconditionFailed as error:
             own = self._find_object_with_token(key, token) if attempts > 1 else None
             if own:
@@ -407,11 +407,11 @@ class S3Store:
             if wanted:
                 raise Unavailable(f"cannot delete in {self.url}: the store does not say what became of {len(wanted)} keys")
 
-        self._requests.retry_request(delete_once)
+        self._requests.request_with_retries(delete_once)
 
 
 def _info_of_written_object(key: str, size: int, response: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
-    return ObjectInfo(key, size, _response_time_ms(response, key), _etag_of_answer(response), metadata)
+    return ObjectInfo(key, size, _date_header_ms(response, key), _etag_of_answer(response), metadata)
 
 
 def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -431,7 +431,7 @@ def _epoch_ms(time: datetime) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _response_time_ms(response: Mapping[str, Any], url: str) -> int:
+def _date_header_ms(response: Mapping[str, Any], url: str) -> int:
     """Return the Date header of an answer in milliseconds. Raises Unavailable if it has none."""
     date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from compactor.config.store_sections import S3Settings
 from compactor.errors import Unavailable, UsageError
-from compactor.storage.counting import Meter
+from compactor.storage.counting import RequestMeter
 from compactor.storage.retrying import Retrier
 from compactor.storage.s3_errors import translate_s3_error
 
@@ -74,7 +74,7 @@ class S3RequestClient:
     """
 
     def __init__(
-        self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: Meter, traits: ServerTraits | None = None
+        self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: RequestMeter, traits: ServerTraits | None = None
     ) -> None:
         self.bucket = bucket
         self.prefix = prefix
@@ -120,7 +120,7 @@ class S3RequestClient:
 
     def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
         """Send a request and retry while the store is unavailable."""
-        return self.retry_request(lambda _: self.send_request_once(operation, verb, key, **params))
+        return self.request_with_retries(lambda _: self.send_request_once(operation, verb, key, **params))
 
     def list_one_key(self) -> dict[str, Any]:
         """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
@@ -128,7 +128,7 @@ class S3RequestClient:
         """
         return self.send_request_with_retries("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
-    def retry_request(self, attempt: Callable[[int], T]) -> T:
+    def request_with_retries(self, attempt: Callable[[int], T]) -> T:
         def attempt_and_count_retries(number: int) -> T:
             if number:
                 self.meter.record_retry()
@@ -143,11 +143,11 @@ class S3RequestClient:
 
         def read_once(attempt: int) -> bytes:
             answer = self.send_request_once("get_object", "read", key, **params)
-            return b"".join(self.read_body(answer, key, check_returned_span(answer, self.object_url(key), start, length)))
+            return b"".join(self.read_body(answer, key, parse_and_check_returned_span(answer, self.object_url(key), start, length)))
 
         if start or length is not None:
             params["Range"] = range_header(start, length)
-        return self.retry_request(read_once)
+        return self.request_with_retries(read_once)
 
     def read_body(self, response: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
         """Yield the body of a GET in chunks. Raises Unavailable if its length differs from that of ``span`` or the connection breaks."""
@@ -171,7 +171,7 @@ class S3RequestClient:
             raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def check_returned_span(response: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
+def parse_and_check_returned_span(response: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
     """Return the range of bytes that an answer holds. Raises Unavailable if it is not the requested one."""
     size = int(response.get("ContentLength", -1))
     described = response.get("ContentRange", "")
@@ -193,7 +193,7 @@ def range_header(start: int, length: int | None) -> str:
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _create_client(settings: S3Settings, meter: Meter, read_timeout_s: float) -> Any:
+def _create_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: float) -> Any:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError

@@ -19,12 +19,12 @@ import crc32c as castagnoli
 from compactor.errors import CannotCopy, Refused, StoreError, Unavailable
 from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.copy_checks import changed_source_error
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.parallel import read_file_range, run_in_parallel, write_at_position
 from compactor.storage.port import CopiedRange
 from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart
-from compactor.storage.s3_requests import ByteSpan, S3RequestClient, check_returned_span, range_header
+from compactor.storage.s3_requests import ByteSpan, S3RequestClient, parse_and_check_returned_span, range_header
 from compactor.storage.settings import TransferSettings
 
 _ABORT_S = 10.0
@@ -56,17 +56,17 @@ def download_object(requests: S3RequestClient, transfers: TransferSettings, key:
     :raises Unavailable: also if the object changes while it is read.
     """
     part = transfers.part_bytes
-    with file_errors("write", path):
+    with os_errors_as_compactor_errors("write", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         first = _fetch_range(requests, key, path, descriptor, start, start, part if length is None else min(part, length), "")
         end = first.total if length is None else min(first.total, start + length)
 
-        def fetch_task(position: int) -> Callable[[threading.Event], ByteSpan]:
+        def make_fetch_task(position: int) -> Callable[[threading.Event], ByteSpan]:
             return lambda stop: _fetch_range(requests, key, path, descriptor, start, position, min(part, end - position), first.etag, stop)
 
-        run_in_parallel(transfers.threads, [fetch_task(at) for at in range(first.end, end, part)])
-        with file_errors("write", path):
+        run_in_parallel(transfers.threads, [make_fetch_task(at) for at in range(first.end, end, part)])
+        with os_errors_as_compactor_errors("write", path):
             # A repeated first attempt may have met a shorter object than the one before it.
             os.ftruncate(descriptor, end - start)
     except BaseException:
@@ -98,18 +98,18 @@ def _fetch_range(
         if stop and stop.is_set():
             raise CancelledError
         answer = requests.send_request_once("get_object", "read", key, Range=range_header(start, length), **condition)
-        span = check_returned_span(answer, requests.object_url(key), start, length)
+        span = parse_and_check_returned_span(answer, requests.object_url(key), start, length)
         if etag and (span.etag != etag or span.end != start + length):
             answer["Body"].close()
             raise PreconditionFailed("changed")
         at = start - file_start
         for chunk in requests.read_body(answer, key, span):
-            with file_errors("write", path):
+            with os_errors_as_compactor_errors("write", path):
                 at += write_at_position(descriptor, chunk, at)
         return span
 
     try:
-        return requests.retry_request(fetch_once)
+        return requests.request_with_retries(fetch_once)
     except (PreconditionFailed, RangeNotSatisfiable) as error:
         if not etag:
             raise
@@ -147,12 +147,12 @@ class MultipartUpload:
         one.
         """
 
-        def part_task(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
+        def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
             if isinstance(part, CopiedRange):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
 
-        return run_in_parallel(self._transfers.threads, [part_task(number, part) for number, part in enumerate(parts, start=1)])
+        return run_in_parallel(self._transfers.threads, [make_part_task(number, part) for number, part in enumerate(parts, start=1)])
 
     def _copy_part(self, part: CopiedRange, number: int, stop: threading.Event) -> dict[str, Any]:
         """Copy one part on the server and return its entry for completion.
@@ -180,7 +180,7 @@ class MultipartUpload:
             return {"PartNumber": number, "ETag": answer["ETag"], **reported}
 
         try:
-            return self._requests.retry_request(copy_once)
+            return self._requests.request_with_retries(copy_once)
         except (PreconditionFailed, RangeNotSatisfiable) as error:
             raise changed_source_error(self._requests.object_url(part.key)) from error
         except Refused as error:
@@ -211,7 +211,7 @@ class MultipartUpload:
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
-        return self._requests.retry_request(send_once)
+        return self._requests.request_with_retries(send_once)
 
     def complete_upload(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the object visible, only if its key is free.
@@ -234,7 +234,7 @@ class MultipartUpload:
             return answer
 
         try:
-            return self._requests.retry_request(complete_once)
+            return self._requests.request_with_retries(complete_once)
         except Refused as error:
             if "checksum for each part" not in error.message or all(f"Checksum{self._algorithm}" in part for part in parts):
                 raise

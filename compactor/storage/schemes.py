@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from compactor.errors import UsageError
+from compactor.model.base import ReasonOrEmpty
 from compactor.storage.keys import MAX_KEY_BYTES, key_problem
 
 NO_CREDENTIALS = "no user and no password here: credentials come from the store's usual chain"
@@ -33,7 +34,7 @@ class StoreCapabilities:
     :param listing_order: the order of keys in a listing. An order other than UTF-8's is detected and refused (``CloudStore.list``).
     :param unfinished_uploads: whether unfinished uploads can be listed and aborted.
     :param metadata_names: which names of object metadata the store itself accepts. Every kind accepts this program's names.
-    :param deletes_free_space: whether deleting frees space at once; None if the store has to be asked.
+    :param does_delete_free_space: whether deleting frees space at once; None if the store has to be asked.
     :param multipart: whether large objects become visible by another request than small ones, so that its condition has to be tried, too.
     """
 
@@ -45,7 +46,7 @@ class StoreCapabilities:
     start_key: bool
     unfinished_uploads: bool
     metadata_names: str
-    deletes_free_space: bool | None = None
+    does_delete_free_space: bool | None = None
     listing_order: str = UTF_8
     multipart: bool = True
 
@@ -123,7 +124,7 @@ DIRECTORY = StoreKind(
         start_key=True,
         unfinished_uploads=True,
         metadata_names="any; kept in a companion file",
-        deletes_free_space=True,
+        does_delete_free_space=True,
         multipart=False,
     ),
     prices=StorePrices("", "a directory", 0.0, 0.0, 0.0),
@@ -240,7 +241,7 @@ def store_kind(url: str) -> StoreKind:
     return DIRECTORY
 
 
-def url_problem(url: str) -> str:
+def url_problem(url: str) -> ReasonOrEmpty:
     """Return why this text is not a valid store URL, or an empty string. Plain paths are not URLs."""
     scheme, _, rest = url.partition("://")
     kind = store_kind_of_scheme(url)
@@ -282,7 +283,7 @@ def local_path(url: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def local_store_folder(url: str) -> Path | None:
+def innermost_existing_folder_of_store(url: str) -> Path | None:
     """Return the innermost existing folder on the way to a directory store, or None if the store is not a directory. Raises UsageError."""
     if store_kind(url) is not DIRECTORY:
         return None

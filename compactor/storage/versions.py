@@ -14,10 +14,10 @@ from typing_extensions import override
 
 from compactor.errors import NotFound
 from compactor.storage.forwarding import NullStore
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.s3 import S3Store
-from compactor.storage.s3_requests import S3RequestClient, check_returned_span
+from compactor.storage.s3_requests import S3RequestClient, parse_and_check_returned_span
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class VersionStore(NullStore):
 
         def download_once(attempt: int) -> int:
             answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version)
-            span = check_returned_span(answer, self._requests.object_url(key), 0, None)
-            with file_errors("write", path), path.open("wb") as file:
+            span = parse_and_check_returned_span(answer, self._requests.object_url(key), 0, None)
+            with os_errors_as_compactor_errors("write", path), path.open("wb") as file:
                 return sum(file.write(part) for part in self._requests.read_body(answer, key, span))
 
         if start == 0 and length is None and version.size:
-            return self._requests.retry_request(download_once)
+            return self._requests.request_with_retries(download_once)
         data = self.get(key, start, length)
-        with file_errors("write", path):
+        with os_errors_as_compactor_errors("write", path):
             return path.write_bytes(data)
 
     @override

@@ -150,7 +150,7 @@ def tier_kind(settings: Settings) -> TierKind:
     if found.brokers_expire:
         _refuse_retention_settings(settings)
     if tier.on_topic_deletion != "keep" and not found.owns_root:
-        source = settings.source_of("tier.on_topic_deletion")
+        source = settings.source_of_setting("tier.on_topic_deletion")
         what = f'{source}: on_topic_deletion is "{tier.on_topic_deletion}", and this tier has another owner'
         hint = 'Set it to "keep" under [tier]: brokers delete the segments of a deleted topic themselves, and a listed tier is only read'
         raise UsageError(what, hint=hint)
@@ -162,7 +162,8 @@ def _refuse_settings_of_compactor_managed_tiers(settings: Settings) -> None:
     for key, value in (("tier.key_entropy_bits", settings.tier.key_entropy_bits), ("s3.storage_class", settings.s3.storage_class)):
         if value:
             section, _, name = key.partition(".")
-            what = f"{settings.source_of(key)}: [{section}] {name} is set, and another program names and writes the objects of this tier"
+            source = settings.source_of_setting(key)
+            what = f"{source}: [{section}] {name} is set, and another program names and writes the objects of this tier"
             raise UsageError(what, hint="Remove it; [tier.aiven] has a storage_class, and [tier.pinterest] has entropy_bits")
 
 
@@ -172,10 +173,11 @@ def _refuse_retention_settings(settings: Settings) -> None:
     for section, cleaner in cleaners.items():
         for key in ("retention_ms", "retention_bytes"):
             if getattr(cleaner, key) != CleanerSettings.model_fields[key].default:
-                what = f"{settings.source_of(f'{section}.{key}')}: [{section}] {key} is set, and brokers expire the segments of this tier"
+                source = settings.source_of_setting(f"{section}.{key}")
+                what = f"{source}: [{section}] {key} is set, and brokers expire the segments of this tier"
                 raise UsageError(what, hint="Remove it, and set retention.ms of the topic in Kafka")
         if cleaner.cleanup_policy == "delete":
-            source = settings.source_of(f"{section}.cleanup_policy")
+            source = settings.source_of_setting(f"{section}.cleanup_policy")
             what = f'{source}: [{section}] cleanup_policy is "delete", and brokers expire the segments of this tier'
             raise UsageError(what, hint="Take the topic out of topics under [kafka]: there is nothing to compact in it")
 

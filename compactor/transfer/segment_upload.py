@@ -19,7 +19,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey
-from compactor.storage.schemes import local_store_folder
+from compactor.storage.schemes import innermost_existing_folder_of_store
 from compactor.tier.sidecars import SidecarStore
 from compactor.transfer.log_directory import SegmentToImport, check_file_unchanged, prepare_segment_upload
 
@@ -94,7 +94,7 @@ def require_free_space(url: str, needed_bytes: int) -> None:
     """Raise OutOfBudget if the tier is a directory on a disk that has no space for ``needed_bytes``, so that the import fails before it
     writes anything.
     """
-    disk = local_store_folder(url)
+    disk = innermost_existing_folder_of_store(url)
     if disk is None:
         return
     free = shutil.disk_usage(disk).free

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bloom.sidecar import Sidecar
-from compactor.access.rounds import open_partition_reader
+from compactor.access.rounds import open_reader_of_live_segments
 from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import SidecarBuilder, add_segment_to_sidecar_builder
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -126,7 +126,7 @@ def rebuild_sidecars(
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
     record, probes = filter_usage_of_runs(state.runs), expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0)
     written, size = [], 0
-    reading = open_partition_reader(tier, state, budget, "bloom")
+    reading = open_reader_of_live_segments(tier, state, budget, "bloom")
     try:
         with WorkerThreads(tier.settings.daemon.threads) as workers:
             for ordinal in wanted:

@@ -23,7 +23,7 @@ from compactor.round.skip import (
     filter_usage_of_runs,
     horizon_passed_reason,
 )
-from compactor.storage.probe import deletes_free_space
+from compactor.storage.probe import does_delete_free_space
 from compactor.storage.schemes import CONTROL_WRITES
 from compactor.tier.sidecars import NO_SIDECAR, SidecarHead
 from compactor.views.prices import PriceTable, price_table_of_tier
@@ -155,7 +155,7 @@ def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, fo
     """
     summary = summarize_state(tier.open_partition_log(partition).refresh())
     known = read_sidecar_evidence(tier, summary, now_ms, force=force)
-    return forecast_from_summary(tier, summary, deletes_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
+    return forecast_from_summary(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 
 def forecast_from_summary(

@@ -60,7 +60,7 @@ def read_summaries(
         known = kept.get(str(name))
         fresh = (
             known is not None
-            and tier.min_log_slot(name) <= known[0].slot
+            and tier.min_control_log_slot(name) <= known[0].slot
             and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_for_restored_logs:
@@ -85,7 +85,7 @@ def read_summaries(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_partition, unread), strict=True)
     if tier.local and confirmed:
-        tier.local.record_time_of_last_check(confirmed)
+        tier.local.record_times_of_last_check(confirmed)
     return [found[name] for name in partitions]
 
 
@@ -129,7 +129,7 @@ def _read_summary(
     try:
         if cached:
             seen, summary = cached
-            if not open_partition_log(tier.ports, partition, tier.min_log_slot(partition)).has_changed_since(seen.slot, seen.mark):
+            if not open_partition_log(tier.ports, partition, tier.min_control_log_slot(partition)).has_changed_since(seen.slot, seen.mark):
                 confirmed_progress[partition] = seen.model_copy(update={"hint": latest_hint_number, "checked_ms": now_ms})
                 return PartitionSummaryOrError(partition, summary)
         log = tier.open_partition_log(partition)

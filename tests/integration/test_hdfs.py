@@ -239,12 +239,12 @@ class TestKerberos:
 
 def test_a_directory_with_snapshots_promises_no_saving(store: HdfsStore, hdfs_directory: CloudBucket) -> None:
     store.create("k", b"x")
-    assert (store.inspect(0), store.deletes_free_space()) == ([], True)
+    assert (store.inspect_bucket(0), store.does_delete_free_space()) == ([], True)
     ask_namenode(hdfs_directory, "ALLOWSNAPSHOT")
-    assert store.deletes_free_space(), "there is none yet"
+    assert store.does_delete_free_space(), "there is none yet"
     ask_namenode(hdfs_directory, "CREATESNAPSHOT")
-    (finding,) = store.inspect(0)
-    assert (finding.severity, finding.kind, store.deletes_free_space()) == ("warning", "snapshots", False)
+    (finding,) = store.inspect_bucket(0)
+    assert (finding.severity, finding.kind, store.does_delete_free_space()) == ("warning", "snapshots", False)
 
 
 def test_a_quota_and_missing_rights_say_what_to_change(store: HdfsStore, hdfs_directory: CloudBucket) -> None:

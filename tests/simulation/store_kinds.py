@@ -132,10 +132,10 @@ class SimulatedClient:
     def clock_ms(self) -> int:
         return self._store.clock_ms()
 
-    def deletes_free_space(self) -> bool | None:
+    def does_delete_free_space(self) -> bool | None:
         return None
 
-    def inspect(self) -> list[StoreFinding]:
+    def inspect_bucket(self) -> list[StoreFinding]:
         return []
 
     def required_permission(self, verb: str) -> str:

@@ -62,11 +62,11 @@ def test_topics_tables_go_before_the_topic_and_that_before_cleaner(tmp_path: Pat
     chosen = {"delete.retention.ms": "8", "segment.bytes": "2000", "min.cleanable.dirty.ratio": "0.25", "retention.ms": "-1"}
     cleaner = loaded.cleaner_settings_for_topic("orders", chosen)
     assert (cleaner.delete_retention_ms, cleaner.segment_bytes, cleaner.min_cleanable_dirty_ratio, cleaner.bloom) == (7, 2000, 0.25, False)
-    assert loaded.setting_source("orders", "segment_bytes", chosen) == "topic orders"
-    assert loaded.setting_source("orders", "delete_retention_ms", chosen) == f'{path}, [topics."ord.*"]'
+    assert loaded.source_of_topic_setting("orders", "segment_bytes", chosen) == "topic orders"
+    assert loaded.source_of_topic_setting("orders", "delete_retention_ms", chosen) == f'{path}, [topics."ord.*"]'
     assert (
-        loaded.setting_source("orders", "bloom", chosen),
-        loaded.setting_source("orders", "map_engine", chosen),
+        loaded.source_of_topic_setting("orders", "bloom", chosen),
+        loaded.source_of_topic_setting("orders", "map_engine", chosen),
     ) == (str(path), "default")
     assert loaded.cleaner_settings_for_topic("other", chosen).delete_retention_ms == 8
     assert loaded.cleaner_settings_for_topic("other").segment_bytes == 1000

@@ -32,7 +32,7 @@ def test_defaults_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     settings = load_settings(None, {})
     assert settings == Settings()
-    assert settings.source_of("tier.url") == "default"
+    assert settings.source_of_setting("tier.url") == "default"
 
 
 def test_the_file_is_named_by_option_then_variable_then_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +52,9 @@ def test_environment_before_file_before_default(tmp_path: Path) -> None:
         {"TIERED_COMPACTOR__PUBLISH__GRACE_MS": "3", "OTHER__PUBLISH__UNDO_WINDOW_MS": "4"},
     )
     assert (settings.publish.grace_ms, settings.publish.undo_window_ms, settings.publish.orphan_age_ms) == (3, 2, 86_400_000)
-    assert settings.source_of("publish.grace_ms") == "TIERED_COMPACTOR__PUBLISH__GRACE_MS"
-    assert settings.source_of("publish.undo_window_ms") == str(tmp_path / "some where.toml")
-    assert settings.source_of("publish.orphan_age_ms") == "default"
+    assert settings.source_of_setting("publish.grace_ms") == "TIERED_COMPACTOR__PUBLISH__GRACE_MS"
+    assert settings.source_of_setting("publish.undo_window_ms") == str(tmp_path / "some where.toml")
+    assert settings.source_of_setting("publish.orphan_age_ms") == "default"
 
 
 def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
                 continue
             others = pairs if key == "active_key_pair" else {}
             settings = loaded(tmp_path, "", {**others, variable: values.get(dotted, "4097")})
-            assert getattr(settings.section_values(section), key) != getattr(kind(), key), dotted
-            assert settings.source_of(dotted) == variable
+            assert getattr(settings.settings_of_section(section), key) != getattr(kind(), key), dotted
+            assert settings.source_of_setting(dotted) == variable
 
 
 def test_values_of_the_environment_are_read_as_toml_unless_they_are_text(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_the_first_topic_table_that_matches_the_whole_name_wins(tmp_path: Path) 
     ]
     assert [settings.cleaner_settings_for_topic(topic).bloom for topic in ("orders", "orders-eu", "my-orders")] == [False, True, False]
     assert settings.overridden_keys("orders.*") == ["delete_retention_ms", "bloom"]
-    assert settings.source_of('topics."orders.*".bloom').endswith("some where.toml")
+    assert settings.source_of_setting('topics."orders.*".bloom').endswith("some where.toml")
 
 
 def test_tier_and_control_urls(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_settings_travel(tmp_path: Path) -> None:
     """Executors get settings, not clients."""
     settings = loaded(tmp_path, '[cleaner]\nbloom = false\n[topics."a"]\nsegment_bytes = 99\n')
     assert Settings.model_validate_json(settings.model_dump_json()).model_dump() == settings.model_dump()
-    assert pickle.loads(pickle.dumps(settings)).source_of("cleaner.bloom") == settings.source_of("cleaner.bloom")
+    assert pickle.loads(pickle.dumps(settings)).source_of_setting("cleaner.bloom") == settings.source_of_setting("cleaner.bloom")
 
 
 def test_policy_is_the_part_that_decides_bytes(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_settings_accept_durations_and_sizes_with_a_unit(tmp_path: Path, text: s
     file = tmp_path / "c.toml"
     file.write_text(text)
     section = text[1 : text.index("]")]
-    assert getattr(load_settings(str(file), {}).section_values(section), key) == value
+    assert getattr(load_settings(str(file), {}).settings_of_section(section), key) == value
 
 
 def test_environment_variables_accept_durations_with_a_unit() -> None:

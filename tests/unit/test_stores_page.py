@@ -44,7 +44,7 @@ NOUNS = {
     "start_key": "listing from a key on",
     "unfinished_uploads": "lists unfinished uploads",
     "metadata_names": "names of object metadata",
-    "deletes_free_space": "deleting frees space at once",
+    "does_delete_free_space": "deleting frees space at once",
     "listing_order": "order of listings",
     "multipart": "large objects become visible by a request of their own",
 }

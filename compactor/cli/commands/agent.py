@@ -34,7 +34,7 @@ def run_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     agent = UploadAgent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
-    pages = RequestRouter(shown, agent.loop_age_ms, settings.interval_ms)
+    pages = RequestRouter(shown, agent.ms_since_latest_loop_pass, settings.interval_ms)
     with (
         serve_pages(settings.listen, pages, "agent.listen") as address,
         new_segment_notifications(settings.log_dirs, agent.request_scan, tell),

@@ -101,7 +101,7 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDe
     """Return the JSON fields of a key or value: the decoded value, or base64 under another field name, then the id of its schema and the
     reason why it was not decoded.
     """
-    found = decoder.decode(data, field_format)
+    found = decoder.decode_field(data, field_format)
     schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
     if found.is_decoded:
         return {name: found.value, **schema}
@@ -143,6 +143,6 @@ def _format_cell(data: bytes | None, decoder: FieldDecoder, field_format: FieldF
     """Return a key or value as one line of text for a table cell."""
     if data is None:
         return "null"
-    found = decoder.decode(data, field_format)
+    found = decoder.decode_field(data, field_format)
     text = found.format_text() if found.is_decoded else "base64:" + base64.b64encode(data).decode()
     return text if text is not None and text.isprintable() else json.dumps(text, ensure_ascii=False)

@@ -33,13 +33,13 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
     """Return key, value and source of all settings."""
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
-        for key, value in settings.section_values(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
+        for key, value in settings.settings_of_section(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
             shown = _hide_secrets(value) if isinstance(value, dict) else value
-            rows.append((f"{section}.{key}", shown, settings.source_of(f"{section}.{key}")))
+            rows.append((f"{section}.{key}", shown, settings.source_of_setting(f"{section}.{key}")))
     for pattern, cleaner in settings.topics.items():
         values = cleaner.model_dump(mode="json")
         dotted = {topic_override_key(pattern, key): values[key] for key in settings.overridden_keys(pattern)}
-        rows += [(key, value, settings.source_of(key)) for key, value in dotted.items()]
+        rows += [(key, value, settings.source_of_setting(key)) for key, value in dotted.items()]
     return rows
 
 
@@ -54,9 +54,12 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
     if chosen is None:
         raise UsageError(f"the tier has no topic {topic}", hint="`topics` lists what it holds")
     values = tier.cleaner_settings_for_topic(topic).model_dump(mode="json")
-    expires = values["cleanup_policy"] != "compact" and tier.metadata.retention_ms(topic) is not None
+    expires = values["cleanup_policy"] != "compact" and tier.metadata.broker_retention_ms(topic) is not None
     theirs = {"retention_ms": f"topic {topic}"} if expires else {}
-    return [(f"cleaner.{key}", value, theirs.get(key) or tier.settings.setting_source(topic, key, chosen)) for key, value in values.items()]
+    return [
+        (f"cleaner.{key}", value, theirs.get(key) or tier.settings.source_of_topic_setting(topic, key, chosen))
+        for key, value in values.items()
+    ]
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:

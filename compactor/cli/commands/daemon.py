@@ -34,7 +34,7 @@ def run_daemon(args: argparse.Namespace, out: Output) -> ExitCode:
         settings.runbook_url,
         daemon.cleaner_settings_for_topic,
     )
-    with serve_pages(settings.listen, RequestRouter(pages, daemon.loop_age_ms, settings.interval_ms)) as address:
+    with serve_pages(settings.listen, RequestRouter(pages, daemon.ms_since_latest_loop_pass, settings.interval_ms)) as address:
         tell(f"{tier.ports.holder} schedules {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
             "daemon",

@@ -57,7 +57,7 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
 def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], ExitCode]:
     """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
     names = partitions_of_topic(tier, args.topic)
-    secret = tier.identity.hash_key_for_reading()
+    secret = tier.identity.hash_key_for_unstored_hashes()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     removals: list[tuple[int, KeyRemoval]] = []
     done: list[str] = []

@@ -43,7 +43,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
         if args.key is not None:
             decoder = FieldDecoder(tier.settings)
             key = parse_key_with_topic_schema(args.key, partition.topic, decoder)
-            decoded = decoder.decode(key) if decoder.has_registry else DecodedField()
+            decoded = decoder.decode_field(key) if decoder.has_registry else DecodedField()
             shown = f"{decoded.format_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
             return explaining.explain_key(tier, partition, key, now, progress.advance, shown)
         if args.offset is not None:

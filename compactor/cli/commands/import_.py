@@ -104,7 +104,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     """Import one partition's directory and print the result."""
     name = _partition_to_import(args, out)
     tier = tiers.open_configured_tier(args)
-    tier.identity.check_location()  # also where nothing is new
+    tier.identity.check_tier_exists_or_can_be_created()  # also where nothing is new
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_kernels(out)
     with _record_import_if_permitting(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:

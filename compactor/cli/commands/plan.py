@@ -14,7 +14,7 @@ from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError, ExitCode
-from compactor.storage.probe import deletes_free_space
+from compactor.storage.probe import does_delete_free_space
 from compactor.views.forecast import RoundForecast, forecast_from_summary, read_sidecar_evidence
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.time_formats import count_noun
@@ -27,7 +27,7 @@ def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         prices = price_table_of_tier(tier.settings.tier_url, args.prices)
         summaries = tiers.read_partition_summaries(tier, tiers.select_partitions(tier, args.partitions), out, outcomes)
-        frees = deletes_free_space(tier.ports.data)
+        frees = does_delete_free_space(tier.ports.data)
         now, found = command_parser.cleaner_clock_ms(args), []
         for summary in summaries:
             known = read_sidecar_evidence(tier, summary, now, force=args.force)
@@ -146,7 +146,7 @@ def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int,
     """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
-        tier.counters.report_transfers(progress.advance),
+        tier.counters.transfers_reported_to(progress.advance),
     ):
         sample = estimate_saving_from_samples(tier, tier.open_partition_log(forecast.topic_partition).refresh(), sample_bytes)
     return replace(

@@ -43,7 +43,7 @@ class _InspectionRecorder:
 
     def record_partition(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
-        if log.state.slot > self.tier.min_log_slot(partition):
+        if log.state.slot > self.tier.min_control_log_slot(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
             self.looks[self.tier.log_name(partition)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)

@@ -113,7 +113,7 @@ def _run_due_rounds(
     total, done = sum(expected_bytes.values()), 0
     with (
         out.show_progress("cleaning", total or None, "bytes") as progress,
-        tier.counters.report_transfers(progress.advance),
+        tier.counters.transfers_reported_to(progress.advance),
         profile.record_costs(),
     ):
         for number, name in enumerate(partitions, start=1):

@@ -46,7 +46,7 @@ def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
 def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args, tiers.open_configured_tier)
     limit = tier.cleaner_settings_for_topic(name.topic).max_decompressed_batch_bytes
-    with out.show_progress("reading", unit="bytes") as progress, tier.counters.report_transfers(progress.advance):
+    with out.show_progress("reading", unit="bytes") as progress, tier.counters.transfers_reported_to(progress.advance):
         document = dump_segment(tier, name, args.id, limit, show_everything=args.whole)
     fields = ("offset", "timestamp", "key", "value")
     rows = [

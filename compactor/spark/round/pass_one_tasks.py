@@ -138,7 +138,7 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
         def reserve_disk_bytes(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
             reserved.enter_context(
-                staging.reserve_space_without_waiting(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
+                staging.reserved_space_without_waiting(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
             )
 
         def open_row_spool(name: str, words: int, dtype: type[np.generic]) -> HashRangeRowFile:

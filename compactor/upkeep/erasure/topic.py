@@ -233,7 +233,7 @@ def assessment_that_includes_segments(segment_ids: frozenset[str]) -> AssessRoun
 def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.partition
-    log, hint = tier.open_partition_log(name, leads=True), tier.change_notifier.latest_change_hint(name)
+    log, hint = tier.open_partition_log(name, leads=True), tier.change_notifier.latest_hint_number(name)
     report = create_round(tier, name, now_ms, assess_with=assessment_that_includes_segments(survey.movable)).execute_round(log)
     tier.change_notifier.cache_log_state(log, hint)
     if report.status in PUBLISHING:

@@ -24,7 +24,7 @@ from compactor.errors import BadData, CompactorError, NotFound, Refused, UsageEr
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.keys import key_problem
-from compactor.storage.os_errors import file_errors
+from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ObjectStore
 from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, content_size, create_object, open_content, read_chunks
 from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, InvalidAivenDataError, fixed_chunk_index, variable_chunk_index
@@ -343,7 +343,7 @@ class AivenLayout(WholeLogUploadLayout):
         opened_segment = self._open_segment(partition, segment)
         travelled = 0
         try:
-            with file_errors("write", path), path.open("wb") as file:
+            with os_errors_as_compactor_errors("write", path), path.open("wb") as file:
                 for data, fetched in self._iterate_file_parts(partition, segment, opened_segment, file_kind):
                     file.write(data)
                     travelled += fetched
