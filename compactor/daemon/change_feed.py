@@ -25,6 +25,8 @@ REQUEST_EXPIRY_MS = 600_000
 """Requests for a round that are older are ignored by a daemon that has just started."""
 POLICY_STEP = 1 << 48
 """Added to a hint for each change of the topic's settings. Larger than any offset, so that no hint repeats an earlier one."""
+CatalogSlot = int
+"""Number of a record in the catalog's log."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ChangeReport:
     recreated: frozenset[TopicPartition] = frozenset()
     suspended: Mapping[str, str] = field(default_factory=dict)
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
-    requested: Mapping[TopicPartition, int] = field(default_factory=dict)
+    requested: Mapping[TopicPartition, CatalogSlot] = field(default_factory=dict)
 
 
 class ChangeFeed(Protocol):
@@ -80,7 +82,7 @@ def paused_partitions(catalog: CatalogState, partitions: Iterable[TopicPartition
     return {name: reason for name in partitions if (reason := pause_reason(catalog, name))}
 
 
-def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, int]:
+def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
     """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the request's position in the catalog
     (slot).
     """

@@ -58,7 +58,9 @@ def open_reader_of_segments(
     folder_prefix: str,
 ) -> StagedSegmentReader:
     """Return a reader of these segments of a partition, which may be live or replaced, staged in a new folder. The caller must close its
-    ``staging``. ``folder_prefix``: prefix of the folder's name.
+    ``staging``.
+
+    :param folder_prefix: prefix of the folder's name.
     """
     staging = StagingFolder(
         Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=process_spool_folder(state_dir))),

@@ -106,7 +106,7 @@ def test_the_gravest_word_of_a_connection_is_kept() -> None:
     listener.record_error(KafkaError(KafkaError._AUTHENTICATION))
     listener.record_error(KafkaError(KafkaError._TRANSPORT))
     assert isinstance(listener.tls_or_login_error("b:1", "read"), Refused)
-    listener.clear()
+    listener.clear_error()
     assert listener.tls_or_login_error("b:1", "read") is None
 
 

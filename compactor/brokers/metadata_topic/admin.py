@@ -283,13 +283,16 @@ class KafkaAdmin:
                 return {topics[0]: error}
         return {name: found for one in topics for name, found in self._request_topic_settings([one]).items()}
 
-    def _describe_settings(self, resource_type: str, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
-        """Return the settings of topics (only TOPIC_SETTINGS) or brokers (all)."""
+    def _describe_settings(self, resource_type: str, resource_names: Sequence[str]) -> dict[str, dict[str, KafkaSetting]]:
+        """Return settings by resource name: those in TOPIC_SETTINGS for topics, all for brokers.
+
+        :param resource_type: ``TOPIC`` or ``BROKER``.
+        """
         kafka = load_confluent_kafka()
-        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in topics]
+        resources = [kafka.admin.ConfigResource(kafka.admin.ResourceType[resource_type], name) for name in resource_names]
         admin = self._session.client
         timeout = self._timeout_s
-        what = f"settings of {resource_type.lower()} {', '.join(topics)}"
+        what = f"settings of {resource_type.lower()} {', '.join(resource_names)}"
         found = self._session.send_request(what, lambda: admin.describe_configs(resources, request_timeout=timeout))
         return {resource.name: _parse_settings(entries, resource_type) for resource, entries in found.items()}
 

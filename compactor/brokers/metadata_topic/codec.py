@@ -35,7 +35,7 @@ _EPOCH = struct.Struct(">iq")
 _BROKER_AND_TIME = struct.Struct(">iq")
 
 NextPosition = int
-Tags = tuple[tuple[int, bytes], ...]
+TaggedFields = tuple[tuple[int, bytes], ...]
 """Tagged fields in their order: number and bytes."""
 
 
@@ -87,8 +87,8 @@ class RemoteLogSegmentMetadataRecord(NamedTuple):
     custom_metadata: bytes | None = None
     state: SegmentState = SegmentState.COPY_SEGMENT_STARTED
     txn_index_empty: bool = False
-    tags: Tags = ()
-    nested: tuple[Tags, ...] = ()
+    tags: TaggedFields = ()
+    nested: tuple[TaggedFields, ...] = ()
 
     @property
     def id(self) -> str:
@@ -114,8 +114,8 @@ class RemoteLogSegmentMetadataUpdateRecord(NamedTuple):
     event_timestamp_ms: int
     state: SegmentState
     custom_metadata: bytes | None = None
-    tags: Tags = ()
-    nested: tuple[Tags, ...] = ()
+    tags: TaggedFields = ()
+    nested: tuple[TaggedFields, ...] = ()
 
     @property
     def id(self) -> str:
@@ -130,8 +130,8 @@ class RemotePartitionDeleteMetadataRecord(NamedTuple):
     broker_id: int
     event_timestamp_ms: int
     state: PartitionDeleteState
-    tags: Tags = ()
-    nested: tuple[Tags, ...] = ()
+    tags: TaggedFields = ()
+    nested: tuple[TaggedFields, ...] = ()
 
 
 MetadataRecord = RemoteLogSegmentMetadataRecord | RemoteLogSegmentMetadataUpdateRecord | RemotePartitionDeleteMetadataRecord
@@ -356,7 +356,7 @@ def _decode_compact_bytes(data: bytes, position: int) -> tuple[bytes | None, Nex
     return _read_exactly(data, position, length - 1), position + length - 1
 
 
-def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, NextPosition]:
+def _decode_tagged_fields(data: bytes, position: int) -> tuple[TaggedFields, NextPosition]:
     count, position = _decode_uvarint_at(data, position)
     if not count:
         return (), position
@@ -372,7 +372,7 @@ def _decode_tagged_fields(data: bytes, position: int) -> tuple[Tags, NextPositio
     return tuple(tags), position
 
 
-def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, NextPosition, Tags]:
+def _decode_topic_id_partition(data: bytes, position: int) -> tuple[TopicIdPartition, NextPosition, TaggedFields]:
     length, after = _decode_uvarint_at(data, position)
     if length < 2:
         raise _InvalidValueError("the topic has no name", position)
@@ -415,14 +415,16 @@ def _append_tagged_fields(out: bytearray, tags: Iterable[tuple[int, bytes]]) -> 
         out += data
 
 
-def _append_partition(out: bytearray, partition: TopicIdPartition, tags: Tags) -> None:
+def _append_partition(out: bytearray, partition: TopicIdPartition, tags: TaggedFields) -> None:
     _append_compact_bytes(out, partition.topic.encode())
     out += partition.topic_id
     out += struct.pack(">i", partition.partition)
     _append_tagged_fields(out, tags)
 
 
-def _append_segment_id(out: bytearray, partition: TopicIdPartition, raw_id: bytes, partition_tags: Tags, id_tags: Tags) -> None:
+def _append_segment_id(
+    out: bytearray, partition: TopicIdPartition, raw_id: bytes, partition_tags: TaggedFields, id_tags: TaggedFields
+) -> None:
     _append_partition(out, partition, partition_tags)
     out += raw_id
     _append_tagged_fields(out, id_tags)

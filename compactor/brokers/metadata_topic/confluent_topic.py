@@ -116,7 +116,7 @@ class ConfluentMetadataTopic:
             if time.monotonic() >= deadline:
                 break
         if records or reached:
-            self._listener.clear()
+            self._listener.clear_error()
         return PollResult(records, reached)
 
     def append(self, partition: int, value: bytes) -> int:
@@ -143,7 +143,7 @@ class ConfluentMetadataTopic:
             raise Unavailable(f"{what}: no answer", hint="The record may have been written; read the topic to find out")
         error, message = answers[0]
         if error is None:
-            self._listener.clear()
+            self._listener.clear_error()
             return int(message.offset())
         if error.fatal():
             self._drop_producer()

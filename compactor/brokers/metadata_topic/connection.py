@@ -133,7 +133,7 @@ class ClientErrorRecorder:
             if known is None or _error_severity(error.name()) >= _error_severity(known.name()):
                 self._error = error
 
-    def clear(self) -> None:
+    def clear_error(self) -> None:
         """Forget the stored error, because a request was answered."""
         with self._lock:
             self._error = None
@@ -212,7 +212,7 @@ def retry_until_answered(
             if left <= _ATTEMPT_TIMEOUT_S:
                 raise no_answer_error(connection, listener, request_name) from None
         else:
-            listener.clear()
+            listener.clear_error()
             return answer
         refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
         if refusal is not None:

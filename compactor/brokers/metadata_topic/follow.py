@@ -32,15 +32,15 @@ from compactor.model.ids import COMPACTOR_BROKER_ID
 _UINT32_MASK = 0xFFFFFFFF
 
 
-def metadata_partition(topic_id: bytes, partition: int, partitions: int) -> int:
+def metadata_partition(topic_id: bytes, partition: int, metadata_partition_count: int) -> int:
     """Return the metadata topic partition that holds a user partition's records.
 
     :param topic_id: 16 bytes.
     :param partition: number of the user partition.
-    :param partitions: number of partitions of the metadata topic.
+    :param metadata_partition_count: number of partitions of the metadata topic.
     """
     hashed = java_objects_hash_code((_java_long_hash_code(topic_id[8:]), _java_long_hash_code(topic_id[:8]), partition))
-    return (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % partitions
+    return (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % metadata_partition_count
 
 
 def java_objects_hash_code(hashes: tuple[int, ...]) -> int:

@@ -350,10 +350,9 @@ def reason_to_refuse_finish(
 
 
 def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether this finished segment hides offsets of others: without it, lookups would find more offsets.
+    """Return whether lookups would find more offsets without this finished segment, because it hides a part of other segments.
 
-    That happens if a broker tiered across the segment's end just before it was finished: lookups after that end then find this segment
-    first.
+    This happens if, just before it was finished, a broker tiered a segment that begins below this one's end and continues after it.
     """
     after = TrialMetadataCache(cache)
     message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
