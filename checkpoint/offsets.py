@@ -71,6 +71,6 @@ def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs:
     return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
-def clamp_cleaner_vector(vector: Sequence[CleanerOffset], offset: int) -> Vector:
-    """Return the vector with all offsets limited to ``offset``, because the broker's log was truncated or diverges there."""
-    return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, offset))) for entry in vector)
+def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> Vector:
+    """Return the vector with all offsets limited to ``max_offset``, because the broker's log was truncated or diverges there."""
+    return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, max_offset))) for entry in vector)

@@ -123,7 +123,7 @@ class BrokerManagedMetadata(TierMetadata):
         from compactor.brokers.view import TOPICS_MAX_AGE_S
 
         self.brokers.refresh(max_age_s=max_age_s, topics_max_age_s=TOPICS_MAX_AGE_S)
-        return broker_view(self.brokers.folded_partition(partition).cache, partition)
+        return broker_view(self.brokers.partition_from_metadata_records(partition).cache, partition)
 
     @override
     def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
@@ -149,7 +149,7 @@ class BrokerManagedMetadata(TierMetadata):
 
     @override
     def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        return self.brokers.folded_partition(partition).cache.list_segments()
+        return self.brokers.partition_from_metadata_records(partition).cache.list_segments()
 
     @override
     def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:

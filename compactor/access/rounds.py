@@ -101,7 +101,7 @@ def execute_round(
     Raises the errors of PartitionRound.execute_round.
     """
     why = ""
-    if tier.remote_rounds is not None and tier.settings.spark.is_spark_cluster:
+    if tier.remote_rounds is not None and tier.settings.spark.uses_spark_cluster:
         remote = tier.remote_rounds.run_round(tier, log.refresh(), now_ms, force=force, check_stop=check_stop)
         if isinstance(remote, RoundReport):
             log.refresh()

@@ -172,8 +172,8 @@ class TierIdentity:
 class ChangeNotifier:
     """Writer of notes about changed control logs: change hints and reached slots in the tier-wide log, cached states on this machine.
 
-    hints: whether the catalog records partitions and their changes. If not, the brokers' metadata does, and only reached positions are
-        recorded.
+    hints: whether to write change hints to the catalog. If not, only the reached slot (number of the last record) of a log is written,
+        because the brokers' metadata shows changes.
     """
 
     ports: Ports
@@ -232,7 +232,7 @@ ReasonToRunHere = str
 """Why the other process does not run a round, so that this one must; empty if there is nothing to report."""
 
 
-class RemoteRounds(Protocol):
+class RemoteRoundRunner(Protocol):
     """Client of another process that runs whole rounds, including leadership and publication."""
 
     def run_round(
@@ -263,7 +263,7 @@ class Tier:
     counters: RequestCounters
     local: LocalState | None = None
     engines: EngineChooser | None = None
-    remote_rounds: RemoteRounds | None = None
+    remote_rounds: RemoteRoundRunner | None = None
     ownership: DataRootOwnership = field(default_factory=DataRootOwnership)
     metadata: TierMetadata = field(default_factory=TierMetadata)
 

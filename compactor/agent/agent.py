@@ -51,7 +51,7 @@ from compactor.config.settings import Settings
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.service.journal import EventLogger, ServiceEventLogger
-from compactor.service.loop import ServiceLoop
+from compactor.service.loop import PollingLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
 from compactor.transfer.log_directory import staged_segment_path
@@ -100,7 +100,7 @@ class _FinishedUpload:
     seconds: float
 
 
-class UploadAgent(ServiceLoop[int, _FinishedUpload]):
+class UploadAgent(PollingLoop[int, _FinishedUpload]):
     """Service that uploads the sealed segments of one broker to the tier. ``status`` may be called from any thread.
 
     ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.

@@ -93,7 +93,7 @@ def take_metadata_snapshot(brokers: BrokerMetadata, *, url: str, layout: str, no
 
 def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition, topic_status: TopicStatus) -> PartitionSnapshot:
     """Return the snapshot of one partition."""
-    folded = brokers.folded_partition(partition)
+    folded = brokers.partition_from_metadata_records(partition)
     view = broker_view(folded.cache, partition)
     return PartitionSnapshot(
         partition=partition.partition,
@@ -159,7 +159,7 @@ class SnapshotBrokerMetadata:
 
     def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         return {
-            name: PartitionMetadataVersion(uuid_bytes(topic.topic_id), self.folded_partition(name).cache.applied)
+            name: PartitionMetadataVersion(uuid_bytes(topic.topic_id), self.partition_from_metadata_records(name).cache.applied)
             for name, (topic, _) in self._partitions.items()
         }
 
@@ -176,7 +176,7 @@ class SnapshotBrokerMetadata:
         chosen = {name: topic.settings[name] for name in topic.chosen if name in topic.settings}
         return TopicStatus(uuid_bytes(topic.topic_id), starts, stable, topic.settings, chosen)
 
-    def folded_partition(self, partition: TopicPartition) -> FoldedPartition:
+    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartition:
         if partition not in self._partitions:
             raise UsageError(f"the tier holds no partition {partition}", hint="`topics` lists what it holds")
         return _decode_partition_snapshot(*self._partitions[partition])

@@ -405,7 +405,7 @@ class KafkaPublisher:
         if progress.unread.get(number, 0) > 0:
             message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"
             raise Unavailable(message, hint="Run the command again to continue")
-        found = self._followed.folded_partition(partition.topic_id, partition.partition)
+        found = self._followed.partition_from_metadata_records(partition.topic_id, partition.partition)
         return partition, found.cache if found is not None else RemoteLogMetadataCache(partition)
 
     def _copy_started_record(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadataRecord:

@@ -104,7 +104,7 @@ class BrokerMetadata(Protocol):
     def topic_status(self, name: str) -> TopicStatus:
         """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
 
-    def folded_partition(self, partition: TopicPartition) -> FoldedPartition:
+    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartition:
         """Return all segments of a partition in all states.
 
         Raises UsageError if the tier has no such partition, and BadData if a metadata record is corrupt.
@@ -228,13 +228,13 @@ class LiveBrokerMetadata:
             raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
         return found
 
-    def folded_partition(self, partition: TopicPartition) -> FoldedPartition:
+    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartition:
         with self._lock:
             self._refresh_if_unread()
             status = self._versions.get(partition)
             if status is None:
                 raise _unknown_partition_error(partition)
-            found = self.followed.folded_partition(status.topic_id, partition.partition)
+            found = self.followed.partition_from_metadata_records(status.topic_id, partition.partition)
         if found is None:
             raise _unknown_partition_error(partition)
         return found

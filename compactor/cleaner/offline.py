@@ -321,7 +321,7 @@ def open_segments_of_directory(
     sources: list[SourceSegment] = []
     previous_last = -1
     with nullcontext(workers) if workers is not None else WorkerThreads(1) as at_work:
-        for number, found in enumerate(at_work.run_jobs_in_order(open_segment_in_worker, range(len(base_offsets)))):
+        for number, found in enumerate(at_work.yield_job_results_in_order(open_segment_in_worker, range(len(base_offsets)))):
             # What is wrong is said by one who knows what lies before it.
             source = (
                 found if found is not None and _is_first_batch_after(found.table, previous_last) else open_segment(number, previous_last)

@@ -295,7 +295,7 @@ class SparkSettings(SettingsSection):
     properties: Annotated[dict[str, str | bool | int | float], AfterValidator(_validate_spark_properties)] = {}
 
     @property
-    def is_spark_cluster(self) -> bool:
+    def uses_spark_cluster(self) -> bool:
         """Return whether ``spark.master`` names a Spark cluster and not this machine."""
         return not self.master.startswith("local")
 
@@ -487,7 +487,9 @@ class _UncheckedSettings:
                     raise UsageError(f"{variable} is not a TOML table", hint='For example {"orders-.*" = {delete_retention_ms = 0}}')
                 self.add_topic_overrides(table, variable)
             elif section not in SECTION_TYPES or key not in setting_keys(SECTION_TYPES[section]):
-                raise _unknown_key_error(f"unknown environment variable {variable}", key or section, environment_variable, within=section)
+                raise _unknown_key_error(
+                    f"unknown environment variable {variable}", key or section, environment_variable_name, within=section
+                )
             else:
                 text = environ[variable]
                 self._add_values(
@@ -564,7 +566,7 @@ class _UncheckedSettings:
         return source if source.startswith(ENV_PREFIX) and section != "topics" else f"{source}: [{section}] {key}"
 
 
-def environment_variable(section: str, key: str) -> str:
+def environment_variable_name(section: str, key: str) -> str:
     """Return the name of a setting's environment variable."""
     return f"{ENV_PREFIX}{section.upper().replace('.', '__')}__{key.upper()}"
 

@@ -377,11 +377,11 @@ def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset
     """
 
     def with_lowered_cleaner_offset(entry: Any) -> Any:
-        both = {name: offsets.clamp_cleaner_vector(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
+        both = {name: offsets.cap_cleaner_offsets(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
         return entry.model_copy(update=both)
 
     return {
-        "vector": offsets.clamp_cleaner_vector(state.vector, divergence_offset),
+        "vector": offsets.cap_cleaner_offsets(state.vector, divergence_offset),
         "waiting": tuple(with_lowered_cleaner_offset(group) for group in state.waiting),
     }
 

@@ -151,8 +151,8 @@ def record_tail_truncation(ports: Ports, log: PartitionLog, body: TailTruncated)
 
 
 def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
-    """Declare that the log in the tier is that of a topic, or that it continues at an offset; return the resulting state. Raises BadData if
-    a rule refuses the declaration.
+    """Record that the log in the tier belongs to a topic, or that the topic's log continues it from an offset. Return the resulting state.
+    Raises BadData if the state of the log does not allow it.
     """
     log.refresh()
 

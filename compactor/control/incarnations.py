@@ -67,7 +67,8 @@ def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> 
 
 
 def current_incarnation(partition: TopicPartition, incarnations: Iterable[TopicPartition]) -> TopicPartition:
-    """Return the latest incarnation of a partition among ``incarnations``; the first incarnation if none of them is of this partition."""
+    """Return the latest incarnation of a partition among ``incarnations``; if none of them is of this partition,
+    its first incarnation, which has the plain name."""
     same = (each for each in incarnations if each.first_incarnation == partition.first_incarnation)
     return max(same, key=lambda each: each.incarnation, default=partition.first_incarnation)
 

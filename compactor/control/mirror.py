@@ -93,10 +93,10 @@ def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirror
     begins = [begin for begin in (parted, _first_offset_tiered_again(state, body)) if begin is not None]
     parted = min(begins, default=None)
     if parted is not None and parted < offsets.first_dirty_offset_of_vector(state.vector):
-        changes["vector"] = offsets.clamp_cleaner_vector(state.vector, parted)
+        changes["vector"] = offsets.cap_cleaner_offsets(state.vector, parted)
         both = ("vector_before", "vector")
         changes["waiting"] = tuple(
-            group.model_copy(update={name: offsets.clamp_cleaner_vector(getattr(group, name), parted) for name in both})
+            group.model_copy(update={name: offsets.cap_cleaner_offsets(getattr(group, name), parted) for name in both})
             for group in state.waiting
         )
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}

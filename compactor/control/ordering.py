@@ -519,7 +519,7 @@ def cleaner_offsets_after_round(
     brokers deleted their sources.
     """
     if plan.restores:
-        return offsets.clamp_cleaner_vector(state.vector, plan.next_dirty_offset)
+        return offsets.cap_cleaner_offsets(state.vector, plan.next_dirty_offset)
     return offsets.advance_cleaner_vector(
         state.vector, leader_epoch, offsets.first_dirty_offset_of_vector(state.vector) if has_withdrawn_groups else plan.next_dirty_offset
     )

@@ -196,7 +196,7 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     longest timeout of the replaced leaders that are remembered.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
-    taken = state.last_leader_takeover
+    taken = state.last_compactor_takeover
     timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"]
     max_delivery_ms = max(timeouts, default=0)
     if not max_delivery_ms or taken is None:

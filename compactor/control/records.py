@@ -245,12 +245,12 @@ class LineageRecorded(StrictFrozenModel):
 
 
 class SegmentsMirrored(LeaderRecord):
-    """Record: changes of a partition that brokers reported in their metadata topic, relative to what this log has.
+    """Record: changes of a partition that brokers reported in their metadata topic, relative to what the control log has.
 
     added: segments that readers find now, in order. A segment in both lists is read up to another offset than before.
     gone: ids of segments that readers no longer find.
     lineage: the brokers' leader epochs, up to ``end_offset`` (exclusive).
-    metadata_offset: offset of the last metadata record that was read, for people.
+    metadata_offset: offset of the last metadata record that was read; informational only.
     """
 
     type: Literal["segments_mirrored"] = "segments_mirrored"
@@ -498,7 +498,7 @@ def decode_checksummed(kind: type[ValueT], data: bytes, source_name: str) -> Val
 
 
 def _corrupt_record_error(source_name: str, cause: str) -> BadControlRecord:
-    """Return the error for a corrupt object."""
+    """Return the error for the object of a control record that is corrupt."""
     return BadControlRecord(
         cause,
         segment=source_name,

@@ -268,7 +268,7 @@ class PartitionState(LogState):
 
     @property
     def log_start(self) -> int:
-        """First offset that readers may read; the end offset + 1 if all records were deleted."""
+        """First offset that readers may read; if all records were deleted, the offset after the last one."""
         return max(self.start_offset, self.log_start_offset or 0)
 
     @property
@@ -308,7 +308,7 @@ class PartitionState(LogState):
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
-    def last_leader_takeover(self) -> EpochHistory | None:
+    def last_compactor_takeover(self) -> EpochHistory | None:
         """Return the last epoch that began while the one before it was not released, so that its former leader may not know that it no
         longer leads; None if there is none.
         """

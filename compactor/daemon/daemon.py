@@ -56,7 +56,7 @@ from compactor.model.status import PUBLISHING, RoundStatus
 from compactor.outputs.port import OutputReport, configured_output
 from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service.journal import EventLogger, ServiceEventLogger
-from compactor.service.loop import ServiceLoop
+from compactor.service.loop import PollingLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.deleted_topics import delete_removed_topics
 from compactor.upkeep.retire import RetireReport
@@ -75,7 +75,7 @@ MOST_POLLS_PER_SCAN = 2_000
 DAEMON_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
-class Daemon(ServiceLoop[PartitionJob, JobResult]):
+class Daemon(PollingLoop[PartitionJob, JobResult]):
     """Scheduler loop over one tier. ``status`` and ``partition_details`` may be called from any thread.
 
     :param log: receives one line for each event.

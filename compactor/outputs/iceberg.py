@@ -33,7 +33,7 @@ from compactor.outputs.iceberg_plan import (
     plan_table_update,
     view_slices,
 )
-from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table_loader
+from compactor.outputs.iceberg_table import TableChangedConcurrently, TopicTable, open_table_loader
 from compactor.outputs.port import OutputContent, OutputReport
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class IcebergOutput:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
                 try:
                     report = _TableUpdate(tier, partition, table, self.writer, written).try_commit_changes()
-                except (TableChanged, LogChanged):
+                except (TableChangedConcurrently, LogChanged):
                     continue
                 if report is not None:
                     return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_table() or table, report)
@@ -200,7 +200,7 @@ class _TableUpdate:
     def try_commit_changes(self) -> OutputReport | None:
         """Commit what has changed and return a report. Return None if the control log has changed meanwhile.
 
-        Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
+        Raises TableChangedConcurrently if another process has committed, LogChanged if the log was truncated while it was read.
         """
         partition = self.partition.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.

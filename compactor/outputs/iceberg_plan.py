@@ -129,7 +129,10 @@ def end_offset_of_unfinished_round(state: PartitionState) -> int:
 
 
 def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice, ...]:
-    """Return the slices of the compacted view, ascending. ``log_start_offset``: first offset that readers may see."""
+    """Return the slices (a segment's range of offsets each) of the compacted view, ascending by offset.
+
+    :param log_start_offset: first offset that readers may see.
+    """
     end = first_dirty_offset_of_vector(state.vector)
     slices = (
         ViewSlice(segment.id, max(segment.start_offset, log_start_offset), min(segment.end_offset, end - 1)) for segment in state.live

@@ -99,17 +99,17 @@ PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
 """Path of a data file, a key that it has, and the ids of the snapshots that name the file."""
 
 
-class TableChanged(Unavailable):
+class TableChangedConcurrently(Unavailable):
     """Raised if a commit was refused because another process has committed to the table meanwhile."""
 
 
 @contextmanager
 def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
-    """Raise the errors of catalogs and files as errors of this program: TableChanged, Refused, Unavailable or UsageError."""
+    """Raise the errors of catalogs and files as errors of this program: TableChangedConcurrently, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
-        raise TableChanged(f"table {table_name} was changed meanwhile: {error}") from error
+        raise TableChangedConcurrently(f"table {table_name} was changed meanwhile: {error}") from error
     except iceberg_errors.NotInstalledError as error:
         raise UsageError(f"the catalog of table {table_name} needs a package: {error}") from error
     except (iceberg_errors.UnauthorizedError, iceberg_errors.ForbiddenError, PermissionError) as error:
@@ -144,15 +144,15 @@ class TopicTable:
             raise ValueError("names that differ only by case")
 
     def add_columns(self, columns: pa.Schema) -> None:
-        """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
+        """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChangedConcurrently if it was changed meanwhile."""
         before = self.current_snapshot
         try:
             with _convert_iceberg_errors(self.name), self.table.update_schema() as update:
                 update.union_by_name(columns)
         except ValueError as error:
-            raise TableChanged(f"table {self.name} has other columns meanwhile: {error}") from error
+            raise TableChangedConcurrently(f"table {self.name} has other columns meanwhile: {error}") from error
         if self.current_snapshot != before:
-            raise TableChanged(f"table {self.name} was changed meanwhile")
+            raise TableChangedConcurrently(f"table {self.name} was changed meanwhile")
 
     @property
     def current_snapshot(self) -> Snapshot | None:
@@ -236,7 +236,7 @@ class TopicTable:
         """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
 
         :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
-        :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
+        :raises TableChangedConcurrently: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
         own = {partition_entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
         with (

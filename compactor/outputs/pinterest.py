@@ -26,8 +26,8 @@ from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import (
     Generation,
-    GenerationLog,
     GenerationStep,
+    GenerationStepLog,
     PartitionGenerations,
     PublishedSegment,
     format_pointer,
@@ -100,9 +100,9 @@ class GenerationTarget:
     keep_ms: int
     clock_ms: Callable[[], int]
 
-    def generation_log(self, partition: TopicPartition) -> GenerationLog:
+    def generation_log(self, partition: TopicPartition) -> GenerationStepLog:
         """Return the log of a partition's generations."""
-        return GenerationLog(self.store, self.keys, partition.first_incarnation)
+        return GenerationStepLog(self.store, self.keys, partition.first_incarnation)
 
     def generation_folder(self, generation: str, partition: TopicPartition) -> str:
         """Return the folder of a partition's objects in a generation."""
@@ -166,10 +166,10 @@ def write_generation(
     :raises Unavailable: if other processes were faster TRIES times.
     :raises StoreError: if a store fails.
     """
-    return update_generation(tier, target, partition, options or GenerationWriteOptions())[0]
+    return bring_generation_up_to_date(tier, target, partition, options or GenerationWriteOptions())[0]
 
 
-def update_generation(
+def bring_generation_up_to_date(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
     """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
@@ -214,7 +214,7 @@ class _GenerationWriter:
 
     tier: Tier
     target: GenerationTarget
-    log: GenerationLog
+    log: GenerationStepLog
     state: PartitionState
     known: PartitionGenerations
     options: GenerationWriteOptions
@@ -386,7 +386,7 @@ class _GenerationWriter:
 # ---- telling readers ----------------------------------------------------------------------------------------------------------
 
 
-def switch_readers_to_current_generation(target: GenerationTarget, log: GenerationLog) -> PartitionGenerations:
+def switch_readers_to_current_generation(target: GenerationTarget, log: GenerationStepLog) -> PartitionGenerations:
     """Write the current generation's metadata, its watermark and the pointer object that names it, and delete steps (records of appended
     parts) that no reader needs. Return all generations.
 

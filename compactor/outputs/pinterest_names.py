@@ -208,7 +208,7 @@ class PartitionGenerations:
         return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
 
 
-class GenerationLog:
+class GenerationStepLog:
     """Log of one partition's steps (the parts appended to its generations), numbered without gaps.
 
     Steps never change, so each is read once. Not thread-safe.

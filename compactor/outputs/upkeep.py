@@ -21,9 +21,9 @@ from compactor.outputs.pinterest import (
     GenerationReport,
     GenerationTarget,
     GenerationWriteOptions,
+    bring_generation_up_to_date,
     configured_generation_target,
     switch_readers_to_current_generation,
-    update_generation,
     write_generation,
 )
 from compactor.outputs.pinterest_names import GENERATIONS_FOLDER, PartitionGenerations, partitions_of_object_keys
@@ -68,7 +68,8 @@ def write_generations(
     on_bytes: Callable[[int], None] = lambda size: None,
     on_partition: Callable[[TopicPartition, GenerationReport | CompactorError], None] = lambda name, done: None,
 ) -> list[GenerationReport | CompactorError]:
-    """Copy the published segments of several partitions to their generations, ``daemon.threads`` at a time within one disk budget.
+    """Bring the current generation (complete copy for Pinterest's consumers) of several partitions up to date at ``target``,
+    ``daemon.threads`` partitions at a time within one disk budget.
 
     A partition that fails does not stop the others (isolation, I9).
 
@@ -97,7 +98,7 @@ def maintain_generation(
 
     Raises BadData, OutOfBudget, Leased, Unavailable, StoreError.
     """
-    report, known = update_generation(tier, target, partition, options)
+    report, known = bring_generation_up_to_date(tier, target, partition, options)
     retired = _delete_expired_generations(target, partition, known, dry_run=False, count_waiting_objects=False)
     return GenerationUpkeepReport(report, tuple(retired), min((one.due_ms for one in retired if not one.deleted), default=NEVER_MS))
 

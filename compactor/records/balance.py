@@ -180,8 +180,9 @@ def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
 
 @kernel
 def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
-    """Add the digests of v2 batches, given by their headers in sequence, to ``out_sums``: the number of batches, and the two halves of the
-    sum of their digests.
+    """Add to ``out_sums`` the number of v2 batches, whose headers follow each other in ``headers``, and both halves of the sum of their
+    digests.
+
     :param k0, k1: halves of the balance key.
     """
     for position in range(0, headers.size, HEADER):

@@ -19,7 +19,7 @@ def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, asses
 
     :param assessment: decision that the round is due, with the segments it covers.
     """
-    if cleaner.map_engine != "auto" or not spark.is_spark_cluster or not assessment.due:
+    if cleaner.map_engine != "auto" or not spark.uses_spark_cluster or not assessment.due:
         return ""
     size = sum(segment.size_bytes for segment in assessment.covered_segments)
     if 0 < spark.above_bytes < size:

@@ -280,7 +280,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
             _max_dirty_key_count_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
-        answers = _choose_segments_to_read_in_part(scan, decisions, answers)
+        answers = _answers_with_partially_read_segments(scan, decisions, answers)
         survivors.find_survivors_of_current_key_part()
     finally:
         survivors.close()
@@ -295,7 +295,8 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
     gate_share = _gate_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
     size = min(
-        scan_inputs.roles.largest_segment_bytes + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
+        scan_inputs.roles.largest_live_segment_disk_bytes
+        + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * part_count)),
         staging.budget.total,
     )
     finished_chunks = CleanedChunkCache(0)
@@ -345,7 +346,7 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
     """Return the number of parts into which the keys must be split, so that the rows of one part and the segment being read fit the disk
     budget. Raises OutOfBudget if more than MOST_PASSES parts would be needed.
     """
-    budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_segment_bytes
+    budget, largest = scan_inputs.reading.staging.budget.total, scan_inputs.roles.largest_live_segment_disk_bytes
     parts = count_log_scans_for_disk(expected_row_count, budget - largest)
     if parts > MOST_PASSES or budget <= largest:
         need = largest + round_up_to_disk_blocks(expected_row_count * KEY_ROW_BYTES * 11 // (10 * MOST_PASSES))
@@ -474,7 +475,7 @@ def _ask_filters_about_dirty_keys(
     )
 
 
-def _choose_segments_to_read_in_part(
+def _answers_with_partially_read_segments(
     scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, ReadDecisionBySidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.

@@ -77,7 +77,7 @@ class LocalWorker:
     engine: auto, memory or partitioned; used if pass 1 must be repeated.
     sidecars: sidecars of sources and of new segments; None to use and write none.
     filter_for: returns the filter for a new segment with a number of records and bytes, or None.
-    found: result of pass 1 for the plan that was just announced, together with its ``workers``.
+    found: result of pass 1 for the plan that was just announced, with the number of workers that pass 1 used.
     splices: whether segments may be read in part, and new ones get the key directories that this needs.
     stats: statistics, updated while the round runs.
     known: contents of small files that were already read, by segment id and kind.
@@ -283,11 +283,11 @@ class PlanExecution:
         """Rewrite one group and upload it under the announced id; return its receipt or failure."""
         return self.upload_group(self.rewrite_group(task))
 
-    def rewrite_group(self, task: CompactionTask, next_tasks: Sequence[CompactionTask] = ()) -> RewrittenGroup:
+    def rewrite_group(self, task: CompactionTask, tasks_to_prefetch: Sequence[CompactionTask] = ()) -> RewrittenGroup:
         """Run pass 2 for one group, within one disk reservation for everything that the group has on disk at the same time, and return the
         new segment.
 
-        :param next_tasks: the next tasks, whose sources are fetched meanwhile if there is space.
+        :param tasks_to_prefetch: the next tasks, whose sources are fetched meanwhile if there is space.
         :raises OutOfBudget: if the group does not fit even alone.
         :raises WholeSegmentNeededError: if a segment must be read completely after all.
         """
@@ -299,7 +299,7 @@ class PlanExecution:
 
         def rewrite_within_reserved_bytes(reserved_bytes: int) -> RewrittenGroup:
             with staging.reserved_space(reserved_bytes, what, inputs) as reservation:
-                for coming in next_tasks:
+                for coming in tasks_to_prefetch:
                     self._prefetch_sources_of_task(coming)
                 folder = staging.folder / f"group-{task.group}"
                 try:

@@ -87,7 +87,7 @@ class SegmentRoles:
         return estimate_distinct_keys([self.sidecar_head(n) for n in self.dirty], [estimate_record_count(self.live[n]) for n in self.dirty])
 
     @property
-    def largest_segment_bytes(self) -> int:
+    def largest_live_segment_disk_bytes(self) -> int:
         """Return the bytes of disk that the largest live segment takes. They must be free in addition to the rows of the offset map."""
         return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
 

@@ -23,7 +23,7 @@ WAKE_S = 1.0
 """Shortest time between two scans, in seconds, however often ``request_scan`` is called."""
 
 
-class ServiceLoop(ABC, Generic[JobT, ResultT]):
+class PollingLoop(ABC, Generic[JobT, ResultT]):
     """Base class of services: one thread repeats ``scan``, ``start_due_jobs`` and ``process_ended_jobs``. Other public methods may be
     called
     from any thread.

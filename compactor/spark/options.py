@@ -156,7 +156,7 @@ def parse_options(options: Mapping[str, str]) -> ReadRequest:
             raise UsageError(f"kafka-tiered has no option {written!r}", hint=_unknown_option_hint(name, known))
     environ = dict(os.environ)
     environ |= {
-        config.environment_variable(*SETTING_OPTIONS[known[name]]): value
+        config.environment_variable_name(*SETTING_OPTIONS[known[name]]): value
         for name, (_, value) in given.items()
         if known[name] in SETTING_OPTIONS
     }

@@ -167,10 +167,12 @@ def assess_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: in
     )  # fmt: skip
 
 
-def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit: int) -> list[RecompactionCandidate]:
+def find_recompaction_candidates(
+    tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit_bytes: int
+) -> list[RecompactionCandidate]:
     """Read the state of each partition and decide whether it needs a round. Nothing is written.
 
-    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
     """
     keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
 
@@ -179,7 +181,7 @@ def survey_partitions(tier: Tier, partitions: Sequence[TopicPartition], now_ms: 
         try:
             log = tier.open_partition_log(partition)
             state = log.refresh()
-            is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit)
+            is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit_bytes)
         except CompactorError as error:
             return RecompactionCandidate(partition, error=error)
         records = sum(segment.records for segment in state.live)
@@ -210,7 +212,7 @@ def recompact_partitions(
     from compactor.spark.round.shared_jobs import SharedJobRunner
 
     recompaction = _RecompactionWork(tier, cluster, now_ms, cost, listener)
-    unfinished = recompaction.record_skipped_partitions(survey_partitions(tier, partitions, now_ms, min_benefit))
+    unfinished = recompaction.record_skipped_partitions(find_recompaction_candidates(tier, partitions, now_ms, min_benefit))
     total = sum(candidate.bytes for candidate in unfinished)
     large = [candidate for candidate in unfinished if recompaction.is_large_partition(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)

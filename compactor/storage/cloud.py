@@ -281,7 +281,7 @@ class CloudStore:
         with os_errors_as_compactor_errors("write", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-        def fetch_range(position: int) -> None:
+        def fetch_range_into_file(position: int) -> None:
             found = self._read_range(key, position, min(part, end - position), version)
             with os_errors_as_compactor_errors("write", path):
                 write_at_position(descriptor, found.data, position - start)
@@ -290,7 +290,7 @@ class CloudStore:
             with os_errors_as_compactor_errors("write", path):
                 write_at_position(descriptor, first.data, 0)
             rest = range(start + len(first.data), end, part)
-            PartUploader(self._retrier, self._transfers.threads).run_tasks_with_retries([partial(fetch_range, at) for at in rest])
+            PartUploader(self._retrier, self._transfers.threads).run_tasks_with_retries([partial(fetch_range_into_file, at) for at in rest])
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, PreconditionFailed | RangeNotSatisfiable):

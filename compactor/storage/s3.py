@@ -76,7 +76,10 @@ def _traits_of_bucket(bucket: str, settings: S3Settings) -> ServerTraits:
 
 
 class S3Store:
-    """ObjectStore in an S3 bucket. before_create: called with this store before each create, may raise StoreError (``ConditionCheck``)."""
+    """ObjectStore in an S3 bucket.
+
+    before_create: called with this store before each create, to check that the store obeys conditions; may raise StoreError.
+    """
 
     def __init__(
         self, requests: S3RequestClient, transfers: TransferSettings, before_create: Callable[[ObjectStore], None] = lambda store: None

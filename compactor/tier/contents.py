@@ -104,12 +104,12 @@ def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
     return True
 
 
-def digest_stored_file(store: ObjectStore, key: str, size: int, recorded: SegmentFile) -> SegmentFile:
-    """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``recorded`` has.
+def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: SegmentFile) -> SegmentFile:
+    """Read ``size`` bytes of an object, and return their size and a digest of the kind that ``digest_kind_of`` has.
 
     Raises NotFound, StoreError.
     """
-    digests = StreamDigest(recorded)
+    digests = StreamDigest(digest_kind_of)
     for start in range(0, size, READ_BYTES):
         digests.update(store.get(key, start, min(READ_BYTES, size - start)))
     return digests.size_and_digest()

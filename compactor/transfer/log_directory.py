@@ -186,7 +186,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.run_jobs_in_order(summarize_range, source.batch_ranges_of_one_kind()):
+        for until, found, looks in workers.yield_job_results_in_order(summarize_range, source.batch_ranges_of_one_kind()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -301,17 +301,17 @@ def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple
     found: list[TailBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - count + len(found))
-        found += [describe_tail_batch(source, batch) for batch in reversed(range(first, len(source.table)))]
+        found += [describe_batch_at_log_end(source, batch) for batch in reversed(range(first, len(source.table)))]
     return tuple(reversed(found))
 
 
-def describe_tail_batch(source: SourceSegment, batch: int) -> TailBatch:
+def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> TailBatch:
     """Return offsets and digest of one batch, by which the next import recognises it. Only the last offset is known of a compressed wrapper
     of v0 or v1.
     """
     table = source.table
-    last, base = int(table.last_offset[batch]), int(table.base_offset[batch])
-    position, size = int(table.position[batch]), int(table.size[batch])
+    last, base = int(table.last_offset[batch_number]), int(table.base_offset[batch_number])
+    position, size = int(table.position[batch_number]), int(table.size[batch_number])
     header = source.buf[position : position + min(size, HEADER)].tobytes()
     return TailBatch(
         base_offset=Offset(base if base >= 0 else last), last_offset=Offset(last), digest=hashlib.sha256(header).hexdigest()[:32]

@@ -30,7 +30,7 @@ from compactor.transfer.log_directory import (
     CHECKPOINT,
     SegmentFilePart,
     SegmentToImport,
-    describe_tail_batch,
+    describe_batch_at_log_end,
     lineage_from_batches,
     segment_log_path,
     staged_segment_path,
@@ -355,7 +355,7 @@ StoredSegments = Callable[[RemoteLogSegmentMetadata], AbstractContextManager[Sou
 """Opens a segment of the tier."""
 
 
-def first_stored_offset(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
+def first_stored_offset_at_or_after(state: PartitionState, offset: int, stored_segments: StoredSegments) -> int:
     """Return the first offset, from ``offset`` on, of a batch that the tier has; the tier's end offset + 1 if it has none. This is
     ``offset`` itself if it is greater than the tier's end, or if rounds have cleaned beyond it, because they may have removed the batch.
 
@@ -395,7 +395,7 @@ def find_divergence_outside_gaps(
     :param gaps: extended by the ranges in which the tier has no batch and the log has other epochs.
     """
     while found := find_divergence(state, lineage(), end_offset):
-        held = first_stored_offset(state, found.offset, stored_segments)
+        held = first_stored_offset_at_or_after(state, found.offset, stored_segments)
         if held == found.offset:
             break
         gaps.append((found.offset, held))
@@ -445,7 +445,7 @@ def has_equal_tail_batches(
         if end_offset is not None and known.last_offset >= end_offset:
             continue  # the batch is to be discarded
         place = int(np.searchsorted(holder.table.last_offset, known.last_offset))
-        if place >= len(holder.table) or describe_tail_batch(holder, place) != known:
+        if place >= len(holder.table) or describe_batch_at_log_end(holder, place) != known:
             raise _other_content_error(state, known.base_offset, holder.name)
         seen = True
     return seen

@@ -97,9 +97,9 @@ class RoundOutcome(StrictFrozenModel):
 
 
 class ListRow(StrictFrozenModel):
-    """A partition in the list.
+    """A partition's row on the page that lists partitions.
 
-    ``reason``: message of its failure, or the reason for its condition.
+    ``reason``: message of its failure, or why it has this condition.
     """
 
     partition: str

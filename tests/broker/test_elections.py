@@ -62,7 +62,7 @@ def readable_segments(cluster: KafkaCluster, topic: str) -> list[RemoteLogSegmen
         followed = FoldedMetadataTopic(reading, PersistedStates(KeptNowhere()), clock_ms=lambda: 0)
         assert followed.catch_up(60).unread == {}
         [where] = [one.partition for one in followed.tiered_partitions() if one.partition.topic == topic]
-        found = followed.folded_partition(where.topic_id, where.partition)
+        found = followed.partition_from_metadata_records(where.topic_id, where.partition)
     finally:
         reading.close()
     assert found is not None

@@ -161,7 +161,7 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
 
 
 def folded(ours: FoldedMetadataTopic, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
-    found = ours.folded_partition(uuid_bytes(admin.topic_id(topic)), partition)
+    found = ours.partition_from_metadata_records(uuid_bytes(admin.topic_id(topic)), partition)
     assert found is not None
     assert (found.findings, list(lookup_holes(found.cache))) == ([], [])
     return found.cache
@@ -170,7 +170,7 @@ def folded(ours: FoldedMetadataTopic, admin: ClusterAdmin, topic: str, partition
 def settled(ours: FoldedMetadataTopic, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
     """Nothing is in mid-deletion. For a deleted topic brokers write a segment's events only, none of the partition."""
     progress = ours.catch_up(TIMEOUT_S)
-    gone = ours.folded_partition(gone_id, 0)
+    gone = ours.partition_from_metadata_records(gone_id, 0)
     if progress.unread or gone is None or gone.cache.segments:
         return False
     partitions = [one.partition for one in ours.tiered_partitions() if one.partition.topic in topics]

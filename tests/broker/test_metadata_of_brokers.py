@@ -49,7 +49,7 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
 def folded(followed: FoldedMetadataTopic, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartition:
     progress = followed.catch_up(TIMEOUT_S)
     assert progress.unread == {}
-    found = followed.folded_partition(admin.describe_topics([topic])[topic].topic_id, partition)
+    found = followed.partition_from_metadata_records(admin.describe_topics([topic])[topic].topic_id, partition)
     assert found is not None
     return found
 

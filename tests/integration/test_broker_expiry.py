@@ -202,7 +202,7 @@ def test_retire_accepts_that_brokers_have_deleted_replaced_segments_themselves(e
     made = [segment for segment in expiring.state().live if segment.id in expiring.state().published_by]
     expiring.brokers.expire(NAME, made[0].end_offset + 1)
     expiring.retire()
-    state, cache = expiring.state(), expiring.opened().broker_metadata.folded_partition(NAME).cache
+    state, cache = expiring.state(), expiring.opened().broker_metadata.partition_from_metadata_records(NAME).cache
     assert (state.waiting, state.retiring) == ((), ())
     assert {one.id for one in cache.list_segments()} == {segment.id for segment in state.live} - {made[0].id}
     expiring.check_last_values(made[0].end_offset + 1)
@@ -215,7 +215,7 @@ def test_a_round_that_is_open_for_too_long_is_given_up(expiring: Expiring, monke
         report = expiring.round()
     assert report.status == "quarantined"
     assert "overdue: it was open for more than a day, with 1 of" in report.reason
-    cache = expiring.opened().broker_metadata.folded_partition(NAME).cache
+    cache = expiring.opened().broker_metadata.partition_from_metadata_records(NAME).cache
     assert {one.state.name for one in cache.list_segments()} == {"COPY_SEGMENT_FINISHED"}
     assert expiring.round().status == "cleaned"
 

@@ -350,7 +350,7 @@ def clamp_leaves_waiting_groups() -> Iterator[None]:
     with patch.object(
         fold,
         "_changes_by_lowered_cleaner_offsets",
-        lambda state, parted: {"vector": offsets.clamp_cleaner_vector(state.vector, parted), "waiting": state.waiting},
+        lambda state, parted: {"vector": offsets.cap_cleaner_offsets(state.vector, parted), "waiting": state.waiting},
     ):
         yield
 

@@ -8,7 +8,7 @@ from checkpoint.offsets import (
     CleanerOffset,
     Vector,
     advance_cleaner_vector,
-    clamp_cleaner_vector,
+    cap_cleaner_offsets,
     cleaner_vector_problem,
     drop_unreferenced_epochs,
     first_dirty_offset_of_vector,
@@ -54,9 +54,9 @@ def test_entries_that_nobody_names_are_folded_into_their_successor_but_never_the
 
 
 def test_a_truncated_lineage_clamps_every_entry() -> None:
-    assert clamp_cleaner_vector(vector(e0=100, e1=155), 120) == vector(e0=100, e1=120)
-    assert clamp_cleaner_vector(vector(e0=100, e1=155), 50) == vector(e0=50, e1=50)
-    assert cleaner_vector_problem(clamp_cleaner_vector(vector(e0=100, e1=155), 50)) == ""
+    assert cap_cleaner_offsets(vector(e0=100, e1=155), 120) == vector(e0=100, e1=120)
+    assert cap_cleaner_offsets(vector(e0=100, e1=155), 50) == vector(e0=50, e1=50)
+    assert cleaner_vector_problem(cap_cleaner_offsets(vector(e0=100, e1=155), 50)) == ""
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     only_defaults_are_built = {key for key, built in config.BUILT.items() if len(built) == 1}
     for section, kind in config.SECTION_TYPES.items():
         for key in config.setting_keys(kind):
-            dotted, variable = f"{section}.{key}", config.environment_variable(section, key)
+            dotted, variable = f"{section}.{key}", config.environment_variable_name(section, key)
             if dotted in only_defaults_are_built:
                 continue
             others = pairs if key == "active_key_pair" else {}

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
-from compactor.outputs.pinterest_names import GenerationLog, GenerationStep, PartitionGenerations, PublishedSegment, generation_name
+from compactor.outputs.pinterest_names import GenerationStep, GenerationStepLog, PartitionGenerations, PublishedSegment, generation_name
 from compactor.storage.counting import RequestCounters
 from compactor.storage.port import ObjectInfo
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
@@ -32,15 +32,15 @@ class Stale(MemoryStore):
         return iter(self.remembered if self.late >= 0 else found)
 
 
-def written(store: MemoryStore) -> GenerationLog:
-    log = GenerationLog(store, PinterestObjectKeys("cluster", 0), NAME)
+def written(store: MemoryStore) -> GenerationStepLog:
+    log = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME)
     known = PartitionGenerations()
     for number in range(2):
         step: GenerationStep = known.first_generation_step(
             generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]
         )
         store.create(log.step_object_key(known.next_step_number), step.model_dump_json(exclude_none=True).encode())
-        known = GenerationLog(store, PinterestObjectKeys("cluster", 0), NAME).read_generations()
+        known = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME).read_generations()
     return log
 
 
@@ -49,7 +49,7 @@ def test_a_step_that_has_gone_since_it_was_listed_is_none(late: int, seen: bool)
     store = Stale(Clock(), RequestCounters())
     log = written(store)
     store.remembered = tuple(MemoryStore.list(store, log.folder))
-    last = GenerationLog(store, PinterestObjectKeys("cluster", 0), NAME).read_generations()
+    last = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME).read_generations()
     assert last.current is not None
     store.delete([log.step_object_key(last.current.number)])
     store.late = late

@@ -187,8 +187,9 @@ def create_kafka_client(factory: Callable[[], Any]) -> Any:
 def retry_until_answered(
     connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str, send_once: Callable[[float], T]
 ) -> T:
-    """Call ``send_once(seconds)`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
+    """Call ``send_once`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
 
+    :param send_once: one attempt; receives the seconds that it may take.
     :param request_name: the request, for messages.
     """
     kafka = load_confluent_kafka()

@@ -156,7 +156,7 @@ class FoldedMetadataTopic:
                     raise
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
-    def folded_partition(self, topic_id: bytes, partition: int) -> FoldedPartition | None:
+    def partition_from_metadata_records(self, topic_id: bytes, partition: int) -> FoldedPartition | None:
         """Return a user partition's state as folded so far, or None if no record names it.
 
         Raises BadData if an earlier record stops brokers, and Unavailable if its metadata partition cannot be read.

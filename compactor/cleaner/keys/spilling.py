@@ -147,7 +147,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
                 buffers, source, first, last, wanted_batch_flags[first:last], is_backwards=False, hashes_rows_below_dirty_range=True
             )
 
-        for pieces in workers.run_jobs_in_order(
+        for pieces in workers.yield_job_results_in_order(
             hash_batch_range, [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted_batch_flags[first:last].any()]
         ):
             for piece in pieces:

@@ -452,7 +452,7 @@ def find_survivors_with_bounded_map(
     for source, wanted in key_scan.dirty_segments_and_wanted_batch_flags():
         # Chunks without a record that may enter count as read too, so they are not left out.
         jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges_of_one_kind()]
-        for pieces in workers.run_jobs_in_order(
+        for pieces in workers.yield_job_results_in_order(
             lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, is_backwards=False), jobs
         ):
             for piece in pieces:

@@ -176,6 +176,6 @@ class CleanedChunkCache:
         self._block = memoryview(bytearray())
         self._chunks.clear()
 
-    def take_chunk_at_batch(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
+    def pop_cleaned_chunk(self, source: SourceSegment, first_batch: int) -> CleanedChunk | None:
         """Remove and return the cleaned chunk that begins at batch ``first_batch``, or return None if it was not stored."""
         return self._chunks.pop((source.ordinal, first_batch), None)

@@ -212,7 +212,7 @@ class GroupRewriter:
         alone if these decide, else by reading the records now.
         """
         action = decisions.action
-        finished = self.finished.take_chunk_at_batch(source, first_batch)
+        finished = self.finished.pop_cleaned_chunk(source, first_batch)
         if finished is not None:
             return [finished]
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.

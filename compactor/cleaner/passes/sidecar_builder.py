@@ -16,7 +16,7 @@ from bloom.sidecar import KeyCollector, RemovableRecordCounts, Sidecar
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.cleaner.passes.transactions import TransactionVerdicts, replace_by_existing_txn_index_entries
+from compactor.cleaner.passes.transactions import TransactionVerdicts, prefer_existing_txn_index_entries
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NEVER_MS
 from compactor.kernels.common import FirstAndEndBatch, FirstRowByBatch, SegmentOrdinal
@@ -185,7 +185,7 @@ def add_segment_to_sidecar_builder(
         chunks = source.read_chunks(first, last, wanted[first:last], inflate_limit, buffers.bodies)
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
-    for found in workers.run_jobs_in_order(
+    for found in workers.yield_job_results_in_order(
         summarize_batch_range, [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted[first:last].any()]
     ):
         for summary in found:
@@ -229,4 +229,4 @@ def verdicts_of_segment_from_substitute(
     for name in ("aborted", "discardable", "indexed"):
         flags[name] = np.zeros(len(source.table), np.bool_)
         flags[name][known] = getattr(verdicts, name)[event]
-    return replace(verdicts, **flags, txn_entries=replace_by_existing_txn_index_entries(verdicts.txn_entries.copy(), source.txn_entries))
+    return replace(verdicts, **flags, txn_entries=prefer_existing_txn_index_entries(verdicts.txn_entries.copy(), source.txn_entries))

@@ -65,15 +65,15 @@ class _JobQueueWithBarriers(Generic[J]):
         self._jobs = iter(jobs)
         self._draining = False
 
-    def next_job_unless_blocked(self, *, is_idle: bool) -> J | None:
-        """Return the next job, or None if there is none or a barrier blocks it. ``is_idle``: whether all results so far were taken."""
-        if self._draining and not is_idle:
+    def next_startable_job(self, *, are_all_results_taken: bool) -> J | None:
+        """Return the next job; None if there is none, or if a barrier blocks it until all results so far were taken."""
+        if self._draining and not are_all_results_taken:
             return None
         for job in self._jobs:
             self._draining = isinstance(job, JobBarrier)
             if not isinstance(job, JobBarrier):
                 return job
-            if not is_idle:
+            if not are_all_results_taken:
                 return None
         return None
 
@@ -149,7 +149,9 @@ class WorkerThreads:
         for _ in range(2 * thread_count if thread_count > 1 else 1):
             self._free.put(ReusableJobBuffers())
 
-    def run_jobs_in_order(self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]) -> Generator[R, None, None]:
+    def yield_job_results_in_order(
+        self, run_job: Callable[[ReusableJobBuffers, J], R], jobs: Iterable[J | JobBarrier]
+    ) -> Generator[R, None, None]:
         """Yield the results of ``run_job`` in the order of the jobs. A result is valid until the next one is requested."""
         if self._pool is None:
             yield from self._run_in_caller_thread(run_job, jobs)
@@ -158,7 +160,7 @@ class WorkerThreads:
         running: deque[tuple[ReusableJobBuffers, Future[R]]] = deque()
         try:
             while True:
-                while not self._free.empty() and (job := queue.next_job_unless_blocked(is_idle=not running)) is not None:
+                while not self._free.empty() and (job := queue.next_startable_job(are_all_results_taken=not running)) is not None:
                     buffers = self._free.get()
                     running.append((buffers, self._pool.submit(run_job, buffers, job)))
                 if not running:
@@ -208,7 +210,7 @@ class WorkerThreads:
 
         try:
             while True:
-                while not self._free.empty() and (job := queue.next_job_unless_blocked(is_idle=not running)) is not None:
+                while not self._free.empty() and (job := queue.next_startable_job(are_all_results_taken=not running)) is not None:
                     buffers, result = self._free.get(), Future[R]()
                     result.set_running_or_notify_cancel()
                     running.append((buffers, result))

@@ -17,9 +17,9 @@ from compactor.spark.recompaction import (
     RecompactionCandidate,
     RecompactionListener,
     RecompactionResult,
+    find_recompaction_candidates,
     recompact_partitions,
     result_row,
-    survey_partitions,
     write_tables,
 )
 from compactor.views.time_formats import count_noun
@@ -31,7 +31,7 @@ def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_dry_run(survey_partitions(tier, names, command_parser.cleaner_clock_ms(args), min_benefit), out, outcomes)
+        return _print_dry_run(find_recompaction_candidates(tier, names, command_parser.cleaner_clock_ms(args), min_benefit), out, outcomes)
     require_supported_pyspark()
     from compactor.spark.cluster.jobs import JobListener
 

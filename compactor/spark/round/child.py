@@ -71,7 +71,7 @@ class _SparkChildProcess(NamedTuple):
 
 
 class SparkChild:
-    """Runner of rounds over large partitions in a child process, one at a time. Implements ``access.tier.RemoteRounds``. Thread-safe."""
+    """Runner of rounds over large partitions in a child process, one at a time. Implements ``RemoteRoundRunner``. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -148,7 +148,7 @@ def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition
     sizes = []
     for name in partitions:
         try:
-            sizes.append((len(tier.broker_metadata.folded_partition(name).cache.segments), name))
+            sizes.append((len(tier.broker_metadata.partition_from_metadata_records(name).cache.segments), name))
         except CompactorError:
             continue  # `check_object_access` reports it
     tight = sorted(((count, name) for count, name in sizes if 2 * (count + 1) > per_hour), reverse=True)

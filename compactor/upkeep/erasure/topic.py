@@ -21,7 +21,7 @@ from compactor.extras import require_extra
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import PUBLISHING, RoundStatus
-from compactor.outputs.pinterest_names import GenerationLog
+from compactor.outputs.pinterest_names import GenerationStepLog
 from compactor.round.compaction import AssessRound
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
@@ -166,7 +166,7 @@ def _holders_in_generations(tier: Tier, partition: TopicPartition, request: KeyS
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
-    known = GenerationLog(store, pinterest_object_keys(settings), partition).read_generations()
+    known = GenerationStepLog(store, pinterest_object_keys(settings), partition).read_generations()
     for generation in sorted(known.recorded_generation_names | {one.generation for one in known.begun}):
         url = f"{target.rstrip('/')}/{generation}"
         copy_settings = settings.tier.model_copy(update={"url": url, "layout": "pinterest", "control_url": ""})
