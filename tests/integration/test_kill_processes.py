@@ -45,7 +45,7 @@ def test_killed_while_segments_expire_and_a_topic_is_created_again(tmp_path: Pat
 def test_killed_over_a_server(request: pytest.FixtureRequest, tmp_path: Path, server: str) -> None:
     bucket: AnyBucket = request.getfixturevalue(BUCKETS[server])
     ordeal = Ordeal.over(tmp_path, 20261123, print, sections=bucket.sections(), partitions=2)
-    ordeal.kill(4)
+    ordeal.kill(2)
     assert ordeal.finish() == []
 
 
