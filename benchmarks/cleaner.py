@@ -36,7 +36,7 @@ from crc32c import crc32c as check_crc
 from benchmarks.cleaner_logs import NOW_MS, PROFILES, Profile, write_log
 from benchmarks.cleaner_plot import draw_cleaner_speed
 from benchmarks.doc_tables import ROOT, WRITE_VARIABLE, BenchmarkTable, report_table
-from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.cleaner.passes.source import open_source_segment
 from compactor.cleaner.precompile import precompile_kernels
 from compactor.records.batches import read_only_view
@@ -85,11 +85,13 @@ def best(costs: list[Cost]) -> Cost:
     return Cost(min(cost.cpu for cost in costs), min(cost.wall for cost in costs))
 
 
-def ours(log_dir: Path, scratch: Path, first_dirty: int, *, threads: int = 1, gate: int = 0, rounds: int) -> tuple[Cost, CleanSummary]:
+def ours(
+    log_dir: Path, scratch: Path, first_dirty: int, *, threads: int = 1, gate: int = 0, rounds: int
+) -> tuple[Cost, OfflineCleanSummary]:
     costs: list[Cost] = []
     while True:
         marks: list[tuple[float, float]] = []
-        request = CleanRequest(now_ms=NOW_MS, first_dirty_offset=first_dirty, threads=threads, gate_budget_bytes=gate)
+        request = OfflineCleanOptions(now_ms=NOW_MS, first_dirty_offset=first_dirty, threads=threads, gate_budget_bytes=gate)
         summary = clean_log_directory(log_dir, scratch / "ours", request, clock(marks))
         shutil.rmtree(scratch / "ours")
         begin, end = marks[0], marks[-1]

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
 from compactor.control.logs import collect_queued_hints, record_retire_inspections
-from compactor.control.records import RetireInspection
+from compactor.control.records import RetireCheckResult
 from compactor.daemon.daemon import Daemon
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
@@ -29,11 +29,11 @@ def retire_once(tier: Tier) -> None:
     """Inspect the partitions that are due, and record it, as the command does."""
     collect_queued_hints(tier.catalog)
     every = tier.list_partitions()
-    inspected: dict[str, RetireInspection] = {}
+    inspected: dict[str, RetireCheckResult] = {}
     for name in partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms()):
         log = tier.open_partition_log(name)
         report = retire_partition(tier.ports, log, tier.lease, tier.retention)
-        inspected[str(name)] = RetireInspection(log.state.slot, report.next_ms, tier.ports.clock_ms())
+        inspected[str(name)] = RetireCheckResult(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(inspected) == 100:
             record_retire_inspections(tier.catalog, inspected)
             inspected.clear()

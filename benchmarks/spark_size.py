@@ -40,14 +40,14 @@ from compactor.round.plan import PlanInputs, plan_round
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome
 from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_whole_log, result_row
+from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_round_over_whole_log, result_row
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, StoredSurvivorLocations
 from compactor.spark.round.exchange import StoredKeyRows
 from compactor.spark.round.gate_rows import StoredGateRows
 from compactor.spark.round.pass_one_tasks import SurvivorBundle, WrittenSurvivors
 from compactor.spark.round.range_rows import COMBINED_FETCH_BYTES
 from compactor.spark.round.rewrite_tasks import GroupRewriteWork
-from compactor.spark.round.segment_index import SegmentIndex
+from compactor.spark.round.segment_index import PassOneSegmentResults
 from compactor.spark.round.worker import MAX_KEY_SET_BYTES, MAX_RANGES, RANGE_TASKS_PER_SLOT, HashRangeTask, locate_survivors
 from compactor.views.prices import price_table_of_tier
 
@@ -130,7 +130,13 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     begin = time.process_time()
     state = state_of(args.segments, args.segment_bytes, args.records)
     facts = PlanInputs(
-        state, assess_whole_log(state, cleaner, 1_900_000_000_000), cleaner, 1_900_000_000_000, (), executor_fingerprint(), "spark"
+        state,
+        assess_round_over_whole_log(state, cleaner, 1_900_000_000_000),
+        cleaner,
+        1_900_000_000_000,
+        (),
+        executor_fingerprint(),
+        "spark",
     )
     numbers = iter(range(10**9))
     plan = plan_round(facts, 1, lambda: f"new-{next(numbers)}")
@@ -143,7 +149,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         settings, b"0" * 16, lean, "partitions/orders-0/scratch/run/1-", ranges, budget, 3 * cleaner.segment_bytes, True, None
     )
     steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
-    index, ids = SegmentIndex(state.live, {}), {segment.id for segment in state.live}
+    index, ids = PassOneSegmentResults(state.live, {}), {segment.id for segment in state.live}
     index.index_segments(steps, ids, ids)
     exchange, beside = index.hash_range_input(ids), index.plan_survivor_bundles(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)

@@ -69,7 +69,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for log in pool.map(one, range(partitions)):
-            opened.change_notifier.publish_changes([log])
+            opened.change_notifier.publish_control_log_changes([log])
 
 
 def cpu_of_children() -> float:

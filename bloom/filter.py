@@ -67,7 +67,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
     def flag_contained_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag per key hash of shape (n, 2): whether the filter may contain the key."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
-        _flag_candidates(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
+        _flag_possibly_contained_hashes(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
 
     def copy(self) -> KeyFilter:
@@ -112,7 +112,7 @@ def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Ha
 
 
 @kernel
-def _flag_candidates(
+def _flag_possibly_contained_hashes(
     bits: Bits, slices: int, bits_per_slice: int, hashes: Hashes, candidate_rows: npt.NDArray[np.int64], out_flags: npt.NDArray[np.bool_]
 ) -> None:
     """Set ``out_flags`` for the keys that the filter may contain. ``candidate_rows`` lists the row numbers to test; it is reduced slice by

@@ -62,7 +62,7 @@ def truncate_lineage_at(lineage: Sequence[EpochEntry], end_offset: int) -> Linea
     return tuple(entry for entry in lineage if entry.start_offset < end_offset)
 
 
-def first_disowned_offset(
+def first_offset_of_other_epoch(
     known_lineage: Sequence[EpochEntry], known_end_offset: int, given_lineage: Sequence[EpochEntry], given_end_offset: int
 ) -> int | None:
     """Return the first offset before ``known_end_offset`` that the given lineage assigns to another leader epoch, or None if one log

@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTierMetadataSource, TierMetadataSource
 from compactor.access.tier import Tier, configured_retention
 from compactor.config.settings import LimitSettings, Settings
 from compactor.constants import TopicId
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import send_heartbeats_in_background
 from compactor.control.logs import open_catalog
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.local.cache import LocalState
 from compactor.local.rocks import RocksDatabase
 from compactor.model.ids import TopicPartition
-from compactor.storage.condition_check import ConditionCheck
+from compactor.storage.condition_check import ConditionalCreateCheck
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.forwarding import NullStore, ReadOnlyStore
+from compactor.storage.forwarding import ReadOnlyStore, UnconfiguredStore
 from compactor.storage.port import ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.settings import RetrySettings, TransferSettings
@@ -48,7 +48,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     """
     counters = RequestCounters()
     contact = FirstAnswerTracker()
-    conditions = ConditionCheck(Path(settings.tier.state_dir) / "stores")
+    conditions = ConditionalCreateCheck(Path(settings.tier.state_dir) / "stores")
 
     def open_control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
         """Open the store of control logs with these limits and retries."""
@@ -77,19 +77,19 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         if ownership.ours
         else lambda store: None,
     )
-    control: ObjectStore = NullStore("control_url under [tier] is not set" if kind.compacts else read_only_error(settings).message)
+    control: ObjectStore = UnconfiguredStore("control_url under [tier] is not set" if kind.compacts else read_only_error(settings).message)
     urgent = control
     if control_at:
         control = open_control_store(settings.limits)
         urgent = open_control_store(LimitSettings(), RetrySettings(deadline_s=settings.lease.ttl_ms / 3000))
     data = data if kind.compacts else ReadOnlyStore(data)
     metadata = _create_metadata_source(settings, kind, data, control)
-    ports = Ports(
+    ports = EnvironmentPorts(
         control=control,
         data=data,
         layout=kind.layout(settings, data, TopicIdLookup(topics) if topics else metadata.topic_id),
         publisher=_create_publisher(settings, metadata),
-        brokers=metadata.broker_view if isinstance(metadata, BrokerManagedMetadata) else None,
+        brokers=metadata.broker_view if isinstance(metadata, BrokerManagedTierMetadataSource) else None,
         broker_log_start=_broker_log_start_reader(settings, metadata),
         clock_ms=_clock_ms,
         sleep=time.sleep,
@@ -110,18 +110,18 @@ def _clock_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStore, control: ObjectStore) -> TierMetadata:
+def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStore, control: ObjectStore) -> TierMetadataSource:
     """Return the object from which the tier's partitions and live segments are read: control log, metadata topic or listing, by the tier's
     kind.
     """
     if kind.listing is not None:
-        return ListedMetadata(kind.listing(settings, data), settings.tier.layout)
-    return BrokerManagedMetadata(open_broker_metadata(settings, control)) if kind.is_broker_managed else TierMetadata()
+        return ListedTierMetadataSource(kind.listing(settings, data), settings.tier.layout)
+    return BrokerManagedTierMetadataSource(open_broker_metadata(settings, control)) if kind.is_broker_managed else TierMetadataSource()
 
 
-def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPublisher:
+def _create_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
     """Return the publisher that switches this tier's readers to new segments. Makes no request."""
-    if not isinstance(metadata, BrokerManagedMetadata):
+    if not isinstance(metadata, BrokerManagedTierMetadataSource):
         return ReadOnlyPublisher() if metadata.exists_elsewhere else ControlLogPublisher()
     from compactor.brokers.view import LiveBrokerMetadata
 
@@ -132,7 +132,7 @@ def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPubl
     from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
     from compactor.brokers.publisher import KafkaPublisher
 
-    connection = kafka_connection(settings)
+    connection = kafka_connection_settings(settings)
     return KafkaPublisher(
         metadata.brokers.followed,
         ConfluentMetadataTopic(connection),
@@ -145,17 +145,17 @@ def _create_publisher(settings: Settings, metadata: TierMetadata) -> SegmentPubl
     )
 
 
-def _broker_log_start_reader(settings: Settings, metadata: TierMetadata) -> Callable[[TopicPartition], int] | None:
+def _broker_log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
     """Return a function that requests a partition's log start offset from its leader, or None if no broker is configured. Makes no request
     itself.
     """
     from compactor.brokers.view import LiveBrokerMetadata
 
-    if not isinstance(metadata, BrokerManagedMetadata) or not isinstance(metadata.brokers, LiveBrokerMetadata):
+    if not isinstance(metadata, BrokerManagedTierMetadataSource) or not isinstance(metadata.brokers, LiveBrokerMetadata):
         return None
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
 
-    admin = KafkaAdmin(kafka_connection(settings))
+    admin = KafkaAdmin(kafka_connection_settings(settings))
     return lambda name: admin.log_start_offset(name.topic, name.partition)
 
 
@@ -172,20 +172,20 @@ def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMeta
     from compactor.brokers.cluster import AdminClusterQueries
     from compactor.brokers.metadata_topic.admin import KafkaAdmin
     from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
-    from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-    from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+    from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+    from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
     from compactor.brokers.view import LiveBrokerMetadata
 
-    connection = kafka_connection(settings)
+    connection = kafka_connection_settings(settings)
     place = hashlib.sha256(kafka.bootstrap_servers.encode()).hexdigest()[:16]
     topic = ConfluentMetadataTopic(connection)
-    kept = PersistedStates(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
-    followed = FoldedMetadataTopic(topic, kept, clock_ms=_clock_ms)
+    kept = FoldedMetadataStore(RocksDatabase(Path(settings.tier.state_dir) / "metadata" / place))
+    followed = FoldingMetadataTopicReader(topic, kept, clock_ms=_clock_ms)
     where = f"{topic.name} at {kafka.bootstrap_servers}"
     return LiveBrokerMetadata(followed, AdminClusterQueries(KafkaAdmin(connection)), kafka.topics, where)
 
 
-def kafka_connection(settings: Settings) -> KafkaConnection:
+def kafka_connection_settings(settings: Settings) -> KafkaConnection:
     """Return the connection settings that [kafka] configures. Raises UsageError."""
     from compactor.brokers.metadata_topic.connection import KafkaConnection
 

@@ -26,7 +26,7 @@ def require_extra(extra: str, feature: str) -> None:
     """Raise UsageError if the modules of an extra are not installed. ``feature``: the feature that needs it, such as ``recompact``."""
     for module in MODULES[extra]:
         if not _is_installed(module):
-            raise _extra_error(extra, f"{feature} needs {module}")
+            raise _extra_not_installed_error(extra, f"{feature} needs {module}")
 
 
 def missing_extra_error(module: str) -> UsageError | None:
@@ -34,7 +34,7 @@ def missing_extra_error(module: str) -> UsageError | None:
     for extra, modules in MODULES.items():
         for one in modules:
             if f"{module}.".startswith(f"{one}.") or one.startswith(f"{module}."):
-                return _extra_error(extra, f"this needs {one}")
+                return _extra_not_installed_error(extra, f"this needs {one}")
     return None
 
 
@@ -46,6 +46,6 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _extra_error(extra: str, feature: str) -> UsageError:
+def _extra_not_installed_error(extra: str, feature: str) -> UsageError:
     """Return the error for an extra that is not installed."""
     return UsageError(f"{feature}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")

@@ -68,16 +68,16 @@ class CostRecorder:
 
     def enter_stage(self, stage: WorkStage) -> None:
         """Begin a stage in the calling thread."""
-        self._charge_elapsed_time()
+        self._add_elapsed_time_to_innermost_stage()
         self._here.stages.append(stage)
 
     def leave_stage(self, nbytes: int) -> None:
         """End the innermost stage of the calling thread, which processed ``nbytes`` bytes."""
-        self._charge_elapsed_time()
+        self._add_elapsed_time_to_innermost_stage()
         with self._adding:
             self.costs[self._here.stages.pop()].bytes += nbytes
 
-    def _charge_elapsed_time(self) -> None:
+    def _add_elapsed_time_to_innermost_stage(self) -> None:
         """Add the calling thread's time since its previous call to the thread's innermost stage."""
         here, cpu, wall = self._here, self._cpu(), self._wall()
         if here.stages:

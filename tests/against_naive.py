@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from tests import naive_cleaner
 from tests.builders import read
@@ -33,7 +33,7 @@ def compare_with_naive(log_dir: Path, out_dir: Path, request: dict[str, Any], *,
     except Unreadable as error:
         refused = str(error) or "unreadable"
     try:
-        summary = clean_log_directory(log_dir, out_dir, CleanRequest(**request, threads=threads, gate_budget_bytes=gate))
+        summary = clean_log_directory(log_dir, out_dir, OfflineCleanOptions(**request, threads=threads, gate_budget_bytes=gate))
     except BadData as error:
         return Outcome(str(error), refused, error=error)
     if expected is None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import google_crc32c
 from typing_extensions import override
 
-from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.constants import TopicId
 from compactor.records.build import NO_PRODUCER, ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress_body
@@ -207,7 +207,7 @@ class Life:
     next_dirty_offset: int | None = None
     rounds: int = 0
     indexes: bool = False
-    summary: CleanSummary | None = None
+    summary: OfflineCleanSummary | None = None
 
     witness: ClassVar[Callable[[Path, dict[str, Any], Path], None] | None] = None
     """Asked in every round whether Kafka's cleaner agrees, where it is at hand (tests/integration)."""
@@ -215,7 +215,7 @@ class Life:
     def __post_init__(self) -> None:
         self.folder = self.log.write(self.scratch / "log-0", indexes=self.indexes)
 
-    def round(self, now: int = 1_000_000, **options: int | None) -> CleanSummary:
+    def round(self, now: int = 1_000_000, **options: int | None) -> OfflineCleanSummary:
         """One round from where the last one ended, over everything that was written by now."""
         if len(self.log.segments) > self.log.written:
             self.log.write(self.folder, indexes=self.indexes)
@@ -225,7 +225,7 @@ class Life:
         out = self.scratch / f"out-{self.rounds}"
         if Life.witness:
             Life.witness(self.folder, request, self.scratch / f"witness-{self.rounds}")
-        self.summary = clean_log_directory(self.folder, out, CleanRequest(**request, gate_budget_bytes=1 << 20))
+        self.summary = clean_log_directory(self.folder, out, OfflineCleanOptions(**request, gate_budget_bytes=1 << 20))
         self.next_dirty_offset = self.summary.next_dirty_offset
         self.folder = next_directory(self.folder, out, self.next_dirty_offset, self.scratch / f"log-{self.rounds}")
         return self.summary

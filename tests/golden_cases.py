@@ -53,7 +53,7 @@ class Round:
         return "error" in self.expected
 
     def request(self) -> dict[str, Any]:
-        """The fields of CleanRequest."""
+        """The fields of OfflineCleanOptions."""
         given = {name: self.params[name] for name in OPTIONS if name in self.params}
         return {"now_ms": self.params["now"], **given}
 

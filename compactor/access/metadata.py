@@ -28,7 +28,7 @@ ReaderStateFunction = Callable[[PartitionState], PartitionState]
 """Takes the state that a control log folds to, and returns the state that readers see."""
 
 
-class TierMetadata:
+class TierMetadataSource:
     """Metadata source of a compactor-managed tier, whose control logs record everything. Base class of the other sources.
 
     exists_elsewhere: whether other programs created the tier, so that it exists before the catalog has its identity.
@@ -36,7 +36,7 @@ class TierMetadata:
 
     exists_elsewhere = False
 
-    def catalog_from_other_source(self) -> CatalogState | None:
+    def catalog_from_object_listing(self) -> CatalogState | None:
         """Return the catalog if it is made from a listing of the tier's objects, or None if it is read from the tier-wide control log."""
         return None
 
@@ -67,7 +67,7 @@ class TierMetadata:
         """Return the topic's ``retention.ms`` on the brokers (-1: unlimited), or None if there is no such topic or no broker."""
         return None
 
-    def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
+    def log_state_to_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
         """Return a function that turns the state of a control log into the state that readers see, or None if readers see
         exactly that state.
         """
@@ -77,12 +77,12 @@ class TierMetadata:
         """Return the brokers' records of a partition's segments in all states."""
         return ()
 
-    def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
+    def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
         """Return partitions of deleted topics whose segments the brokers have not deleted completely."""
         return ()
 
 
-class BrokerManagedMetadata(TierMetadata):
+class BrokerManagedTierMetadataSource(TierMetadataSource):
     """Source of the metadata of a broker-managed tier: the brokers' metadata topic, or a snapshot of it."""
 
     exists_elsewhere = True
@@ -126,7 +126,7 @@ class BrokerManagedMetadata(TierMetadata):
         return broker_view(self.brokers.partition_from_metadata_records(partition).cache, partition)
 
     @override
-    def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
+    def log_state_to_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
         the same for a reader until the log has new records.
         """
@@ -134,12 +134,12 @@ class BrokerManagedMetadata(TierMetadata):
 
         def add_broker_segments(state: PartitionState) -> PartitionState:
             if not computed or computed[0][0] is not state:
-                computed[:] = [(state, self._merge_broker_view(state))]
+                computed[:] = [(state, self._state_with_current_broker_segments(state))]
             return computed[0][1]
 
         return add_broker_segments
 
-    def _merge_broker_view(self, state: PartitionState) -> PartitionState:
+    def _state_with_current_broker_segments(self, state: PartitionState) -> PartitionState:
         """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
         from compactor.brokers.view import METADATA_MAX_AGE_S
 
@@ -152,11 +152,11 @@ class BrokerManagedMetadata(TierMetadata):
         return self.brokers.partition_from_metadata_records(partition).cache.list_segments()
 
     @override
-    def deleted_topic_partitions(self) -> Sequence[TopicIdPartition]:
-        return self.brokers.deleted_topic_partitions()
+    def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
+        return self.brokers.deleted_topic_partitions_with_segments()
 
 
-class ListedMetadata(TierMetadata):
+class ListedTierMetadataSource(TierMetadataSource):
     """Source of the metadata of a listed tier, which is read by listing its objects.
 
     layout: the value of tier.layout.
@@ -169,11 +169,11 @@ class ListedMetadata(TierMetadata):
         self._layout = layout
 
     @override
-    def catalog_from_other_source(self) -> CatalogState:
+    def catalog_from_object_listing(self) -> CatalogState:
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
 
     @override
-    def reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
+    def log_state_to_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
         reader.
         """

@@ -121,5 +121,5 @@ def compact(
     if tier.local:
         tier.local.delete_cached_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
-        tier.change_notifier.publish_changes([log])
+        tier.change_notifier.publish_control_log_changes([log])
     return report

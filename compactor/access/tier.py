@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from compactor.access.metadata import BrokerManagedMetadata, ListedMetadata, TierMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource, ListedTierMetadataSource, TierMetadataSource
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.config.store_sections import StoreCosts
 from compactor.constants import TopicId
@@ -25,13 +25,13 @@ from compactor.control.logs import (
     create_tier,
     open_catalog,
     open_partition_log,
-    publish_hints,
+    publish_partition_change_hints,
     record_min_slots,
     record_retire_inspections,
     require_matching_tier_settings,
 )
-from compactor.control.ports import LeaseTimes, ObjectRetention, Ports
-from compactor.control.records import RetireInspection
+from compactor.control.ports import EnvironmentPorts, LeaseTimes, ObjectRetention
+from compactor.control.records import RetireCheckResult
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.local.cache import LocalState
@@ -54,22 +54,22 @@ class TierIdentity:
     """Access to the identity of one tier (its id, its data root and its secret hash key), which can be read, created and checked."""
 
     settings: Settings
-    ports: Ports
+    ports: EnvironmentPorts
     catalog: CatalogLog
     ownership: DataRootOwnership
-    metadata: TierMetadata
+    metadata: TierMetadataSource
     local: LocalState | None
 
     def read_catalog(self) -> CatalogState:
         """Return the catalog (state of the tier-wide log). Raises UsageError if there is no tier at the configured URL, or
         if its identity differs from the configuration.
         """
-        if (recorded := self.metadata.catalog_from_other_source()) is not None:
+        if (recorded := self.metadata.catalog_from_object_listing()) is not None:
             return recorded
         local = self.local
         kept = local.cached_catalog() if local and not local.is_bound_to_tier else None
         if kept:
-            self.catalog.adopt_state(kept.state, kept.mark)
+            self.catalog.continue_from_cached_state(kept.state, kept.mark)
         state = self.catalog.refresh()
         if not state.tier_id and self.metadata.exists_elsewhere:
             return state  # an identity is needed only by a process that writes into the control store
@@ -81,7 +81,7 @@ class TierIdentity:
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
             )
         self.ownership.tier_id = state.tier_id
-        self._check_catalog_is_own(state)
+        self._require_catalog_is_of_this_tier(state)
         if local:
             if not local.is_bound_to_tier:
                 local.bind_to_tier(state.tier_id, has_diverged=self.catalog.diverged or (kept is not None and state.slot < kept.state.slot))
@@ -97,7 +97,7 @@ class TierIdentity:
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
             raise read_only_error(self.settings)
-        self._check_location_is_free()
+        self._require_unowned_data_root_if_no_tier()
         url = "" if self.ownership.ours else self.settings.tier_url
         cluster_id = self.metadata.cluster_id()
         state = create_tier(
@@ -110,11 +110,11 @@ class TierIdentity:
             hash_key=hash_key,
         )
         self.ownership.tier_id = state.tier_id
-        self._check_catalog_is_own(state)
+        self._require_catalog_is_of_this_tier(state)
         self.ports.require_ownership(is_recheck=True)
         return state
 
-    def _check_location_is_free(self) -> None:
+    def _require_unowned_data_root_if_no_tier(self) -> None:
         if not self.catalog.refresh().tier_id:
             self.ownership.require_data_root_is_unowned(self.ports, self.catalog.refresh_and_check_gaps())
 
@@ -122,7 +122,7 @@ class TierIdentity:
         """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
         catalog was lost. Changes nothing.
         """
-        self._check_location_is_free()
+        self._require_unowned_data_root_if_no_tier()
         if self.catalog.state.tier_id:
             self.check_data_root_owner()
 
@@ -130,7 +130,7 @@ class TierIdentity:
         """Raise UsageError if the data root is another tier's. Changes nothing."""
         self.ownership.require_no_other_owner(self.ports, self.read_catalog())
 
-    def _check_catalog_is_own(self, state: CatalogState) -> None:
+    def _require_catalog_is_of_this_tier(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
         tier = self.settings.tier
         require_matching_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
@@ -176,7 +176,7 @@ class ChangeNotifier:
         because the brokers' metadata shows changes.
     """
 
-    ports: Ports
+    ports: EnvironmentPorts
     catalog: CatalogLog
     local: LocalState | None
     hints: bool
@@ -197,10 +197,10 @@ class ChangeNotifier:
         if mark and self.local:
             self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
 
-    def publish_changes(self, logs: Sequence[PartitionLog]) -> None:
+    def publish_control_log_changes(self, logs: Sequence[PartitionLog]) -> None:
         """Append a record to the tier-wide log: these control logs have changed, and must not end below the slots they have reached."""
         if self.hints:
-            publish_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
+            publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
         else:
             self.record_reached_slots(logs)
 
@@ -212,7 +212,7 @@ class ChangeNotifier:
         with suppress(StoreError):
             record_min_slots(self.catalog, logs)
 
-    def record_retire_inspections(self, inspections: Mapping[str, RetireInspection]) -> None:
+    def record_retire_inspections(self, inspections: Mapping[str, RetireCheckResult]) -> None:
         """Record in the tier-wide log for which partitions ``retire`` found nothing to delete, and until when. Ignores store errors."""
         with suppress(StoreError):
             record_retire_inspections(self.catalog, inspections)
@@ -258,14 +258,14 @@ class Tier:
     """
 
     settings: Settings
-    ports: Ports
+    ports: EnvironmentPorts
     catalog: CatalogLog
     counters: RequestCounters
     local: LocalState | None = None
     engines: EngineChooser | None = None
     remote_rounds: RemoteRoundRunner | None = None
     ownership: DataRootOwnership = field(default_factory=DataRootOwnership)
-    metadata: TierMetadata = field(default_factory=TierMetadata)
+    metadata: TierMetadataSource = field(default_factory=TierMetadataSource)
 
     @cached_property
     def kind(self) -> TierKind:
@@ -298,14 +298,14 @@ class Tier:
     @property
     def broker_metadata(self) -> BrokerMetadata:
         """The brokers' metadata. Raises UsageError if the tier is not broker-managed."""
-        if not isinstance(self.metadata, BrokerManagedMetadata):
+        if not isinstance(self.metadata, BrokerManagedTierMetadataSource):
             raise UsageError(f"no broker writes the tier at {self.ports.layout.url}", hint="That is for tiers of kind kafka")
         return self.metadata.brokers
 
     @property
     def listed_tier(self) -> ListedTier:
         """The listing of a listed tier. Raises UsageError for another tier."""
-        if not isinstance(self.metadata, ListedMetadata):
+        if not isinstance(self.metadata, ListedTierMetadataSource):
             raise UsageError(f"the segments of the tier at {self.ports.layout.url} are not found by listing")
         return self.metadata.listed
 
@@ -389,13 +389,13 @@ class Tier:
         :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
-        view = None if leads else self.metadata.reader_state_function(partition)
+        view = None if leads else self.metadata.log_state_to_reader_state_function(partition)
         log = open_partition_log(
             self.ports, partition, self.min_control_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
         )
         kept = self.local.cached_state(partition) if self.local and self.local.is_bound_to_tier else None
         if kept:
-            log.adopt_state(*kept)
+            log.continue_from_cached_state(*kept)
         return log
 
     def log_name(self, partition: TopicPartition) -> str:
@@ -411,7 +411,7 @@ class Tier:
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.reader_state_function(state.topic_partition)
+        view = self.metadata.log_state_to_reader_state_function(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:

@@ -55,8 +55,8 @@ from compactor.service.loop import PollingLoop
 from compactor.service.retry_delay import backoff_ms
 from compactor.service.stopping import Stopped
 from compactor.transfer.log_directory import staged_segment_path
-from compactor.transfer.staged_file_rules import StagedFile
-from compactor.transfer.staged_files import HeldStagedFiles
+from compactor.transfer.staged_file_rules import FileStagedForDeletion
+from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 from compactor.views.time_formats import format_iso_time, format_size
 
 UPLOADS_PER_THREAD = 4
@@ -221,11 +221,11 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             if found.seen.staged or found.held or upload_state.held:
                 space = True
                 with suppress(OSError):
-                    space = not found.held or has_enough_free_space(log_dir)
+                    space = not found.held or has_free_space_to_keep_deleted_files(log_dir)
                 held = self._staged.open_wanted_files(
                     name, log_dir, found.uploadable_staged_files, is_upload_running=running, has_free_space=space
                 )
-                for file in self._staged.select_unreported_files("no room", set(found.held) - set(held) if not space else ()):
+                for file in self._staged.select_and_mark_unreported_files("no room", set(found.held) - set(held) if not space else ()):
                     why = "the broker has deleted it, and its disk is almost full"
                     what = f"{staged_segment_path(Path(), file.base)} is not held open any longer: {why}"
                     self._log(what, level=logging.WARNING, partition=str(name))
@@ -236,7 +236,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
         Return the upload state with the topic's ``file.delete.delay.ms``.
         """
-        new = self._staged.select_unreported_files("staged", upload_state.uploadable_staged_files)
+        new = self._staged.select_and_mark_unreported_files("staged", upload_state.uploadable_staged_files)
         if not new:
             return upload_state
         upload_state = replace(upload_state, delete_delay_ms=self._file_delete_delay_ms(upload_state.partition.topic))
@@ -252,7 +252,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         renamed them.
         """
         for name, upload_state in self._upload_states.items():
-            for file in self._staged.select_unreported_files("untaken", upload_state.skipped_staged_files):
+            for file in self._staged.select_and_mark_unreported_files("untaken", upload_state.skipped_staged_files):
                 where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
@@ -472,7 +472,7 @@ MIN_FREE_SHARE = 0.1
 """Share of a broker's disk that must be free while files are held which the broker has deleted, because they still take up space."""
 
 
-def has_enough_free_space(log_directory: Path) -> bool:
+def has_free_space_to_keep_deleted_files(log_directory: Path) -> bool:
     """Return whether the disk of a log directory has so much free space (MIN_FREE_SHARE) that files which the broker has deleted may stay
     open. Raises OSError.
     """
@@ -488,16 +488,16 @@ class OpenStagedFiles:
     """
 
     def __init__(self) -> None:
-        self._held: dict[TopicPartition, HeldStagedFiles] = {}
-        self._reported: set[tuple[str, StagedFile]] = set()
+        self._held: dict[TopicPartition, OpenFilesStagedForDeletion] = {}
+        self._reported: set[tuple[str, FileStagedForDeletion]] = set()
 
-    def held_files(self, partition: TopicPartition) -> HeldStagedFiles | None:
+    def held_files(self, partition: TopicPartition) -> OpenFilesStagedForDeletion | None:
         """Return the open files of a partition, for its upload; None if there are none."""
         return self._held.get(partition)
 
     def close_files_with_reused_names(
-        self, partition: TopicPartition, listed_files: Sequence[StagedFile], *, is_upload_running: bool
-    ) -> tuple[StagedFile, ...]:
+        self, partition: TopicPartition, listed_files: Sequence[FileStagedForDeletion], *, is_upload_running: bool
+    ) -> tuple[FileStagedForDeletion, ...]:
         """Close the open files of a partition whose names other files have taken by now, and return those that are still open.
 
         :param listed_files: the files in the partition's directory.
@@ -517,11 +517,11 @@ class OpenStagedFiles:
         self,
         partition: TopicPartition,
         log_dir: Path,
-        wanted_files: Sequence[StagedFile],
+        wanted_files: Sequence[FileStagedForDeletion],
         *,
         is_upload_running: bool,
         has_free_space: bool = True,
-    ) -> tuple[StagedFile, ...]:
+    ) -> tuple[FileStagedForDeletion, ...]:
         """Open the wanted files of a partition, close its other files, and return the open ones. A refused file that the broker has deleted
         is closed, too.
 
@@ -530,7 +530,7 @@ class OpenStagedFiles:
         """
         if partition not in self._held and not wanted_files:
             return ()
-        files = self._held.setdefault(partition, HeldStagedFiles(log_dir))
+        files = self._held.setdefault(partition, OpenFilesStagedForDeletion(log_dir))
         files.open_files(wanted_files)
         if not is_upload_running:
             inodes = {file.inode for file in wanted_files}
@@ -543,7 +543,7 @@ class OpenStagedFiles:
                 del self._held[partition]
         return tuple(each.file for each in files.held_files)
 
-    def select_unreported_files(self, report_name: str, files: Iterable[StagedFile]) -> list[StagedFile]:
+    def select_and_mark_unreported_files(self, report_name: str, files: Iterable[FileStagedForDeletion]) -> list[FileStagedForDeletion]:
         """Return the files that this report has not named before, and remember that it names them now.
 
         :param report_name: name of the report; each report names a file once.

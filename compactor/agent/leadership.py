@@ -16,7 +16,7 @@ from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.base import ReasonOrEmpty
 from compactor.transfer.log_directory import staged_segment_path
-from compactor.transfer.staged_file_rules import StagedFile
+from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.views.time_formats import format_iso_time
 
 TICK_MS = 2_000
@@ -38,7 +38,7 @@ class LeadershipInterval:
     until_ms: int
 
 
-class LeadershipAtRename(Enum):
+class LeadershipAtDeletionRename(Enum):
     """Answer to the question whether this broker led a partition, in one leader epoch, before and after it renamed a file for deletion.
 
     SAME_EPOCH: it did.
@@ -67,7 +67,7 @@ def add_leader_answer(
     return (*intervals, LeadershipInterval(log_end.leader_epoch, answered_ms, asked_ms))[-MAX_INTERVALS:]
 
 
-def leadership_at_rename(intervals: Sequence[LeadershipInterval], renamed_ms: int) -> LeadershipAtRename:
+def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renamed_ms: int) -> LeadershipAtDeletionRename:
     """Return whether this broker is known to have led the partition, in one leader epoch, before and after a file was renamed for
     deletion. A leader's answer that arrived in the millisecond of the rename does not count as before it, because their order is
     unknown.
@@ -75,29 +75,29 @@ def leadership_at_rename(intervals: Sequence[LeadershipInterval], renamed_ms: in
     :param renamed_ms: time of the rename: the file's change time, in milliseconds.
     """
     if any(each.from_ms < renamed_ms and renamed_ms + TICK_MS <= each.until_ms for each in intervals):
-        return LeadershipAtRename.SAME_EPOCH
+        return LeadershipAtDeletionRename.SAME_EPOCH
     if intervals and intervals[-1].from_ms < renamed_ms:
-        return LeadershipAtRename.UNDECIDED
-    return LeadershipAtRename.UNKNOWN
+        return LeadershipAtDeletionRename.UNDECIDED
+    return LeadershipAtDeletionRename.UNKNOWN
 
 
-def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> Callable[[StagedFile], ReasonOrEmpty]:
+def make_staged_file_refusal_check(intervals: Sequence[LeadershipInterval]) -> Callable[[FileStagedForDeletion], ReasonOrEmpty]:
     """Return a function that takes a staged file and returns why the agent must not upload it, or an empty string.
 
     The function raises BadData for a file about which this is not decided yet, so that the upload is tried again.
     """
 
-    def refusal_reason(file: StagedFile) -> ReasonOrEmpty:
-        evidence = leadership_at_rename(intervals, file.changed_ms)
-        if evidence is LeadershipAtRename.UNDECIDED:
+    def refusal_reason(file: FileStagedForDeletion) -> ReasonOrEmpty:
+        evidence = leadership_at_deletion_rename(intervals, file.changed_ms)
+        if evidence is LeadershipAtDeletionRename.UNDECIDED:
             cause = "it was staged for deletion a moment ago, and the leader's epoch is not confirmed since"
             raise BadData(cause, segment=staged_segment_path(Path(), file.base).name, hint="It is tried again")
-        return "" if evidence is LeadershipAtRename.SAME_EPOCH else unknown_leadership_message(file)
+        return "" if evidence is LeadershipAtDeletionRename.SAME_EPOCH else unknown_leadership_message(file)
 
     return refusal_reason
 
 
-def unknown_leadership_message(file: StagedFile) -> str:
+def unknown_leadership_message(file: FileStagedForDeletion) -> str:
     """Return the message for a staged file that is not uploaded because it cannot be known whether this broker led when it renamed the
     file.
     """

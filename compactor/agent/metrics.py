@@ -9,7 +9,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from compactor.agent.plan import UploadFailure, upload_lag
 from compactor.agent.status import SHARED, AgentStatus
-from compactor.service.metrics import MOST_LABELLED, OWN, add_labelled_values, make_counters, make_gauges, partition_gauges, store_metrics
+from compactor.service.metrics import (
+    MOST_LABELLED,
+    OWN,
+    add_labelled_values,
+    make_counters,
+    make_gauges,
+    partition_gauges,
+    version_and_store_usage_metrics,
+)
 
 
 def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
@@ -104,4 +112,4 @@ def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
             ("agent_broker_failures", "Failed requests to the brokers", tallies.broker_failures),
         )
     )
-    yield from store_metrics(status.usage)
+    yield from version_and_store_usage_metrics(status.usage)

@@ -14,12 +14,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from compactor.agent.leadership import TICK_MS, LeadershipAtRename, LeadershipInterval, add_leader_answer, leadership_at_rename
+from compactor.agent.leadership import (
+    TICK_MS,
+    LeadershipAtDeletionRename,
+    LeadershipInterval,
+    add_leader_answer,
+    leadership_at_deletion_rename,
+)
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import backoff_ms
-from compactor.transfer.staged_file_rules import StagedFile
+from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.views.time_formats import format_iso_time
 
 FRESH_MS = 2_000
@@ -99,7 +105,7 @@ class PartitionDirectoryListing:
     sealed: tuple[SealedFile, ...] = ()
     active_base: int = -1
     problem: str = ""
-    staged: tuple[StagedFile, ...] = ()
+    staged: tuple[FileStagedForDeletion, ...] = ()
     topic_id: TopicId = EMPTY_TOPIC_ID
 
     @property
@@ -150,7 +156,7 @@ class PartitionUploadState:
     deadline_ms: int | None = None
     leadership: tuple[LeadershipInterval, ...] = ()
     delete_delay_ms: int = DELETE_DELAY_MS
-    held: tuple[StagedFile, ...] = ()
+    held: tuple[FileStagedForDeletion, ...] = ()
 
     @property
     def partition(self) -> TopicPartition:
@@ -163,46 +169,54 @@ class PartitionUploadState:
         because they are uploaded together with a neighbour.
         """
         staged = self.uploadable_staged_files
-        files = (*(segment for file, segment in self._staged_files if file in staged), *self.seen.sealed)
+        files = (*(segment for file, segment in self._staged_files_with_offset_ranges if file in staged), *self.seen.sealed)
         return tuple(file for file in files if file.end > (self.position or 0) and file.size)
 
     @property
-    def uploadable_staged_files(self) -> tuple[StagedFile, ...]:
+    def uploadable_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
         """Return the files staged for deletion whose offsets are missing in the tier, except ``skipped_staged_files``."""
         return tuple(
-            file for file in self._staged_files_missing_in_tier if self._leadership_at_rename(file) is not LeadershipAtRename.UNKNOWN
+            file
+            for file in self._staged_files_missing_in_tier
+            if self._leadership_at_deletion_rename(file) is not LeadershipAtDeletionRename.UNKNOWN
         )
 
     @property
-    def skipped_staged_files(self) -> tuple[StagedFile, ...]:
+    def skipped_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
         """Return the files staged for deletion that are never uploaded although the tier lacks their offsets, because it is unknown whether
         this broker led when it renamed them. Empty as long as the tier's end is not known.
         """
         if not self.leads or self.position is None:
             return ()
-        return tuple(file for file in self._staged_files_missing_in_tier if self._leadership_at_rename(file) is LeadershipAtRename.UNKNOWN)
+        return tuple(
+            file
+            for file in self._staged_files_missing_in_tier
+            if self._leadership_at_deletion_rename(file) is LeadershipAtDeletionRename.UNKNOWN
+        )
 
     @property
-    def has_undecided_files(self) -> bool:
+    def has_files_awaiting_leader_answer(self) -> bool:
         """Return whether a staged file waits for the leader's next answer, which decides whether the file is uploaded."""
-        return any(self._leadership_at_rename(file) is LeadershipAtRename.UNDECIDED for file in self.uploadable_staged_files)
+        return any(
+            self._leadership_at_deletion_rename(file) is LeadershipAtDeletionRename.UNDECIDED for file in self.uploadable_staged_files
+        )
 
     @property
-    def _staged_files(self) -> list[tuple[StagedFile, SealedFile]]:
+    def _staged_files_with_offset_ranges(self) -> list[tuple[FileStagedForDeletion, SealedFile]]:
         """Return the staged files, listed in the directory or held open, each as the segment that ends where the next one begins."""
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
         ends = (*(file.base for file in files), self.seen.first_base_offset)[1:]
         return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
 
     @property
-    def _staged_files_missing_in_tier(self) -> tuple[StagedFile, ...]:
+    def _staged_files_missing_in_tier(self) -> tuple[FileStagedForDeletion, ...]:
         position = self.position or 0
         if 0 <= self.seen.first_base_offset <= position:
             return ()
-        return tuple(file for file, segment in self._staged_files if segment.end > position and file.size)
+        return tuple(file for file, segment in self._staged_files_with_offset_ranges if segment.end > position and file.size)
 
-    def _leadership_at_rename(self, file: StagedFile) -> LeadershipAtRename:
-        return leadership_at_rename(self.leadership, file.changed_ms)
+    def _leadership_at_deletion_rename(self, file: FileStagedForDeletion) -> LeadershipAtDeletionRename:
+        return leadership_at_deletion_rename(self.leadership, file.changed_ms)
 
 
 @dataclass(frozen=True)
@@ -264,7 +278,7 @@ def needs_log_end_query(upload_state: PartitionUploadState, now_ms: int) -> bool
     """
     if not upload_state.leads or now_ms < upload_state.retry_at_ms:
         return False
-    if upload_state.end is None or now_ms >= upload_state.checked_ms + CHECK_MS or upload_state.has_undecided_files:
+    if upload_state.end is None or now_ms >= upload_state.checked_ms + CHECK_MS or upload_state.has_files_awaiting_leader_answer:
         return True
     return (
         upload_state.position is not None
@@ -309,7 +323,7 @@ def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_tru
     """
     if not upload_state.leads or upload_state.end is None or now_ms < upload_state.retry_at_ms or upload_state.seen.active_base < 0:
         return False
-    if upload_state.has_undecided_files:
+    if upload_state.has_files_awaiting_leader_answer:
         return False  # what follows it is not taken before it, and no gap is accepted in its place
     if upload_state.position is None or upload_state.anew or upload_state.trouble is UploadFailure.IDENTITY:
         return True

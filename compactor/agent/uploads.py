@@ -26,7 +26,7 @@ from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
 from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmation, record_confirmed_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
-from compactor.transfer.staged_files import HeldStagedFiles
+from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
 
 class Uploader:
@@ -41,9 +41,9 @@ class Uploader:
         self._ask = ask_topic_ids
         self._one_at_a_time = threading.Lock()
         self._large = threading.Lock()
-        self._output_updater = _OutputUpdater(tier, stop) if tier.settings.tier.pinterest.target else None
+        self._output_updater = _PinterestOutputAppender(tier, stop) if tier.settings.tier.pinterest.target else None
 
-    def upload_partition(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None = None) -> UploadOutcome:
+    def upload_partition(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None = None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, then update its output if one is configured. Raises nothing.
 
         :param held_files: files staged for deletion that the caller holds open.
@@ -54,7 +54,7 @@ class Uploader:
             return (
                 outcome
                 if self._output_updater is None or outcome.trouble is not None
-                else self._output_updater.append_to_output(upload_state.partition, outcome)
+                else self._output_updater.append_upload_to_pinterest_output(upload_state.partition, outcome)
             )
         except Stopped:
             return UploadOutcome(None, stopped=True)
@@ -69,7 +69,7 @@ class Uploader:
         with self._one_at_a_time:
             record_confirmed_topics(self._tier.catalog, topic_ids, self._ask)
 
-    def _import_new_segments(self, upload_state: PartitionUploadState, held_files: HeldStagedFiles | None) -> UploadOutcome:
+    def _import_new_segments(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
         path, end = Path(upload_state.seen.path), upload_state.end
         if end is None:
@@ -109,7 +109,7 @@ class Uploader:
 
         def publish_change(log: PartitionLog) -> None:
             with self._one_at_a_time:
-                tier.change_notifier.publish_changes([log])
+                tier.change_notifier.publish_control_log_changes([log])
                 tier.change_notifier.cache_log_state(log, hint)
 
         policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
@@ -124,7 +124,7 @@ class Uploader:
             return None
 
 
-class _OutputUpdater:
+class _PinterestOutputAppender:
     """Appends newly uploaded segments to the partition's output in Pinterest's layout.
 
     An output that a round has made outdated is left to the daemon. Segments are read from the broker's directories as long as these have
@@ -140,7 +140,7 @@ class _OutputUpdater:
         )
         self._left: set[TopicPartition] = set()
 
-    def append_to_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
+    def append_upload_to_pinterest_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
         """After an upload, append the uploaded segments to the partition's output, if an output is configured. Return the upload's
         outcome, to which a failure of the output or a line for the log is added. Raises Stopped if the agent is stopping.
         """

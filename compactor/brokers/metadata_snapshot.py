@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.chain import broker_view
 from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_bytes
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartition
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartitionMetadata
 from compactor.brokers.metadata_topic.state_serde import STATE_FORMAT, decode_folded_partition, encode_folded_partition
 from compactor.brokers.view import METADATA_MAX_AGE_S, BrokerMetadata, PartitionMetadataVersion, TopicStatus, matching_topics
 from compactor.constants import TopicId
@@ -157,7 +157,7 @@ class SnapshotBrokerMetadata:
     def refresh(self, *, max_age_s: float = METADATA_MAX_AGE_S, topics_max_age_s: float | None = None) -> None:
         """Do nothing: a snapshot never changes."""
 
-    def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
+    def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         return {
             name: PartitionMetadataVersion(uuid_bytes(topic.topic_id), self.partition_from_metadata_records(name).cache.applied)
             for name, (topic, _) in self._partitions.items()
@@ -176,16 +176,16 @@ class SnapshotBrokerMetadata:
         chosen = {name: topic.settings[name] for name in topic.chosen if name in topic.settings}
         return TopicStatus(uuid_bytes(topic.topic_id), starts, stable, topic.settings, chosen)
 
-    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartition:
+    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         if partition not in self._partitions:
             raise UsageError(f"the tier holds no partition {partition}", hint="`topics` lists what it holds")
         return _decode_partition_snapshot(*self._partitions[partition])
 
-    def is_incomplete(self) -> bool:
+    def is_metadata_incomplete(self) -> bool:
         """Return False: a snapshot is taken from complete metadata only."""
         return False
 
-    def deleted_topic_partitions(self) -> list[TopicIdPartition]:
+    def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
         """Return an empty list: a snapshot holds only topics that existed when it was taken."""
         return []
 
@@ -194,8 +194,8 @@ class SnapshotBrokerMetadata:
         return ""
 
 
-def _decode_partition_snapshot(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartition:
+def _decode_partition_snapshot(topic: TopicSnapshot, snapshot: PartitionSnapshot) -> FoldedPartitionMetadata:
     """Decode the segments of a partition snapshot."""
     name = TopicIdPartition(uuid_bytes(topic.topic_id), topic.topic, snapshot.partition)
     cache, findings = decode_folded_partition(base64.b64decode(snapshot.folded), name)
-    return FoldedPartition(cache, findings, len(findings))
+    return FoldedPartitionMetadata(cache, findings, len(findings))

@@ -24,7 +24,7 @@ from compactor.brokers.metadata_topic.codec import (
     encode_record,
     uuid_bytes,
 )
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
 from compactor.brokers.metadata_topic.ports import MetadataTopic
 from compactor.brokers.metadata_topic.token_bucket import MetadataTokenBucket
 from compactor.constants import LeaderEpoch, Offset
@@ -40,7 +40,7 @@ READ_BACK_TIMEOUT_S = 30.0
 _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
-class _GroupSwitchOutcome(Enum):
+class _ReaderSwitchOutcome(Enum):
     """Outcome of switching readers to one group's new segment.
 
     SWITCHED: readers use the new segment.
@@ -65,7 +65,7 @@ class KafkaPublisher:
 
     def __init__(
         self,
-        followed: FoldedMetadataTopic,
+        followed: FoldingMetadataTopicReader,
         topic: MetadataTopic,
         current_topic_id: TopicIdOf,
         *,
@@ -154,8 +154,8 @@ class KafkaPublisher:
         gone: list[str] = []
         for new in ordered:
             outcome = self._switch_readers_to_replacement(partition, new, find_expired, must_withdraw=bool(cut))
-            if outcome is not _GroupSwitchOutcome.SWITCHED:
-                (cut if outcome is _GroupSwitchOutcome.CUT_OFF else gone).append(new.segment.id)
+            if outcome is not _ReaderSwitchOutcome.SWITCHED:
+                (cut if outcome is _ReaderSwitchOutcome.CUT_OFF else gone).append(new.segment.id)
         record_published([*cut, *gone])
         with self._appending:
             left = sum(len(new.sources) for new in ordered if new.segment.id not in {*cut, *gone})
@@ -259,11 +259,11 @@ class KafkaPublisher:
                 require_records_accepted(marker.marker_records(self._clock_ms()))
             require_records_accepted([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
-        for hidden in rules.hidden_segments(cache, lineage, last):
+        for hidden in rules.segments_not_found_at_their_start(cache, lineage, last):
             require_copy_finished_accepted(hidden)
         for new, made in zip(replacements, here, strict=True):
             require_copy_finished_accepted(made)
-            left = {one.segment_id: one for one in rules.redundant_segments(trial.cache, lineage, made)}
+            left = {one.segment_id: one for one in rules.segments_within_compacted_segment(trial.cache, lineage, made)}
             left |= {uuid_bytes(source): trial.cache.segments[uuid_bytes(source)] for source in new.sources}
             ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
             require_records_accepted([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
@@ -278,7 +278,7 @@ class KafkaPublisher:
         last = max((new.segment.end_offset for new in replacements), default=-1)
         copies = rules.unfinished_copies(cache, lineage_from_segments(cache), last)
         self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
-        for one in rules.hidden_segments(cache, lineage_from_segments(cache), last):
+        for one in rules.segments_not_found_at_their_start(cache, lineage_from_segments(cache), last):
             _, cache = self._read_newest_metadata_by_id(where)
             # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
             if not rules.reason_to_refuse_finish(cache, lineage_from_segments(cache), one, self._clock_ms()):
@@ -291,7 +291,7 @@ class KafkaPublisher:
         expired: Callable[[Collection[str]], Collection[str]],
         *,
         must_withdraw: bool,
-    ) -> _GroupSwitchOutcome:
+    ) -> _ReaderSwitchOutcome:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
@@ -310,10 +310,10 @@ class KafkaPublisher:
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
                 return self._withdraw_expired_replacement(partition, raw_id)
             if known is None or is_gone:
-                return _GroupSwitchOutcome.CUT_OFF
+                return _ReaderSwitchOutcome.CUT_OFF
             where, cache = self._read_newest_metadata(partition)  # asking about expired segments took time
             deleted = [one for one in replacement.sources if one not in explained and not _is_segment_readable(cache, uuid_bytes(one))]
-            also = [one.segment_id for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)]
+            also = [one.segment_id for one in rules.segments_within_compacted_segment(cache, lineage_from_segments(cache), known)]
             if (
                 must_withdraw
                 or deleted
@@ -327,7 +327,7 @@ class KafkaPublisher:
             where, cache = self._read_newest_metadata(partition)
             found = cache.segments.get(raw_id)
             if found is None or found.state in _DELETED_STATES:
-                return _GroupSwitchOutcome.CUT_OFF
+                return _ReaderSwitchOutcome.CUT_OFF
             if not rules.is_found_by_lookups(cache, found):
                 raise _forbidden_record_error(
                     partition, f"look: segment {replacement.segment.id} does not count after COPY_SEGMENT_FINISHED"
@@ -336,25 +336,25 @@ class KafkaPublisher:
         if rules.is_hiding_other_segments(cache, lineage_from_segments(cache), known):
             return self._withdraw_replacement(where, cache, known)
         left = {source: cache.segments[source] for source in sources if source in cache.segments}
-        left |= {one.segment_id: one for one in rules.redundant_segments(cache, lineage_from_segments(cache), known)}
+        left |= {one.segment_id: one for one in rules.segments_within_compacted_segment(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
-        return _GroupSwitchOutcome.SWITCHED
+        return _ReaderSwitchOutcome.SWITCHED
 
     def _withdraw_replacement(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
-    ) -> _GroupSwitchOutcome:
+    ) -> _ReaderSwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for a group's new segment, because brokers have deleted some of its sources."""
         self._append_records(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
-        return _GroupSwitchOutcome.CUT_OFF
+        return _ReaderSwitchOutcome.CUT_OFF
 
-    def _withdraw_expired_replacement(self, partition: TopicPartition, raw_id: bytes) -> _GroupSwitchOutcome:
+    def _withdraw_expired_replacement(self, partition: TopicPartition, raw_id: bytes) -> _ReaderSwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
         where, cache = self._read_newest_metadata(partition)
         known = cache.segments.get(raw_id)
         if known is not None and known.state in rules.UNDELETED_STATES:
             self._append_records(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
-        return _GroupSwitchOutcome.EXPIRED
+        return _ReaderSwitchOutcome.EXPIRED
 
     def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED, after the highest-offset markers that it needs."""
@@ -400,7 +400,7 @@ class KafkaPublisher:
 
         Raises Unavailable if the end is not reached in time, and BadData if a record stops brokers, too.
         """
-        progress = self._followed.catch_up(READ_BACK_TIMEOUT_S)
+        progress = self._followed.fold_records_to_topic_end(READ_BACK_TIMEOUT_S)
         number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
         if progress.unread.get(number, 0) > 0:
             message = f"partition {number} of {self._topic.name} is not read to its end within {READ_BACK_TIMEOUT_S:g} s"

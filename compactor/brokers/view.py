@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from compactor.brokers.metadata_topic.codec import TopicIdPartition, uuid_text
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, TieredPartition
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartitionMetadata, TieredPartition
 from compactor.constants import TopicId
 from compactor.errors import Unavailable, UsageError
 from compactor.model.base import ReasonOrEmpty
@@ -92,7 +92,7 @@ class BrokerMetadata(Protocol):
         topics_max_age_s: maximum age of the topic descriptions, in seconds; None: the same as ``max_age_s``.
         """
 
-    def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
+    def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         """Return the version of every tiered partition as last read. Makes no request."""
 
     def list_topic_partitions(self) -> list[TopicPartition]:
@@ -104,16 +104,16 @@ class BrokerMetadata(Protocol):
     def topic_status(self, name: str) -> TopicStatus:
         """Return the status of a topic. Raises UsageError if the cluster has no such topic."""
 
-    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartition:
+    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         """Return all segments of a partition in all states.
 
         Raises UsageError if the tier has no such partition, and BadData if a metadata record is corrupt.
         """
 
-    def is_incomplete(self) -> bool:
+    def is_metadata_incomplete(self) -> bool:
         """Return whether metadata records are known to be missing, so that an object without metadata may still belong to a segment."""
 
-    def deleted_topic_partitions(self) -> list[TopicIdPartition]:
+    def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
         """Return partitions of deleted topics whose tiered segments still exist, including topics created again under the same name."""
 
     def cluster_problem(self) -> ReasonOrEmpty:
@@ -152,7 +152,7 @@ class LiveBrokerMetadata:
 
     taken_ms = -1
 
-    def __init__(self, followed: FoldedMetadataTopic, cluster: ClusterQueries, patterns: Sequence[str], source_name: str) -> None:
+    def __init__(self, followed: FoldingMetadataTopicReader, cluster: ClusterQueries, patterns: Sequence[str], source_name: str) -> None:
         self.source_name = source_name
         self.followed = followed
         self._cluster = cluster
@@ -179,7 +179,7 @@ class LiveBrokerMetadata:
             now = time.monotonic()
             if now - self._read_at <= max_age_s:
                 return
-            self._catch_up()
+            self._read_metadata_topic_to_end()
             folds = self.followed.fold_version
             anew = now - self._asked_at > (max_age_s if topics_max_age_s is None else topics_max_age_s)
             if anew or folds != self._folds:
@@ -208,9 +208,9 @@ class LiveBrokerMetadata:
         self._deleted_topic_partitions = [one.partition for one in ours if now.get(one.partition.topic) != one.partition.topic_id]
 
     def list_topic_partitions(self) -> list[TopicPartition]:
-        return sorted(self.partition_versions())
+        return sorted(self.partition_metadata_versions())
 
-    def partition_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
+    def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         with self._lock:
             self._refresh_if_unread()
             return self._versions
@@ -228,7 +228,7 @@ class LiveBrokerMetadata:
             raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
         return found
 
-    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartition:
+    def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         with self._lock:
             self._refresh_if_unread()
             status = self._versions.get(partition)
@@ -239,13 +239,13 @@ class LiveBrokerMetadata:
             raise _unknown_partition_error(partition)
         return found
 
-    def is_incomplete(self) -> bool:
+    def is_metadata_incomplete(self) -> bool:
         with self._lock:
             self._refresh_if_unread()
             holes = any(reached.missing or reached.stopped for reached in self.followed.fold_positions().values())
             return holes or bool(self.followed.leaderless_partitions)
 
-    def deleted_topic_partitions(self) -> list[TopicIdPartition]:
+    def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
         with self._lock:
             self._refresh_if_unread()
             return list(self._deleted_topic_partitions)
@@ -261,10 +261,10 @@ class LiveBrokerMetadata:
         if self._read_at == float("-inf"):
             self.refresh()
 
-    def _catch_up(self) -> None:
+    def _read_metadata_topic_to_end(self) -> None:
         """Read the metadata topic up to the end it has when the call begins, and log lost records and partitions without a leader."""
         while True:
-            progress = self.followed.catch_up(CATCH_UP_TIMEOUT_S)
+            progress = self.followed.fold_records_to_topic_end(CATCH_UP_TIMEOUT_S)
             if not any(left > 0 for left in progress.unread.values()):
                 break
             if not progress.records:

@@ -39,7 +39,7 @@ _KEY_BYTES: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class CleanRequest:
+class OfflineCleanOptions:
     """Options of ``clean``, in milliseconds and bytes. None means Kafka's default for a log whose segments are all sealed.
 
     hash_key: 16 secret bytes for the offset map; the results do not depend on it.
@@ -62,7 +62,7 @@ class CleanRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanSummary:
+class OfflineCleanSummary:
     """Result of ``clean``.
 
     segments: (base offset, bytes) of each segment written.
@@ -80,8 +80,8 @@ class CleanSummary:
 
 
 def clean_log_directory(
-    log_dir: Path, out_dir: Path, request: CleanRequest, report_phase: Callable[[str], None] = lambda phase: None
-) -> CleanSummary:
+    log_dir: Path, out_dir: Path, request: OfflineCleanOptions, report_phase: Callable[[str], None] = lambda phase: None
+) -> OfflineCleanSummary:
     """Clean ``log_dir`` into ``out_dir``, which must not exist and appears complete or not at all.
 
     :param report_phase: called with "index", "rewrite" and "done" when that phase begins.
@@ -109,7 +109,7 @@ def clean_log_directory(
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedLogDirectory:
+class LogDirectoryWithRangeToClean:
     """Opened log directory: all segments, the range of offsets to clean from ``first_dirty`` up to ``upper`` (exclusive), and the rules
     that apply if the map covers all of that range.
     """
@@ -120,7 +120,9 @@ class OpenedLogDirectory:
     rules: RetentionRules
 
 
-def open_log_directory_for_round(log_dir: Path, request: CleanRequest, workers: WorkerThreads | None = None) -> OpenedLogDirectory:
+def open_log_directory_for_round(
+    log_dir: Path, request: OfflineCleanOptions, workers: WorkerThreads | None = None
+) -> LogDirectoryWithRangeToClean:
     """Open a log directory and determine the range of offsets to clean. Raises UsageError if the directory is missing or the range is not
     valid, and BadData if the log is not valid.
     """
@@ -146,10 +148,10 @@ def open_log_directory_for_round(log_dir: Path, request: CleanRequest, workers: 
         producers=_producer_states_at_offset(log_dir, sources, end),
         balance_key=BalanceKey(request.hash_key) if request.gate_budget_bytes else None,
     )
-    return OpenedLogDirectory(sources, first_dirty, upper, rules)
+    return LogDirectoryWithRangeToClean(sources, first_dirty, upper, rules)
 
 
-def _clean_log(log_dir: Path, out_folder: Path, request: CleanRequest, report_phase: Callable[[str], None]) -> CleanSummary:
+def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, report_phase: Callable[[str], None]) -> OfflineCleanSummary:
     """Clean a log into ``out_folder``: find the surviving records (pass 1), write the new segments (pass 2), and check them (gate). Return
     the summary.
     """
@@ -167,10 +169,10 @@ def _clean_log(log_dir: Path, out_folder: Path, request: CleanRequest, report_ph
         )
         if gate is not None:
             for source in reversed([source for source in sources if source.base >= upper]):
-                gate.read_markers_after_dirty_range(source)
+                gate.collect_txn_outcomes_after_dirty_range(source)
         survivors = _find_survivors(key_scan, request.map_entries, workers)
         if gate is not None:
-            gate.compute_transaction_outcomes(sources)
+            gate.compute_and_keep_txn_outcomes(sources)
         next_dirty = survivors.last_mapped_offset + 1 if first_dirty < upper else 0
         rules = replace(rules, latest_offset=next_dirty - 1)
         report_phase("rewrite")
@@ -183,11 +185,11 @@ def _clean_log(log_dir: Path, out_folder: Path, request: CleanRequest, report_ph
     if bounded:
         gate = _open_gate(request, offline_round, rules)
         if gate is not None:
-            gate.read_dirty_range(sources)
+            gate.collect_keys_and_txn_outcomes_of_dirty_range(sources)
     if gate is not None:
         _check_cleaned_groups(gate, inputs, cleaned, limit, rules.balance_key)
     report_phase("done")
-    return CleanSummary(
+    return OfflineCleanSummary(
         next_dirty_offset=next_dirty,
         segments=tuple((segment.base, segment.size) for segment in cleaned),
         records_read=sum(segment.records_read for segment in cleaned),
@@ -199,7 +201,9 @@ def _clean_log(log_dir: Path, out_folder: Path, request: CleanRequest, report_ph
     )
 
 
-def _open_gate(request: CleanRequest, opened_directory: OpenedLogDirectory, retention_rules: RetentionRules) -> Gate | None:
+def _open_gate(
+    request: OfflineCleanOptions, opened_directory: LogDirectoryWithRangeToClean, retention_rules: RetentionRules
+) -> Gate | None:
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import LZ4
@@ -58,7 +58,7 @@ def _clean_small_log() -> None:
         (log_dir / f"{0:020d}.log").write_bytes(b"".join(_small_log_batches()))
         # With memory for all keys of the gate, and for a part of them.
         for number, (first_dirty, budget) in enumerate([(3, 1 << 20), (3, 1 << 12)]):
-            request = CleanRequest(now_ms=1, first_dirty_offset=first_dirty, gate_budget_bytes=budget)
+            request = OfflineCleanOptions(now_ms=1, first_dirty_offset=first_dirty, gate_budget_bytes=budget)
             clean_log_directory(log_dir, Path(scratch) / f"out{number}", request)
 
 

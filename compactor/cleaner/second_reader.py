@@ -14,7 +14,7 @@ from compactor.records.rows import BatchChunk
 
 
 @dataclass(frozen=True, slots=True)
-class RowsOfSecondReader:
+class KeyTableRowsAndBatchCount:
     """Result of reading one chunk: one row per record whose key the second reader will look up, and the number of batches read."""
 
     batches: int
@@ -24,19 +24,22 @@ class RowsOfSecondReader:
 class SecondReader(Protocol):
     """A second, independent reader of the batches that a round reads. The gate implements it to check the round.
 
-    ``read_chunk_of_key_scan`` and ``read_chunk_of_rewrite`` run in worker threads, the other methods in the order of the log.
+    ``extract_key_table_rows_of_chunk`` and ``observe_chunk_decompressed_by_rewrite`` run in worker threads,
+    the other methods in the order of the log.
     """
 
     def start_reading_segment(self, source: SourceSegment) -> None:
         """Tell the second reader to which segment the next chunks belong."""
 
-    def read_chunk_of_key_scan(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> RowsOfSecondReader:
+    def extract_key_table_rows_of_chunk(
+        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk
+    ) -> KeyTableRowsAndBatchCount:
         """Read a chunk of pass 1 (the search for survivors), in which every batch that may enter the offset map is decompressed. Return
         the rows for ``add_rows_to_key_table``.
         """
 
-    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
-        """Add the rows that ``read_chunk_of_key_scan`` returned to the second reader's table."""
+    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
+        """Add the rows that ``extract_key_table_rows_of_chunk`` returned to the second reader's table."""
 
-    def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def observe_chunk_decompressed_by_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Read a chunk of pass 2 (the rewrite), in which the batches that may lose some of their records are decompressed."""

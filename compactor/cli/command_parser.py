@@ -230,7 +230,7 @@ def parse_time_ms(text: str) -> int:
         raise argparse.ArgumentTypeError(detail) from None
 
 
-def cleaner_clock_ms(args: argparse.Namespace) -> int:
+def now_ms_from_arguments(args: argparse.Namespace) -> int:
     """Return the cleaner's clock in milliseconds: ``--now``, or the present time."""
     return int(time.time() * 1000) if args.now is None else args.now
 

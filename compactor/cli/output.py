@@ -232,7 +232,7 @@ class Progress:
             self.done += amount
             self._update_display()
 
-    def begin_part(self, title: str, done: int | None = None) -> None:
+    def begin_part_of_same_total(self, title: str, done: int | None = None) -> None:
         """Begin the next part of the work, with another title and the same total.
 
         :param done: amount of work before this part; None for the amount that was recorded.
@@ -241,7 +241,7 @@ class Progress:
             self.title, self.done = title, self.done if done is None else done
             self._update_display()
 
-    def begin_step(self, title: str, total: int | None = None) -> None:
+    def begin_step_with_new_total(self, title: str, total: int | None = None) -> None:
         """Begin the next step of the same work, with another title and the amount 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
@@ -289,20 +289,22 @@ class Progress:
             self._bar.start()
         task = self._bar.task_ids[0]
         self._bar.tasks[0].total = self.total  # ``update`` takes None for no change
-        share = f"{100 * self._shown_done() // self.total}% " if self.total else ""
-        self._bar.update(task, description=self.title, completed=self._shown_done(), amount=share + self._format_amount())
+        share = f"{100 * self._done_amount_capped_at_total() // self.total}% " if self.total else ""
+        self._bar.update(task, description=self.title, completed=self._done_amount_capped_at_total(), amount=share + self._format_amount())
 
     def _write_progress_line(self) -> None:
         """Write the present progress as one line of text or JSON."""
         if self._mode == "json":
-            text = json.dumps({"progress": {"title": self.title, "done": self._shown_done(), "total": self.total, "unit": self.unit}})
+            text = json.dumps(
+                {"progress": {"title": self.title, "done": self._done_amount_capped_at_total(), "total": self.total, "unit": self.unit}}
+            )
         else:
-            share = f"{100 * self._shown_done() // self.total} %, " if self.total else ""
+            share = f"{100 * self._done_amount_capped_at_total() // self.total} %, " if self.total else ""
             amount = self._format_amount()
             text = f"{self.title}: {share}{amount}" if amount else self.title
         _write_line(self._stderr, text)
 
-    def _shown_done(self) -> int:
+    def _done_amount_capped_at_total(self) -> int:
         """Return the amount done, at most the total, which may be an estimate."""
         return self.done if self.total is None else min(self.done, self.total)
 
@@ -310,7 +312,7 @@ class Progress:
         """Return the amount done as text; empty for work without a number."""
         if self.total is None and not self.done and not self.unit:
             return ""
-        numbers = [self.done] if self.total is None else [self._shown_done(), self.total]
+        numbers = [self.done] if self.total is None else [self._done_amount_capped_at_total(), self.total]
         texts = [format_size(number) if self.unit == "bytes" else f"{number:,}" for number in numbers]
         return " of ".join(texts) + (f" {self.unit}" if self.unit not in ("", "bytes") else "")
 

@@ -39,7 +39,7 @@ class RunnableService(Protocol):
     def adopt_settings(self, settings: Settings) -> None: ...
 
 
-def prepare_process() -> None:
+def block_signals_and_limit_malloc_heaps() -> None:
     """Configure signals and memory before the first thread starts: signals reach only ``run_service``, and threads share a few heaps."""
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     allocator.limit_malloc_heaps()

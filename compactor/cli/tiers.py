@@ -27,7 +27,7 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.checkpoints import read_only_tier
-from compactor.views.overview import read_summaries
+from compactor.views.overview import read_partition_summaries_or_errors
 from compactor.views.time_formats import count_noun, format_duration
 
 READ_ONLY_HINT = "What only reads works without: topics, segments, plan, explain, checkpoints, verify, export"
@@ -46,7 +46,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     settings = command_parser.load_command_settings(args)
     shared = tier_kind(settings).is_broker_managed
     if shared and writing_command:
-        _require_writing_command(writing_command, settings)
+        _check_command_may_write_to_brokers_tier(writing_command, settings)
     tier = open_tier(settings, local_state=local_state)
     if shared and writing_command:
         tier.identity.ensure_catalog()
@@ -63,7 +63,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
     return tier
 
 
-def _require_writing_command(command: str, settings: Settings) -> None:
+def _check_command_may_write_to_brokers_tier(command: str, settings: Settings) -> None:
     """Raise UsageError if ``command`` is not one that writes to broker-managed tiers, or if a setting is missing that writing needs."""
     if command not in WRITERS:
         raise UsageError(f"`{command}` does not work on a broker-managed tier", hint=READ_ONLY_HINT)
@@ -75,7 +75,7 @@ def _require_writing_command(command: str, settings: Settings) -> None:
         raise UsageError(f"`{command}`: topics under [kafka] is empty, so that no topic is read", hint="Name whole regular expressions")
 
 
-def open_for_control_writes(args: argparse.Namespace) -> Tier:
+def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
     """Open the configured tier for a command that writes only to the control store. Raises UsageError if there is none."""
     settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
@@ -87,13 +87,13 @@ def open_for_control_writes(args: argparse.Namespace) -> Tier:
     return found.with_stores(data=ReadOnlyStore(found.ports.data))
 
 
-def open_read_only(args: argparse.Namespace) -> Tier:
+def open_configured_tier_read_only(args: argparse.Namespace) -> Tier:
     """Open the configured tier read-only: every write is refused."""
     return read_only_tier(open_configured_tier(args))
 
 
 def open_tier_and_partition(
-    args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_read_only
+    args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_configured_tier_read_only
 ) -> tuple[Tier, TopicPartition]:
     """Open the configured tier; return it and the partition that the argument ``partition`` names, and ``topic_id`` if it is an option.
 
@@ -153,7 +153,7 @@ def read_partition_summaries(
     """Read the control logs of these partitions and return a summary of each. Those that cannot be read are reported and left out."""
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_summaries(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
+        looks = read_partition_summaries_or_errors(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
     for inspection in looks:
         if inspection.error is not None:
             outcomes.record_failure(str(inspection.partition), inspection.error)
@@ -170,7 +170,7 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
     :param with_replaced: add replaced segments that are still stored.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_summaries(tier, partitions, on_partition=progress.advance)
+        looks = read_partition_summaries_or_errors(tier, partitions, on_partition=progress.advance)
     found = [one.summary for one in looks if one.summary is not None]
     replaced = sum(waiting.size_bytes for summary in found for waiting in summary.waiting) if with_replaced else 0
     return sum(summary.bytes for summary in found) + replaced
@@ -225,7 +225,7 @@ def partition_text_of_row(row: Mapping[str, Any]) -> str:
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
-def partition_document(partition: TopicPartition) -> dict[str, Any]:
+def partition_name_fields(partition: TopicPartition) -> dict[str, Any]:
     """Return the fields by which JSON documents name a partition."""
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 

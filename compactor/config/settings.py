@@ -112,7 +112,7 @@ class AivenSettings(SettingsSection):
     storage_class: Annotated[str, AfterValidator(validate_storage_class)] = ""
 
     @model_validator(mode="after")
-    def _check_active_key_pair(self) -> Self:
+    def _require_active_key_pair_is_configured(self) -> Self:
         if self.active_key_pair and self.active_key_pair not in self.key_pairs:
             raise ValueError(f"active_key_pair is {json.dumps(self.active_key_pair)}, which is not among key_pairs")
         return self
@@ -205,7 +205,7 @@ class CleanerSettings(SettingsSection):
     _store_costs: StoreCosts | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _check_compaction_lags(self) -> Self:
+    def _require_min_lag_at_most_max_lag(self) -> Self:
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ValueError("min_compaction_lag_ms must not be above max_compaction_lag_ms")
         return self
@@ -420,8 +420,8 @@ def load_settings(file: str | None = None, environ: Mapping[str, str] | None = N
     raw = _UncheckedSettings()
     path = _find_config_file(file, environ)
     if path is not None:
-        raw.read_file(path)
-    raw.read_environment(environ)
+        raw.add_values_of_config_file(path)
+    raw.add_values_of_environment(environ)
     return raw.validate()
 
 
@@ -440,7 +440,7 @@ class _UncheckedSettings:
         self.topics: dict[str, dict[str, Any]] = {}
         self.sources: dict[str, str] = {}
 
-    def read_file(self, path: Path) -> None:
+    def add_values_of_config_file(self, path: Path) -> None:
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -459,17 +459,17 @@ class _UncheckedSettings:
             if section == "topics":
                 self.add_topic_overrides(table, str(path))
             else:
-                self.read_section(section, table, path)
+                self.add_values_of_section_table(section, table, path)
 
-    def read_section(self, section: str, table: Mapping[str, Any], path: Path) -> None:
+    def add_values_of_section_table(self, section: str, table: Mapping[str, Any], path: Path) -> None:
         inner = {f"{section}.{key}": value for key, value in table.items() if f"{section}.{key}" in SECTION_TYPES}
         self._add_values(section, {key: value for key, value in table.items() if f"{section}.{key}" not in SECTION_TYPES}, str(path))
         for name, value in inner.items():
             if not isinstance(value, dict):
                 raise UsageError(f"{path}: {name} is a section", hint=f"Write [{name}] and its keys below")
-            self.read_section(name, value, path)
+            self.add_values_of_section_table(name, value, path)
 
-    def read_environment(self, environ: Mapping[str, str]) -> None:
+    def add_values_of_environment(self, environ: Mapping[str, str]) -> None:
         """Read the variables of the environment whose names begin with TIERED_COMPACTOR_. Raises UsageError for unknown ones."""
         for variable in sorted(name for name in environ if name.startswith(ENV_PREFIX[:-1])):
             if not variable.startswith(ENV_PREFIX):

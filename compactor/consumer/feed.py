@@ -57,7 +57,7 @@ class PrefetchedRecords:
 
 
 @dataclass(frozen=True)
-class PartitionEndReached:
+class QueuedPartitionEnd:
     """Last item that a TierPrefetcher queues for a partition whose readable records, or those up to the requested end, were all read.
 
     offset: everything below was read. It is less than ``end`` if a transaction is open at the tier's end, and less than ``start`` if the
@@ -76,19 +76,19 @@ class PartitionEndReached:
 
 
 @dataclass(frozen=True)
-class PartitionReadFailed:
+class QueuedPartitionError:
     """Last item that a TierPrefetcher queues for a partition that it could not read, with the error."""
 
     partition: TopicPartition
     error: Exception
 
 
-PrefetchedItem = PrefetchedRecords | PartitionEndReached | PartitionReadFailed
+PrefetchedItem = PrefetchedRecords | QueuedPartitionEnd | QueuedPartitionError
 
 
 class TierPrefetcher:
     """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
-    PartitionEndReached or PartitionReadFailed; then the partition can be started again.
+    QueuedPartitionEnd or QueuedPartitionError; then the partition can be started again.
 
     :param latest_only: of the records that the tier holds when a partition is started, read only the last one of each key; read all later
         records.
@@ -113,7 +113,7 @@ class TierPrefetcher:
         self._threads: list[threading.Thread] = []
 
     @property
-    def is_busy(self) -> bool:
+    def has_queued_items_or_running_reads(self) -> bool:
         """Return whether items are waiting or partitions are being read."""
         with self._condition:
             return bool(self._reads or self._queue)
@@ -201,7 +201,7 @@ class TierPrefetcher:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
             except Exception as error:  # noqa: BLE001 - returned by next_prefetched_item
-                item = PartitionReadFailed(turn.partition, error)
+                item = QueuedPartitionError(turn.partition, error)
             if item is not None:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
@@ -217,11 +217,11 @@ class TierPrefetcher:
             partition.consumed_history if partition.log is None else partition.log.history_below_offset(read_until), log
         )
         if mismatch is not None:
-            return PartitionEndReached(partition.partition, partition.offset, start, end, log, mismatch)
+            return QueuedPartitionEnd(partition.partition, partition.offset, start, end, log, mismatch)
         partition.log = log
         bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
         if partition.offset >= bound or partition.offset < start:
-            return PartitionEndReached(partition.partition, partition.offset, start, end, log)
+            return QueuedPartitionEnd(partition.partition, partition.offset, start, end, log)
         if partition.view_end < 0:
             view = last_values_of_partition(
                 self._tier,
@@ -260,7 +260,7 @@ class TierPrefetcher:
         if partition.view_offsets is not None:
             self._requeue_partition(partition)
             return None
-        return PartitionEndReached(partition.partition, bound, start, end, log)
+        return QueuedPartitionEnd(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
         """Return how many idle threads can prefetch for each partition that is being read."""

@@ -50,7 +50,7 @@ ErrorMessage = Any
 """A message of confluent-kafka that reports an error of the group."""
 
 
-class GroupOffset(NamedTuple):
+class OffsetWithLeaderEpoch(NamedTuple):
     """A committed position of a consumer group: the offset of the next record, and the leader epoch of the record before it; None if
     unknown.
     """
@@ -88,13 +88,13 @@ class GroupClient(Protocol):
         An exception of the listener is raised after the change took effect.
         """
 
-    def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, OffsetWithLeaderEpoch], *, wait: bool) -> None:
         """Commit offsets to the group.
 
         With ``wait``, return when the coordinator has answered; otherwise return at once, and errors are reported only to ``on_commit``.
         """
 
-    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
         """Return the offsets that the group has committed, by partition. Partitions without a committed offset are missing in the
         result.
         """
@@ -147,7 +147,7 @@ class ConfluentGroupClient:
             raise refusal
         return [] if message is None else [message]
 
-    def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, OffsetWithLeaderEpoch], *, wait: bool) -> None:
         kafka = load_confluent_kafka()
         places = [
             kafka.TopicPartition(*name, at.offset, leader_epoch=-1 if at.leader_epoch is None else at.leader_epoch)
@@ -159,17 +159,19 @@ class ConfluentGroupClient:
                 raise store_error_from_kafka_error(error, self._connection.bootstrap_servers, "committing offsets")
             time.sleep(_RETRY_DELAY_S)
 
-    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
         kafka = load_confluent_kafka()
         places = [kafka.TopicPartition(*name) for name in partitions]
 
-        def request_committed_offsets(timeout_s: float) -> Mapping[TopicPartition, GroupOffset]:
+        def request_committed_offsets(timeout_s: float) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
             """Request the committed offsets from the coordinator, waiting at most ``timeout_s`` seconds for the answer."""
             found = self._client.committed(places, timeout=timeout_s)
             for place in found:
                 if place.error is not None:
                     raise kafka.KafkaException(place.error)
-            return {TopicPartition(at.topic, at.partition): GroupOffset(at.offset, at.leader_epoch) for at in found if at.offset >= 0}
+            return {
+                TopicPartition(at.topic, at.partition): OffsetWithLeaderEpoch(at.offset, at.leader_epoch) for at in found if at.offset >= 0
+            }
 
         return retry_until_answered(self._connection, self._errors, "committed offsets", request_committed_offsets) if places else {}
 

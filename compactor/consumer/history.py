@@ -128,7 +128,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
     return LogMismatch("truncated", agreed) if agreed < consumed_history.end else None
 
 
-def first_changed_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
+def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:
     """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None if there
     is none.
     """

@@ -8,18 +8,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compactor.consumer.group import ErrorMessage, GroupClient, GroupOffset
+from compactor.consumer.group import ErrorMessage, GroupClient, OffsetWithLeaderEpoch
 from compactor.consumer.messages import Place
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
 
-Offsets = Mapping[TopicPartition, GroupOffset]
+Offsets = Mapping[TopicPartition, OffsetWithLeaderEpoch]
 
 
 @dataclass(frozen=True)
-class CommitOptions:
+class AutoCommitOptions:
     """Rules for committing offsets without a call of ``commit``.
 
     auto_commit: commit stored offsets every ``interval_s`` seconds, on revocation and on ``close``.
@@ -32,7 +32,7 @@ class CommitOptions:
 
 
 @dataclass
-class CommitLedger:
+class OffsetCommitTracker:
     """Offsets of the partitions that a group member holds, by state of their commit.
 
     stored: offsets to commit.
@@ -40,9 +40,9 @@ class CommitLedger:
     confirmed: offsets that are known to be committed.
     """
 
-    stored: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
-    requested: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
-    confirmed: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    stored: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
+    requested: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
+    confirmed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
 
     def set_start_offsets(self, offsets: Offsets) -> None:
         """Record the offsets at which partitions begin. These count as committed; only other offsets are committed later."""
@@ -98,12 +98,12 @@ class GroupMembership:
     in ``added`` until the consumer has determined where they begin.
     """
 
-    def __init__(self, client: GroupClient, options: CommitOptions, hooks: MembershipCallbacks) -> None:
+    def __init__(self, client: GroupClient, options: AutoCommitOptions, hooks: MembershipCallbacks) -> None:
         self._client = client
         self._options = options
         self._hooks = hooks
         self._callbacks = RebalanceCallbacks()
-        self._ledger = CommitLedger()
+        self._ledger = OffsetCommitTracker()
         self._next_commit_s = time.monotonic() + options.interval_s
         self.added: list[TopicPartition] = []
 
@@ -134,7 +134,7 @@ class GroupMembership:
         committed = self._client.committed_offsets(self.added)
         return [Place(*name, *committed[name]) if name in committed else Place(*name) for name in self.added]
 
-    def report_added_partitions(self, places: list[Place]) -> None:
+    def call_on_assign_for_added_partitions(self, places: list[Place]) -> None:
         """Call the application's ``on_assign`` with the positions of partitions that were added."""
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
@@ -146,7 +146,7 @@ class GroupMembership:
     def close(self) -> None:
         """Commit the offsets of records that were returned, if auto-commit is on, and leave the group."""
         try:
-            self._commit_before_giving_up(self._hooks.positions())
+            self._commit_before_giving_up_partitions(self._hooks.positions())
         finally:
             self._client.close()
 
@@ -156,7 +156,7 @@ class GroupMembership:
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         try:
             self._hooks.drop_queued_records(partitions)
-            self._commit_before_giving_up(partitions)
+            self._commit_before_giving_up_partitions(partitions)
             if self._callbacks.on_revoke is not None:
                 self._callbacks.on_revoke(self._hooks.consumer, self._positions_of(partitions))
         finally:
@@ -220,7 +220,7 @@ class GroupMembership:
         if wait_for_answer:
             self._ledger.confirmed.update(offsets)
 
-    def _commit_before_giving_up(self, partitions: Collection[TopicPartition]) -> None:
+    def _commit_before_giving_up_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Commit the offsets of partitions that will be given up, if auto-commit is on. Errors are logged; the partitions' next reader then
         reads some records again.
         """

@@ -23,7 +23,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     so long before the newest one are not read. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)
-    recent = _segments_uploaded_within(state.live, cleaner.producer_id_expiration_ms)
+    recent = _segments_uploaded_within_ms_of_newest(state.live, cleaner.producer_id_expiration_ms)
     if not recent:
         return state.end_offset + 1
     known = listed.transactions.get(state.topic_partition)
@@ -33,7 +33,7 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
         reader = SegmentReader(tier.ports.layout, state.topic_partition, segment, cleaner.max_decompressed_batch_bytes)
         try:
             for piece in reader.read_pieces():
-                update_open_transactions(opened, piece.source.table, segment.end_offset)
+                apply_batches_to_open_transactions(opened, piece.source.table, segment.end_offset)
         except SegmentGone:
             if segment is recent[-1]:
                 raise
@@ -43,7 +43,9 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
     return min(opened.values(), default=state.end_offset + 1)
 
 
-def _segments_uploaded_within(live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int) -> Sequence[RemoteLogSegmentMetadata]:
+def _segments_uploaded_within_ms_of_newest(
+    live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int
+) -> Sequence[RemoteLogSegmentMetadata]:
     """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
     if not live_segments:
         return ()
@@ -51,7 +53,7 @@ def _segments_uploaded_within(live_segments: Sequence[RemoteLogSegmentMetadata],
     return live_segments[begin:]
 
 
-def update_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
+def apply_batches_to_open_transactions(first_offset_by_producer: dict[int, int], table: BatchTable, last_offset: int) -> None:
     """Update the table of open transactions with the batches up to ``last_offset`` (inclusive).
 
     :param first_offset_by_producer: first offset of the open transaction of each producer id; entries are added and removed.

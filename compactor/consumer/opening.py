@@ -12,7 +12,7 @@ from compactor.brokers.metadata_topic.connection import KafkaConnection, load_co
 from compactor.config import settings as config
 from compactor.consumer.broker import ConfluentBrokerClient
 from compactor.consumer.group import GROUP_PROPERTIES, ConfluentGroupClient
-from compactor.consumer.membership import CommitOptions
+from compactor.consumer.membership import AutoCommitOptions
 from compactor.consumer.sources import ConsumerOptions
 from compactor.consumer.tiered import TieredConsumer
 from compactor.errors import UsageError
@@ -40,7 +40,7 @@ class ConsumerSettings:
     bootstrap_servers: str = ""
     group_id: str = ""
     options: ConsumerOptions = field(default_factory=ConsumerOptions)
-    commits: CommitOptions = field(default_factory=CommitOptions)
+    commits: AutoCommitOptions = field(default_factory=AutoCommitOptions)
     properties: Mapping[str, Any] = field(default_factory=dict)
     group_properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def parse_consumer_settings(properties: Mapping[str, Any]) -> ConsumerSettings:
         mode=left.pop("tier.mode", "remote_preferred"),
         skip_damaged=_pop_bool_setting(left, "tier.skip.damaged", default=False),
     )
-    commits = CommitOptions(
+    commits = AutoCommitOptions(
         auto_commit=_pop_bool_setting(left, "enable.auto.commit", default=True),
         interval_s=_pop_integer_setting(left, "auto.commit.interval.ms", 5000) / 1000,
         auto_store=_pop_bool_setting(left, "enable.auto.offset.store", default=True),

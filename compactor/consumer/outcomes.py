@@ -58,7 +58,7 @@ class TransactionOutcomeFinder:
     def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return the piece at a byte position of a segment. A piece that was read to find transaction markers is not fetched again."""
         held = self._held.pop((reader.metadata.id, position), None)
-        return held or self._pieces.take_piece(reader, position)
+        return held or self._pieces.take_prefetched_or_fetch_piece(reader, position)
 
     def is_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
         """Return whether the batches (piece) at a position of a segment are in memory already."""
@@ -168,6 +168,6 @@ class TransactionOutcomeFinder:
             reader = self._open_segment_reader(metadata)
             at = position if metadata.id == segment_id else reader.byte_position_of_offset(self._frontier)
             while at < metadata.size_bytes:
-                piece = self._pieces.peek_piece(reader, at)
+                piece = self._pieces.peek_prefetched_or_fetch_piece(reader, at)
                 yield piece
                 at = piece.end_position

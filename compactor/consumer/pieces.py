@@ -235,16 +235,16 @@ class PiecePrefetcher:
         self._pool = ThreadPoolExecutor(max_pieces, "fetch-ahead") if max_pieces else None
         self._fetches: dict[tuple[str, int], Future[SegmentPiece]] = {}
 
-    def take_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+    def take_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
         """Return the piece at a byte position of a segment, from memory if it was prefetched, and remove it from memory. Raises the errors
         of SegmentReader.
         """
         fetch = self._fetches.pop((reader.metadata.id, position), None)
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
-    def peek_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the batches that one read at a byte position of a segment gives (a piece), and keep them in memory until ``take_piece`` is
-        called for the same position.
+    def peek_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
+        """Return the batches that one read at a byte position of a segment gives (a piece), and keep them in memory until
+        ``take_prefetched_or_fetch_piece`` is called for the same position.
         """
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()

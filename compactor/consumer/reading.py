@@ -33,7 +33,7 @@ from compactor.consumer.damage import (
     read_piece_before_damage,
 )
 from compactor.consumer.gather import SelectedRecords
-from compactor.consumer.history import LogIdentity, first_changed_offset, log_identity
+from compactor.consumer.history import LogIdentity, first_diverging_offset, log_identity
 from compactor.consumer.open_transactions import first_open_transaction_offset
 from compactor.consumer.outcomes import UNKNOWN, TransactionOutcomeFinder
 from compactor.consumer.pieces import PieceLocation, PiecePrefetcher, SegmentGone, SegmentPiece, SegmentReader, prefetch_results
@@ -274,7 +274,7 @@ class OffsetRangeReader:
         """Yield the wanted records as selected rows of parsed chunks, at least one row at a time. Each selection is valid until the next
         one is requested.
 
-        Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted, while it was read.
+        Raises BadData, StoreError, OutOfBudget; LogChanged if the range was truncated, or its beginning deleted.
         """
         latest = self._wanted.last_records_only
         if latest is None:
@@ -504,7 +504,7 @@ class OffsetRangeReader:
         """
         extent, state = self._extent, self._tier.open_partition_log(self._extent.partition).refresh()
         changed = (
-            first_changed_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
+            first_diverging_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
             if extent.log and state.has_segments
             else None
         )

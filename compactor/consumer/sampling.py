@@ -76,10 +76,10 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
     sample = _SampleReader(tier, state, live)
     if sample_bytes >= total:
         hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
-        return CompactionSavingEstimate(round(_superseded_share(hashes, sizes) * total), 0, total, total)
+        return CompactionSavingEstimate(round(_superseded_share_of_bytes(hashes, sizes) * total), 0, total, total)
     first, newest_bytes = _first_offset_and_bytes_of_log_end(live, max(sample_bytes // 2, 1))
     hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
-    saved = _superseded_share(hashes, sizes) * newest_bytes
+    saved = _superseded_share_of_bytes(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
     known = np.unique(hashes)
     shares, read = [], newest_bytes
@@ -138,7 +138,7 @@ class _SampleReader:
             yield out[:, 0].copy(), lengths + _OVERHEAD
 
 
-def _superseded_share(hashes: Hashes64, sizes: Sizes) -> float:
+def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes) -> float:
     """Return the share, by size, of records that have no key or are followed by a record with the same key hash. ``hashes`` and ``sizes``
     are in offset order.
     """

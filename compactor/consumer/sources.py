@@ -19,7 +19,7 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerClient, LogBounds
-from compactor.consumer.feed import PartitionEndReached, PartitionReadFailed, PrefetchedItem, TierPrefetcher
+from compactor.consumer.feed import PrefetchedItem, QueuedPartitionEnd, QueuedPartitionError, TierPrefetcher
 from compactor.consumer.history import ConsumedLogHistory, LeaderEpochEnd, LogMismatch, are_different_topics, history_of_restored_position
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
@@ -232,7 +232,7 @@ class TierAndBrokerReader:
         item = self._feed.next_prefetched_item(0)
         if item is not None:
             self._queue_prefetched_item(item)
-        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.is_busy else BROKER_WAIT_S
+        most = 0.0 if item is not None else BROKER_SLICE_S if self._feed.has_queued_items_or_running_reads else BROKER_WAIT_S
         fetched = self._broker.fetch_messages(MAX_FETCH, min(wait_s, most))
         self._queue_broker_messages(fetched.messages)
         self._lost += [*((name, None) for name in fetched.out_of_range), *fetched.truncated.items()]
@@ -254,18 +254,18 @@ class TierAndBrokerReader:
 
     def _queue_prefetched_item(self, item: PrefetchedItem) -> None:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
-        PartitionReadFailed.
+        QueuedPartitionError.
         """
         at = self.assigned.get(item.partition)
         if at is None or at.source != "tier":
             return
-        if isinstance(item, PartitionEndReached):
+        if isinstance(item, QueuedPartitionEnd):
             self._schedule_partition_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
                 self._continue_reading_after_log_mismatch(at, item, item.mismatch)
             else:
                 self._continue_reading_after_tier_end(at, item)
-        elif isinstance(item, PartitionReadFailed):
+        elif isinstance(item, QueuedPartitionError):
             self._schedule_partition_retry(at)
             raise item.error
         else:
@@ -299,7 +299,7 @@ class TierAndBrokerReader:
                 end_offset=until,
             )
 
-    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
+    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: QueuedPartitionEnd) -> None:
         """Decide where to continue, because the tier has no more records at the position."""
         partition.is_view_done = True
         if item.offset < item.start <= item.end and not self._is_position_held_by_broker(partition):
@@ -318,7 +318,7 @@ class TierAndBrokerReader:
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if are_different_topics(partition.topic_id, topic_id) and not self._queue_recreated_topic_error(
+        if are_different_topics(partition.topic_id, topic_id) and not self._queue_recreation_error_and_try_offset_reset(
             partition, "the broker", topic_id, self._broker.log_bounds(partition.partition)
         ):
             return
@@ -328,13 +328,13 @@ class TierAndBrokerReader:
         self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_reading_after_log_mismatch(self, partition: AssignedPartition, item: PartitionEndReached, mismatch: LogMismatch) -> None:
+    def _continue_reading_after_log_mismatch(self, partition: AssignedPartition, item: QueuedPartitionEnd, mismatch: LogMismatch) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if mismatch.reason == "truncated":
             self._queue_truncation_error(partition, item.log.history_below_offset(mismatch.agreed_offset))
         elif mismatch.reason == "topic" and (broker is None or broker.topic_id(partition.partition) != partition.topic_id):
-            self._queue_recreated_topic_error(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
+            self._queue_recreation_error_and_try_offset_reset(partition, "the tier", item.log.topic_id, LogBounds(item.start, item.end))
         elif broker is not None and partition.position >= partition.broker_start:
             self._continue_reading_at_broker(partition)
         else:
@@ -359,7 +359,9 @@ class TierAndBrokerReader:
                 else partition.consumed_history
             )
 
-    def _queue_recreated_topic_error(self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogBounds) -> bool:
+    def _queue_recreation_error_and_try_offset_reset(
+        self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogBounds
+    ) -> bool:
         """Queue the error that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new topic.
         ``where_found``: tier or broker, for the message.
         """
@@ -380,7 +382,7 @@ class TierAndBrokerReader:
         bounds = self._broker.log_bounds(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
-    def _continue_reading_below_log_start(self, partition: AssignedPartition, item: PartitionEndReached) -> None:
+    def _continue_reading_below_log_start(self, partition: AssignedPartition, item: QueuedPartitionEnd) -> None:
         """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
         if self.options.offset_reset == "error":
             self._queue_out_of_range_error(partition, f"the tier begins at {item.start}")

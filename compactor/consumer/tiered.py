@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 from compactor.access.tier import Tier
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerClient
-from compactor.consumer.group import GroupClient, GroupOffset
+from compactor.consumer.group import GroupClient, OffsetWithLeaderEpoch
 from compactor.consumer.last_values import LastValues, last_values_of_partition
-from compactor.consumer.membership import CommitOptions, GroupMembership, MembershipCallbacks, RebalanceCallbacks
+from compactor.consumer.membership import AutoCommitOptions, GroupMembership, MembershipCallbacks, RebalanceCallbacks
 from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, to_broker_messages
 from compactor.consumer.serving import AssignmentStep, compute_assignment_change
 from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, TierAndBrokerReader
@@ -46,7 +46,7 @@ class TieredConsumer:
         broker: BrokerClient | None = None,
         options: ConsumerOptions | None = None,
         group: GroupClient | None = None,
-        commits: CommitOptions | None = None,
+        commits: AutoCommitOptions | None = None,
     ) -> None:
         self._sources = TierAndBrokerReader(tier, broker, options or ConsumerOptions())
         self._run = NO_RUN
@@ -56,7 +56,7 @@ class TieredConsumer:
         self._membership: GroupMembership | None = None
         if group is not None:
             hooks = MembershipCallbacks(self, self._offsets_to_commit, self._drop_queued_messages, self._sources.remove_partitions)
-            self._membership = GroupMembership(group, commits or CommitOptions(), hooks)
+            self._membership = GroupMembership(group, commits or AutoCommitOptions(), hooks)
             self._group_due_s = 0.0
         self._starts: dict[TopicPartition, PlaceLike] | None = None
         self._closed = False
@@ -134,7 +134,7 @@ class TieredConsumer:
             places = group.start_positions_of_added_partitions()
             self._starts = {place.topic_partition: place for place in places}
             try:
-                group.report_added_partitions(places)
+                group.call_on_assign_for_added_partitions(places)
                 begun = [
                     self._sources.assigned_partition_or_queued_error(place.topic_partition, self._starts[place.topic_partition])
                     for place in places
@@ -153,7 +153,7 @@ class TieredConsumer:
             self._membership.set_start_offsets({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
 
-    def _offsets_to_commit(self) -> Mapping[TopicPartition, GroupOffset]:
+    def _offsets_to_commit(self) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
         """Return position and leader epoch of each assigned partition, in the form in which they are committed."""
         self._update_position_of_current_messages()
         return {name: _offset_to_commit(at) for name, at in self._sources.assigned.items() if at.position >= 0}
@@ -341,15 +341,15 @@ class TieredConsumer:
             raise UsageError("the consumer is closed")
 
 
-def _offset_to_commit(partition: AssignedPartition) -> GroupOffset:
+def _offset_to_commit(partition: AssignedPartition) -> OffsetWithLeaderEpoch:
     """Return position and leader epoch of a partition, in the form in which they are committed."""
-    return GroupOffset(partition.position, partition.consumed_history.last_epoch)
+    return OffsetWithLeaderEpoch(partition.position, partition.consumed_history.last_epoch)
 
 
-def _offsets_to_store(message: MessageLike | None, offsets: Sequence[PlaceLike] | None) -> dict[TopicPartition, GroupOffset]:
+def _offsets_to_store(message: MessageLike | None, offsets: Sequence[PlaceLike] | None) -> dict[TopicPartition, OffsetWithLeaderEpoch]:
     """Return the offset after a message, or explicit offsets, by partition. Raises UsageError unless exactly one of both is given."""
     if message is not None and offsets is None:
-        return {TopicPartition(message.topic(), message.partition()): GroupOffset(message.offset() + 1, message.leader_epoch())}
+        return {TopicPartition(message.topic(), message.partition()): OffsetWithLeaderEpoch(message.offset() + 1, message.leader_epoch())}
     if offsets is None or message is not None:
         raise UsageError("one of message and offsets is needed")
-    return {TopicPartition(at.topic, at.partition): GroupOffset(at.offset, getattr(at, "leader_epoch", None)) for at in offsets}
+    return {TopicPartition(at.topic, at.partition): OffsetWithLeaderEpoch(at.offset, getattr(at, "leader_epoch", None)) for at in offsets}

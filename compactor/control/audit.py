@@ -11,7 +11,7 @@ from heapq import nlargest
 
 from pydantic import ValidationError
 
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, NotFound
 from compactor.model.base import StrictFrozenModel
 from compactor.storage.port import ObjectStore
@@ -76,7 +76,7 @@ def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> No
     _create_audit_object(control, key + _OUTCOME, outcome)
 
 
-def list_actions(ports: Ports, since_ms: int = 0, limit: int = 100) -> Iterator[RecordedAction]:
+def list_actions(ports: EnvironmentPorts, since_ms: int = 0, limit: int = 100) -> Iterator[RecordedAction]:
     """Yield the latest actions, newest first. An object that is not a record of this program is left out.
 
     :param since_ms: only actions that began at this time or later.

@@ -69,13 +69,15 @@ class ExpiredSources:
         self.find_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
-    def has_task_expired(self, task: CompactionTask) -> bool:
+    def have_task_segments_expired_at_brokers(self, task: CompactionTask) -> bool:
         """Return whether all sources of a task have expired, or its new segment, which had replaced them before it expired."""
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
-    def find_partly_expired_task(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
+    def find_task_with_some_sources_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
         """Return the first task of whose source segments brokers have expired some, but not all; None if there is no such task."""
-        return next((task for task in tasks if self.ids.intersection(task.sources) and not self.has_task_expired(task)), None)
+        return next(
+            (task for task in tasks if self.ids.intersection(task.sources) and not self.have_task_segments_expired_at_brokers(task)), None
+        )
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
         """Return the partition's state without the expired segments, whose objects can no longer be read."""

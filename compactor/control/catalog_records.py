@@ -71,7 +71,7 @@ class PartitionsChanged(StrictFrozenModel):
     slots: dict[str, int]
 
 
-class RetireInspection(NamedTuple):
+class RetireCheckResult(NamedTuple):
     """Result of checking which objects of a partition can be deleted: its control log ended at ``slot``, and no object can be deleted
     before ``next_ms``.
 
@@ -89,7 +89,7 @@ class PartitionsInspected(StrictFrozenModel):
     """
 
     type: Literal["partitions_looked"] = "partitions_looked"
-    looks: dict[str, RetireInspection]
+    looks: dict[str, RetireCheckResult]
 
 
 class RoundsPaused(StrictFrozenModel):

@@ -171,7 +171,7 @@ class ControlLog(Generic[S]):
         """Return a folded state as readers see it, after applying ``state_for_readers``."""
         return state if self._view is None else self._view(state)
 
-    def adopt_state(self, state: S, identity: StateIdentity | None = None) -> None:
+    def continue_from_cached_state(self, state: S, identity: StateIdentity | None = None) -> None:
         """Continue from a state that was computed earlier from the same log. If the log was cut beyond that state meanwhile, it is read
         again from its snapshot.
 
@@ -188,11 +188,11 @@ class ControlLog(Generic[S]):
             return StateIdentity(boundary=self._boundary) if state.slot else None
         return StateIdentity(boundary=self._boundary, incarnation=self._last[0], attempt=self._last[1]) if self._last else None
 
-    def record_key(self, slot: int) -> str:
+    def control_record_object_key(self, slot: int) -> str:
         """Return the object key of the record at a position (slot) of the log."""
         return f"{self.prefix}/log/{slot:020d}.json"
 
-    def candidate_record(self, body: Body) -> ControlRecord[Any]:
+    def build_record_to_append(self, body: Body) -> ControlRecord[Any]:
         """Return the record that appending ``body`` would create now, so that the ordering rules can be checked before the append."""
         return self._form.record(
             version=records.VERSION,
@@ -256,7 +256,7 @@ class ControlLog(Generic[S]):
         self._fold_to_log_end(None)
         return self.state
 
-    def records_with_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
+    def read_records_with_resulting_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
         """Return the state from which the log still begins, and each later record with the state after it. For display; writes nothing."""
         while True:
             self._reset_to_snapshot()
@@ -276,7 +276,7 @@ class ControlLog(Generic[S]):
         """
         state, mark = self.state, self.state_identity()
         if mark is None:
-            return self._read_object(self.record_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
+            return self._read_object(self.control_record_object_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
         if not self.has_changed_since(state.slot, mark):
             return False
         tied = self.contains_state(state.slot, mark)
@@ -294,11 +294,13 @@ class ControlLog(Generic[S]):
         if self.floor > slot or not self.contains_state(slot, identity):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
-        return self._read_object(self.record_key(slot + 1)) is not None or (not identity.incarnation and self._read_boundary().slot > slot)
+        return self._read_object(self.control_record_object_key(slot + 1)) is not None or (
+            not identity.incarnation and self._read_boundary().slot > slot
+        )
 
     def has_at_least_new_records(self, slot_count: int) -> bool:
         """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
-        return self._read_object(self.record_key(self.state.slot + slot_count)) is not None
+        return self._read_object(self.control_record_object_key(self.state.slot + slot_count)) is not None
 
     def confirmed_slot(self) -> int:
         """Return the position (slot) of the last record in the present state after reading that record back from the store, or 0 if it is
@@ -325,9 +327,9 @@ class ControlLog(Generic[S]):
             if body is None:
                 return state
             self._attempt += 1
-            record = self.candidate_record(body)
+            record = self.build_record_to_append(body)
             try:
-                self.store.create(self.record_key(record.slot), records.append_checksum(record.model_dump_json().encode()))
+                self.store.create(self.control_record_object_key(record.slot), records.append_checksum(record.model_dump_json().encode()))
             except AlreadyExists:
                 pass
             else:
@@ -355,7 +357,9 @@ class ControlLog(Generic[S]):
         if state.slot - known.slot < max(min_new_records, 1):
             return False
         try:
-            timed = self._form.state_with_modification_times(state, lambda slot: self.store.head(self.record_key(slot)).modified_ms)
+            timed = self._form.state_with_modification_times(
+                state, lambda slot: self.store.head(self.control_record_object_key(slot)).modified_ms
+            )
         except NotFound:
             return False  # somebody else has cut meanwhile
         if self._read_boundary() != known or not self._create_snapshot(timed):
@@ -414,7 +418,7 @@ class ControlLog(Generic[S]):
                 "Nothing was changed. Restore the missing objects of this control log from the store's versions or a backup; "
                 f"if they are lost for good, `topics delete {self.name}` takes the partition out of the tier"
             )
-            raise BadControlRecord(cause, segment=f"{self.store.url}/{self.record_key(state.slot + 1)}", hint=hint)
+            raise BadControlRecord(cause, segment=f"{self.store.url}/{self.control_record_object_key(state.slot + 1)}", hint=hint)
 
     def contains_state(self, slot: int, identity: StateIdentity) -> bool | None:
         """Return whether the log still has the record or boundary that a state's identity names; None if the record was deleted after a
@@ -432,7 +436,7 @@ class ControlLog(Generic[S]):
             slot = record.slot
 
     def _adopt_loaded_state(self) -> bool:
-        """Use the state given to ``adopt_state`` if the log still has its last record. Return whether that is so."""
+        """Use the state given to ``continue_from_cached_state`` if the log still has its last record. Return whether that is so."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
@@ -470,7 +474,7 @@ class ControlLog(Generic[S]):
         """Return the record at a position (slot) of the log, or None if there is none. Raises BadControlRecord if the object belongs to
         another position or log.
         """
-        key = self.record_key(slot)
+        key = self.control_record_object_key(slot)
         record = self._read_control_object(self._form.record, key)
         if record is not None and (record.slot != slot or record.log != self.name):
             cause = f"it is slot {record.slot} of {record.log}, in the place of slot {slot} of {self.name}"

@@ -12,7 +12,7 @@ from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_appendable
 from compactor.control.log_start import build_log_start_record, segments_removable_below
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import LeaseTimes, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.records import LogStartRaised, PartitionDeleted
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
@@ -34,7 +34,7 @@ class StatesAroundDeletion(NamedTuple):
 
 
 def delete_partition(
-    ports: Ports, log: PartitionLog, lease: LeaseTimes, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
+    ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
 ) -> StatesAroundDeletion:
     """Delete a partition, and return its states before and after. An open round is undone, and open imports become void.
 

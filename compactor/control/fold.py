@@ -17,9 +17,10 @@ from compactor.control.state import (
     HISTORY,
     CatalogState,
     ClosedImport,
-    EpochHistory,
+    CompactorEpochAndEnding,
+    CompactorLeader,
     FencedAppend,
-    Leader,
+    GroupAwaitingDeletion,
     OpenImport,
     PartitionState,
     Quarantine,
@@ -27,7 +28,6 @@ from compactor.control.state import (
     RoundIntent,
     RoundPause,
     RunHistoryEntry,
-    WaitingGroup,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
@@ -143,7 +143,7 @@ def _writer_name(state: PartitionState, record: ControlRecord[Any]) -> str:
 
 
 def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipAcquired) -> Changes:
-    leader = Leader(
+    leader = CompactorLeader(
         epoch=body.leader_epoch,
         incarnation=record.incarnation,
         holder=body.holder,
@@ -151,7 +151,7 @@ def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any]
         at_ms=record.at_ms,
         ttl_ms=body.ttl_ms,
     )
-    entry = EpochHistory(
+    entry = CompactorEpochAndEnding(
         epoch=leader.epoch,
         holder=leader.holder,
         incarnation=leader.incarnation,
@@ -167,7 +167,7 @@ def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any]
     return {"leader": leader, "epochs": _epochs_with_last_ended(state, record, "released")}
 
 
-def _epochs_with_last_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[EpochHistory, ...]:
+def _epochs_with_last_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[CompactorEpochAndEnding, ...]:
     """Return the compactor epochs with the last one marked as ended. ``ending``: how it ended, ``replaced`` or ``released``."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
@@ -214,7 +214,7 @@ def _apply_tail_truncated(state: PartitionState, record: ControlRecord[Any], bod
     gone = set(body.voided)
     kept = tuple(segment for segment in state.live if segment.id not in gone)
     changes = _changes_by_lowered_cleaner_offsets(state, body.offset)
-    group = WaitingGroup(
+    group = GroupAwaitingDeletion(
         slot=record.slot,
         run_id=body.cut_id,
         leader_epoch=state.last_compactor_epoch,
@@ -269,7 +269,7 @@ def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], 
     registered ids become unusable for ever.
     """
     why = "the partition was deleted"
-    group = WaitingGroup(
+    group = GroupAwaitingDeletion(
         slot=record.slot,
         run_id="",
         leader_epoch=body.leader_epoch,
@@ -315,7 +315,7 @@ def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], b
     changes: Changes = {"log_start_offset": body.offset, "log_start_slot": record.slot}
     if not gone:
         return changes
-    group = WaitingGroup(
+    group = GroupAwaitingDeletion(
         slot=record.slot,
         run_id="",
         leader_epoch=body.leader_epoch,
@@ -435,7 +435,7 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
     published_by = state.published_by | {new.segment.id: body.leader_epoch for new in body.replacements}
     named = {*published_by.values(), *(group.leader_epoch for group in state.waiting)}
     vector = offsets.drop_unreferenced_epochs(body.vector, named)
-    group = WaitingGroup(
+    group = GroupAwaitingDeletion(
         slot=record.slot,
         run_id=body.run_id,
         leader_epoch=body.leader_epoch,
@@ -478,7 +478,7 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
     )
 
 
-def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: WaitingGroup, *, unrestored_groups: int) -> Changes:
+def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: GroupAwaitingDeletion, *, unrestored_groups: int) -> Changes:
     """Return the changes by a round that restores the sources of ``run_id`` as copies.
 
     The run's outputs wait for their deletion like other removed segments. The objects that the run had replaced are deleted when their time
@@ -528,7 +528,7 @@ def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body:
     outputs = set(group.replaced_by.values())
     left = tuple(segment for segment in state.live if segment.id in outputs)
     live = sorted((*(s for s in state.live if s.id not in outputs), *group.segments), key=lambda segment: segment.start_offset)
-    waits = WaitingGroup(
+    waits = GroupAwaitingDeletion(
         slot=record.slot,
         run_id=body.run_id,
         leader_epoch=body.leader_epoch,

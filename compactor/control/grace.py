@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compactor.control.ports import ObjectRetention
-from compactor.control.state import OpenImport, WaitingGroup
-from compactor.control.summary import ImportSummary, WaitingGroupSummary
+from compactor.control.state import GroupAwaitingDeletion, OpenImport
+from compactor.control.summary import AwaitingDeletionSummary, ImportSummary
 
-ReplacedGroup = WaitingGroup | WaitingGroupSummary
+ReplacedGroup = GroupAwaitingDeletion | AwaitingDeletionSummary
 """Segments that left the view and wait for deletion."""
 
 

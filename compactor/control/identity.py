@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from compactor.control import ordering
 from compactor.control.logs import open_catalog, open_partition_log
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import CatalogState, RuleViolation
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
@@ -49,7 +49,7 @@ class DataRootId:
         return f"tier {self.tier_id}" + (f" ({' '.join(made)})" if made else "")
 
 
-def read_data_root_id(ports: Ports) -> DataRootId | None:
+def read_data_root_id(ports: EnvironmentPorts) -> DataRootId | None:
     """Return the tier id that is stored in the data root, or None if there is none. Raises BadData if the object is corrupt.
 
     The object has no checksum, so it is read until two answers in a row are equal.
@@ -83,7 +83,7 @@ class DataRootOwnership:
         self.ours = is_exclusive
         self._asked = False
 
-    def require_data_root_is_own(self, ports: Ports, *, is_recheck: bool = False) -> None:
+    def require_data_root_is_own(self, ports: EnvironmentPorts, *, is_recheck: bool = False) -> None:
         """Raise UsageError unless the data root certainly belongs to this tier. Called before writing and sweeping.
 
         A root without an id gets this tier's id if the catalog names every segment in it.
@@ -102,7 +102,7 @@ class DataRootOwnership:
         self._require_same_tier_id(ports, found)
         self._asked = True
 
-    def require_no_other_owner(self, ports: Ports, catalog: CatalogState) -> None:
+    def require_no_other_owner(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
         """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
         unchanged.
         """
@@ -111,7 +111,7 @@ class DataRootOwnership:
         if found is not None:
             self._require_same_tier_id(ports, found)
 
-    def require_data_root_is_unowned(self, ports: Ports, catalog: CatalogState) -> None:
+    def require_data_root_is_unowned(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
         """Raise UsageError if no tier may be created over this data root, because it has an id or segments that the catalog does not
         name.
         """
@@ -128,13 +128,13 @@ class DataRootOwnership:
                 hint="Nothing was changed. Correct tier.url or tier.control_url, or restore the control store from a backup",
             )
 
-    def require_no_broker_objects(self, ports: Ports) -> None:
+    def require_no_broker_objects(self, ports: EnvironmentPorts) -> None:
         """Raise UsageError if brokers write into this data root, although the configuration calls it a compactor-managed tier."""
         found = recognize_layout(info.key for info in islice(ports.data.list(""), FIRST_OBJECTS)) if self.ours else None
         if found is not None:
             raise UsageError(f"there is no tier at {ports.data.url} that could be ours: it is {found.what}", hint=found.hint)
 
-    def _require_same_tier_id(self, ports: Ports, root_id: DataRootId) -> None:
+    def _require_same_tier_id(self, ports: EnvironmentPorts, root_id: DataRootId) -> None:
         """Raise UsageError if the id in the data root is not this tier's."""
         if root_id.tier_id != self.tier_id:
             other = f"that of tier {self.tier_id}" if self.tier_id else "has no tier yet"
@@ -144,7 +144,7 @@ class DataRootOwnership:
                 hint="Nothing was changed. Correct tier.url or tier.control_url: each tier needs its own location",
             )
 
-    def _write_tier_id(self, ports: Ports) -> DataRootId:
+    def _write_tier_id(self, ports: EnvironmentPorts) -> DataRootId:
         """Write this tier's id into a data root without one, and return what the root holds then.
 
         Raises UsageError if the root holds segments that the catalog does not name, or none of those that it names.
@@ -176,7 +176,7 @@ class DataRootOwnership:
         return found
 
 
-def _find_object_unknown_to_catalog(ports: Ports, catalog: CatalogState) -> str:
+def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return the key of a segment's object that the catalog does not know, or an empty string.
 
     Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
@@ -194,7 +194,7 @@ def _find_object_unknown_to_catalog(ports: Ports, catalog: CatalogState) -> str:
     return ""
 
 
-def _find_live_segment_id_without_objects(ports: Ports, catalog: CatalogState) -> str:
+def _find_live_segment_id_without_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return the id of a live segment of the catalog's partitions if the data root has objects of none of them, because then the URL must
     be wrong; else an empty string.
     """

@@ -12,13 +12,13 @@ from typing import TypeVar
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import reason_to_refuse_append
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import (
     IncarnationOpened,
+    LastImportedBatch,
     SegmentIdsRegistered,
     SegmentsPrepended,
     SegmentsTiered,
-    TailBatch,
     TailTruncated,
     TopicAdopted,
 )
@@ -30,7 +30,7 @@ BodyT = TypeVar("BodyT")
 
 
 def register_import(
-    ports: Ports,
+    ports: EnvironmentPorts,
     log: PartitionLog,
     import_id: str,
     ids: Sequence[str],
@@ -59,12 +59,12 @@ def register_import(
 
 
 def record_tiered_segments(
-    ports: Ports,
+    ports: EnvironmentPorts,
     log: PartitionLog,
     import_id: str,
     segments: Sequence[RemoteLogSegmentMetadata],
     lineage: Sequence[EpochEntry] = (),
-    tail: Sequence[TailBatch] = (),
+    tail: Sequence[LastImportedBatch] = (),
     topic_id: TopicId = EMPTY_TOPIC_ID,
     log_start_offset: int | None = None,
 ) -> PartitionState:
@@ -89,7 +89,7 @@ def record_tiered_segments(
 
 
 def record_prepended_segments(
-    ports: Ports,
+    ports: EnvironmentPorts,
     log: PartitionLog,
     import_id: str,
     segments: Sequence[RemoteLogSegmentMetadata],
@@ -128,7 +128,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
     return state
 
 
-def record_tail_truncation(ports: Ports, log: PartitionLog, body: TailTruncated) -> PartitionState:
+def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: TailTruncated) -> PartitionState:
     """Replace the end of the log, from an offset on, by the first segments of the broker's new branch, in one record. Return the resulting
     state.
 

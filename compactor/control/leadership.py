@@ -18,9 +18,9 @@ from typing import Any
 from compactor.constants import CompactorEpoch
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import LeaseTimes, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.records import LeadershipAcquired, LeadershipReleased
-from compactor.control.state import Leader, PartitionState, RuleViolation
+from compactor.control.state import CompactorLeader, PartitionState, RuleViolation
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
 
 HEARTBEATS_PER_TTL = 3
@@ -70,7 +70,7 @@ class LeaderProgress:
 class Leadership:
     """Leadership of a partition under one compactor epoch, as far as this process knows. Every append checks that it still holds."""
 
-    ports: Ports
+    ports: EnvironmentPorts
     log: PartitionLog
     epoch: CompactorEpoch
     pulse: LeaderProgress = field(default_factory=LeaderProgress, compare=False)
@@ -80,17 +80,17 @@ class Leadership:
         """Return the partition's state as of the last fold."""
         return self.log.state
 
-    def append_record(self, body: Any, has_taken_effect: Callable[[PartitionState], bool]) -> PartitionState:
+    def append_record(self, body: Any, has_record_taken_effect: Callable[[PartitionState], bool]) -> PartitionState:
         """Append a record unless the state shows its effect already, and return the state in which it has taken effect.
 
-        :param has_taken_effect: returns whether a state shows the record's effect.
+        :param has_record_taken_effect: returns whether a state shows the record's effect.
 
         Raises Fenced if this process no longer leads, RecordRefused if an ordering rule refuses the record, and StoreError if it is
         unknown whether the record is in the log.
         """
 
         def decide_record(state: PartitionState) -> Any:
-            if has_taken_effect(state):
+            if has_record_taken_effect(state):
                 return None
             self.require_leadership_in_state(state)
             require_appendable(self.log, state, body)
@@ -108,7 +108,7 @@ class Leadership:
         """Raise Fenced unless this process leads in ``state``."""
         ordering.require_leadership(state, self.log.incarnation, self.epoch)
 
-    def check_still_leading(self, *, is_waiting: bool = False) -> PartitionState:
+    def refresh_and_require_leadership(self, *, is_waiting: bool = False) -> PartitionState:
         """Read new records and return the state. Raises Fenced if another process has taken over.
 
         :param is_waiting: whether the caller only waits, so that the call does not count as a step of work.
@@ -127,11 +127,11 @@ class Leadership:
     def release_leadership(self) -> None:
         """Give up the leadership. Raises Fenced if it was lost already."""
 
-        def has_taken_effect(state: PartitionState) -> bool:
+        def has_record_taken_effect(state: PartitionState) -> bool:
             leader = state.leader
             return leader is not None and leader.released and (leader.epoch, leader.incarnation) == (self.epoch, self.log.incarnation)
 
-        self.append_record(LeadershipReleased(leader_epoch=self.epoch), has_taken_effect)
+        self.append_record(LeadershipReleased(leader_epoch=self.epoch), has_record_taken_effect)
         if self.pulse.beaten:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
@@ -140,7 +140,7 @@ def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any)
     """Return why a record would have no effect if it were appended now, or an empty string. Called first, so that the log gets no void
     record.
     """
-    return ordering.find_rule_violation(state, log.candidate_record(body))
+    return ordering.find_rule_violation(state, log.build_record_to_append(body))
 
 
 def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> None:
@@ -151,7 +151,7 @@ def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> N
 
 
 @contextmanager
-def hold_leadership(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Iterator[Leadership]:
+def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes) -> Iterator[Leadership]:
     """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
     Raises Leased if another compactor stays alive for one ttl. The block raises Fenced when another one takes over.
@@ -173,7 +173,7 @@ def hold_leadership(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Itera
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
 
-def acquire_leadership(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Leadership:
+def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes) -> Leadership:
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log
@@ -206,7 +206,7 @@ def acquire_leadership(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Le
         state = log.refresh()
 
 
-def current_lease(ports: Ports, log: PartitionLog) -> LeaseInfo | None:
+def current_lease(ports: EnvironmentPorts, log: PartitionLog) -> LeaseInfo | None:
     """Return the partition's leader and until when it counts as alive, or None if there is no leader. Writes nothing."""
     leader = log.state.leader
     if leader is None or leader.released:
@@ -236,7 +236,7 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
 
 
 def _acquisition_record_unless_leader_changed(
-    log: PartitionLog, previous_leader: Leader | None, body: LeadershipAcquired, state: PartitionState
+    log: PartitionLog, previous_leader: CompactorLeader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
     """Return the acquisition, or None if the leadership has changed since its liveness was checked."""
     if state.leader != previous_leader:
@@ -245,7 +245,7 @@ def _acquisition_record_unless_leader_changed(
     return body
 
 
-def _other_living_leader(ports: Ports, log: PartitionLog, state: PartitionState) -> Leader | None:
+def _other_living_leader(ports: EnvironmentPorts, log: PartitionLog, state: PartitionState) -> CompactorLeader | None:
     """Return the leader if it is another process and still alive, else None. An earlier epoch of this process is ignored."""
     leader = state.leader
     if leader is None or leader.released or leader.incarnation == log.incarnation:
@@ -257,7 +257,7 @@ def _other_living_leader(ports: Ports, log: PartitionLog, state: PartitionState)
     return None if silent and _last_heartbeat_ms(ports, log, leader) == sign_ms else leader
 
 
-def _last_heartbeat_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
+def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: CompactorLeader) -> int:
     """Return the store's time of a leader's last heartbeat or acquisition; 0 if unknown."""
     try:
         return ports.control.head(_heartbeat_key(log, leader.epoch)).modified_ms
@@ -266,13 +266,13 @@ def _last_heartbeat_ms(ports: Ports, log: PartitionLog, leader: Leader) -> int:
     if leader.since_ms is not None:
         return leader.since_ms
     try:
-        return ports.control.head(log.record_key(leader.slot)).modified_ms
+        return ports.control.head(log.control_record_object_key(leader.slot)).modified_ms
     except NotFound:
         kept = log.reload_from_snapshot().leader  # cut, by somebody who has left its time in the snapshot
         return kept.since_ms or 0 if kept is not None and kept.epoch == leader.epoch else 0
 
 
-def _delete_heartbeat(ports: Ports, log: PartitionLog, previous_leader: Leader | None) -> None:
+def _delete_heartbeat(ports: EnvironmentPorts, log: PartitionLog, previous_leader: CompactorLeader | None) -> None:
     """Delete the heartbeat object of a replaced leader. Errors are ignored, because it is never read again."""
     if previous_leader is not None and not previous_leader.released:
         try:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.records import ControlRecord, LogStartRaised, SegmentsTiered
-from compactor.control.state import PartitionState, RuleViolation, WaitingGroup, sum_batch_digests
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RuleViolation, sum_batch_digests
 from compactor.control.summary import SegmentMetadataOrSummary
 
 S = TypeVar("S", bound=SegmentMetadataOrSummary)
@@ -124,7 +124,7 @@ def truncation_problem(state: PartitionState, offset: int) -> RuleViolation:
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restored_below_log_start_problem(state: PartitionState, group: WaitingGroup) -> RuleViolation:
+def restored_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolation:
     """Return which segment in a round's group of replaced segments lies wholly below the log start, so that it must not come back, or an
     empty string.
     """
@@ -132,7 +132,7 @@ def restored_below_log_start_problem(state: PartitionState, group: WaitingGroup)
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def outputs_not_live_problem(state: PartitionState, group: WaitingGroup) -> RuleViolation:
+def outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolation:
     """Return that a later round has rewritten segments of this round, or that brokers expired all of them, or an empty string. A round can
     be undone only as long as its new segments are live, apart from some that brokers expired.
     """

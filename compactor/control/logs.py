@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from compactor.control import ordering
 from compactor.control.control_log import ControlLog, ControlLogFormat, SlotContention, StateSnapshot
 from compactor.control.fold import apply_catalog_record, apply_partition_record, state_with_modification_times
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import (
     BadControlRecord,
     CatalogRecord,
@@ -29,7 +29,7 @@ from compactor.control.records import (
     PartitionRecord,
     PartitionsChanged,
     PartitionsInspected,
-    RetireInspection,
+    RetireCheckResult,
     SlotsReached,
     TierCreated,
     append_checksum,
@@ -74,7 +74,7 @@ CATALOG = ControlLogFormat(
 
 
 def open_partition_log(
-    ports: Ports,
+    ports: EnvironmentPorts,
     partition: TopicPartition,
     min_slot: int = 0,
     *,
@@ -108,13 +108,20 @@ def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T
         raise BadData(f"an object of the view is missing: {error.message}", segment=str(partition), hint="Run `verify`") from error
 
 
-def open_catalog(ports: Ports) -> CatalogLog:
+def open_catalog(ports: EnvironmentPorts) -> CatalogLog:
     """Return the tier-wide control log. ``state.tier_id`` is empty if no tier was created."""
     return _open_control_log(ports, "catalog", "catalog", CatalogState(), CATALOG)
 
 
 def create_tier(
-    ports: Ports, *, kind: str, layout: str, key_entropy_bits: int = 0, url: str = "", cluster_id: str = "", hash_key: bytes = b""
+    ports: EnvironmentPorts,
+    *,
+    kind: str,
+    layout: str,
+    key_entropy_bits: int = 0,
+    url: str = "",
+    cluster_id: str = "",
+    hash_key: bytes = b"",
 ) -> CatalogState:
     """Create the tier's identity and secret hash key, or return the existing ones. Raises UsageError if the tier is of another kind or
     layout, or has another number of key entropy bits.
@@ -155,7 +162,7 @@ def require_matching_tier_settings(state: CatalogState, url: str, kind: str, lay
         )
 
 
-def publish_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Add partitions to the tier-wide log and tell other processes that they have new records, in one record.
 
     :param slots: for each partition, a position (slot) that its control log has reached. A log that ends below it is refused from now on.
@@ -208,7 +215,7 @@ def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     write_snapshot_if_due(catalog)
 
 
-def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireInspection]) -> None:
+def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireCheckResult]) -> None:
     """Record until when partitions need no retirement check, in one record. Skipped if the log is busy, which costs a later check."""
     left = dict(inspections)
 
@@ -285,7 +292,7 @@ def write_snapshot_if_due(log: ControlLog[Any]) -> None:
 
 
 def _open_control_log(
-    ports: Ports,
+    ports: EnvironmentPorts,
     prefix: str,
     name: str,
     empty_state: Any,

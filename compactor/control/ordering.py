@@ -24,7 +24,7 @@ from compactor.control.coverage import (
     task_coverage_problem,
 )
 from compactor.control.records import ControlRecord
-from compactor.control.state import PartitionState, RoundIntent, RuleViolation, WaitingGroup
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolation
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -106,7 +106,7 @@ def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[
     """
     body: r.SegmentsTiered = record.body
     end = state.end_offset + 1
-    parted = lineage.first_disowned_offset(state.lineage, end, body.lineage, end) if body.tail and state.has_segments else None
+    parted = lineage.first_offset_of_other_epoch(state.lineage, end, body.lineage, end) if body.tail and state.has_segments else None
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
@@ -586,7 +586,7 @@ def _run_id_of_record(record: ControlRecord[Any]) -> str:
     return run_id
 
 
-def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[WaitingGroup]:
+def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[GroupAwaitingDeletion]:
     """Return the groups that wait for deletion and all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 

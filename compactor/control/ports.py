@@ -36,11 +36,11 @@ class ObjectRetention:
 class OwnershipCheck(Protocol):
     """Check that the data root belongs to this tier. Implemented by control.identity.DataRootOwnership."""
 
-    def require_data_root_is_own(self, ports: Ports, *, is_recheck: bool = False) -> None: ...
+    def require_data_root_is_own(self, ports: EnvironmentPorts, *, is_recheck: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
-class Ports:
+class EnvironmentPorts:
     """Access of one process to its environment: stores, layout, publisher, clock and brokers.
 
     control: store of control logs, sidecars and scratch objects.

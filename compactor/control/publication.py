@@ -13,7 +13,7 @@ from functools import reduce
 from compactor.control import ordering
 from compactor.control.broker_expiry import ExpiredSources
 from compactor.control.leadership import Leadership
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import (
     IntentUndone,
     PlanAnnounced,
@@ -26,12 +26,12 @@ from compactor.control.records import (
 )
 from compactor.control.state import PartitionState, RoundIntent, RuleViolation, sum_batch_digests
 from compactor.errors import NotFound
-from compactor.model.balance import Balance, DigestSum
+from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
 from compactor.tier.ports import AnnouncedSegment, SegmentRef
-from compactor.tier.sidecars import sidecar_keys
+from compactor.tier.sidecars import sidecar_object_keys
 
 
 def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleViolation:
@@ -63,7 +63,7 @@ def sum_group_balances(intent: RoundIntent, replacements: Sequence[Replacement])
     return None if not found or None in found else reduce(Balance.plus, (balance for balance in found if balance))
 
 
-def content_digest_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> DigestSum | None:
+def content_digest_after_round(state: PartitionState, replacements: Sequence[Replacement]) -> CountAndDigestSum | None:
     """Return the digest sum of all batches that readers have after these replacements; None if one segment has no recorded sum."""
     gone = {source for new in replacements for source in new.sources}
     return sum_batch_digests([*(segment for segment in state.live if segment.id not in gone), *(new.segment for new in replacements)])
@@ -85,12 +85,12 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
     run_id = receipts[0].run_id
     groups = {receipt.group for receipt in receipts}
 
-    def has_taken_effect(state: PartitionState) -> bool:
+    def has_record_taken_effect(state: PartitionState) -> bool:
         """Return whether the state has all these receipts."""
         intent = state.intent
         return intent is not None and intent.plan.run_id == run_id and groups.issubset(receipt.group for receipt in intent.receipts)
 
-    return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_taken_effect)
+    return leadership.append_record(ReceiptsAdded(leader_epoch=leadership.epoch, receipts=tuple(receipts)), has_record_taken_effect)
 
 
 def record_survivor_objects(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
@@ -169,7 +169,9 @@ def _build_round_published_record(
     published = {new.segment.id for new in kept}
     left = [task for task in intent.plan.tasks if task.new_segment_id not in published]
     # A group without a new segment was not rewritten because it had expired (control.ordering refuses anything else).
-    gone = tuple(task.group for task in left if expired.has_task_expired(task) or task.new_segment_id not in unpublished)
+    gone = tuple(
+        task.group for task in left if expired.have_task_segments_expired_at_brokers(task) or task.new_segment_id not in unpublished
+    )
     cut_off = tuple(task.group for task in left if task.group not in gone)
     return RoundPublished(
         leader_epoch=leadership.epoch,
@@ -202,19 +204,19 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     if not max_delivery_ms or taken is None:
         return
     try:
-        since = ports.control.head(log.record_key(taken.slot)).modified_ms
+        since = ports.control.head(log.control_record_object_key(taken.slot)).modified_ms
     except NotFound:
         since = taken.at_ms  # the slot was cut, which takes longer than what is waited for
     while (left := since + max_delivery_ms - ports.control.clock_ms()) > 0:
         ports.sleep(min(left, POLL_INTERVAL_MS) / 1000)
-        leadership.check_still_leading()
+        leadership.refresh_and_require_leadership()
 
 
 def remove_stray_segments(leadership: Leadership) -> int:
     """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything
-    state = leadership.check_still_leading()
+    state = leadership.refresh_and_require_leadership()
     live = [segment for segment in state.live if segment.id in state.published_by]
     return leadership.ports.publisher.withdraw_unrecorded_segments(
         state.topic_partition, live, ordering.segment_ids_with_possible_objects(state)
@@ -244,12 +246,12 @@ def undo_intent(leadership: Leadership, intent: RoundIntent, reason: str) -> Par
 def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
     """Record the outcome of a run that published nothing."""
 
-    def has_taken_effect(state: PartitionState) -> bool:
+    def has_record_taken_effect(state: PartitionState) -> bool:
         """Return whether the run history has this outcome."""
         run = state.find_run(ended.run_id)
         return run is not None and run.status == ended.status and run.stats == ended.stats
 
-    return leadership.append_record(ended, has_taken_effect)
+    return leadership.append_record(ended, has_record_taken_effect)
 
 
 def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
@@ -265,11 +267,11 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete_segments(state.topic_partition, segments)
-    ports.control.delete([key for segment in segments for key in sidecar_keys(leadership.log.prefix, segment.id)])
+    ports.control.delete([key for segment in segments for key in sidecar_object_keys(leadership.log.prefix, segment.id)])
     ports.publisher.record_segment_deletion(state.topic_partition, segments)
 
 
-def stored_segments_problem(ports: Ports, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+def stored_segments_problem(ports: EnvironmentPorts, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return why an object of these segments is not as recorded, or an empty string."""
     problems = (ports.layout.stored_segment_problem(state.topic_partition, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")

@@ -17,7 +17,7 @@ from compactor.control.catalog_records import (
     PartitionChanged as PartitionChanged,
     PartitionsChanged as PartitionsChanged,
     PartitionsInspected as PartitionsInspected,
-    RetireInspection as RetireInspection,
+    RetireCheckResult as RetireCheckResult,
     RoundRequested as RoundRequested,
     RoundsPaused as RoundsPaused,
     RoundsResumed as RoundsResumed,
@@ -28,7 +28,7 @@ from compactor.control.catalog_records import (
     TopicsInspected as TopicsInspected,
 )
 from compactor.errors import BadData
-from compactor.model.balance import Balance, DigestSum
+from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.base import StrictFrozenModel
 from compactor.model.plan import CleanerOffset, CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
@@ -97,7 +97,7 @@ class SegmentIdsRegistered(StrictFrozenModel):
     holder: str
 
 
-class TailBatch(StrictFrozenModel):
+class LastImportedBatch(StrictFrozenModel):
     """One of the last imported batches. ``digest`` covers its header, which holds the CRC of the rest, as the broker wrote it."""
 
     base_offset: Offset
@@ -121,7 +121,7 @@ class SegmentsTiered(StrictFrozenModel):
     import_id: str
     segments: tuple[RemoteLogSegmentMetadata, ...]
     lineage: tuple[EpochEntry, ...] = ()
-    tail: tuple[TailBatch, ...] = ()
+    tail: tuple[LastImportedBatch, ...] = ()
     topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     log_start_offset: int | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -164,7 +164,7 @@ class TailTruncated(StrictFrozenModel):
     topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     segments: tuple[RemoteLogSegmentMetadata, ...] = Field(default=(), exclude_if=lambda value: not value)
     lineage: tuple[EpochEntry, ...] = Field(default=(), exclude_if=lambda value: not value)
-    tail: tuple[TailBatch, ...] = Field(default=(), exclude_if=lambda value: not value)
+    tail: tuple[LastImportedBatch, ...] = Field(default=(), exclude_if=lambda value: not value)
     accept_loss: bool = False
 
     @property
@@ -230,8 +230,8 @@ class LogStartRaised(LeaderRecord):
     offset: Offset
     ids: tuple[str, ...]
     grace_ms: int | None = None
-    removed: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
-    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    removed: CountAndDigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: CountAndDigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class LineageRecorded(StrictFrozenModel):
@@ -338,7 +338,7 @@ class RoundPublished(LeaderRecord):
     cut_off: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
     expired: tuple[int, ...] = Field(default=(), exclude_if=lambda groups: not groups)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
-    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: CountAndDigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     status: str = Field(default="", exclude_if=lambda value: not value)
     stats: dict[str, int | float | str] = Field(default_factory=dict, exclude_if=lambda value: not value)
 

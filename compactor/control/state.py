@@ -9,8 +9,8 @@ from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import EMPTY_TOPIC_ID, NO_COMPACTOR_EPOCH, CompactorEpoch, TopicId
-from compactor.control.records import RetireInspection, ScratchObject, TailBatch
-from compactor.model.balance import Balance, DigestSum, add_sums
+from compactor.control.records import LastImportedBatch, RetireCheckResult, ScratchObject
+from compactor.model.balance import Balance, CountAndDigestSum, add_sums
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
@@ -34,7 +34,7 @@ class LogState(StrictFrozenModel):
     slot: int = 0
 
 
-class Leader(StrictFrozenModel):
+class CompactorLeader(StrictFrozenModel):
     """The last acquired leadership. It ends when it is released or when a higher epoch is acquired, never by time.
 
     since_ms: the store's modification time of ``slot``; None while the slot exists.
@@ -50,7 +50,7 @@ class Leader(StrictFrozenModel):
     since_ms: int | None = None
 
 
-class EpochHistory(StrictFrozenModel):
+class CompactorEpochAndEnding(StrictFrozenModel):
     """One compactor epoch and how it ended. ``ended``: released, replaced, or empty as long as it lasts.
 
     delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers (milliseconds); 0 if never or unknown.
@@ -114,7 +114,7 @@ class ClosedImport(StrictFrozenModel):
     voided: str = ""
 
 
-class WaitingGroup(StrictFrozenModel):
+class GroupAwaitingDeletion(StrictFrozenModel):
     """Group of segments that readers no longer use and whose objects wait for grace, a period before deletion: a round's sources, or the
     outputs of an undone round.
 
@@ -166,7 +166,7 @@ class RunHistoryEntry(StrictFrozenModel):
     outputs: int = 0
     stats: dict[str, int | float | str] = Field(default_factory=dict)
     balance: Balance | None = Field(default=None, exclude_if=lambda value: value is None)
-    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: CountAndDigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     cut_off_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     @property
@@ -211,18 +211,18 @@ class PartitionState(LogState):
     published_by: dict[str, CompactorEpoch] = Field(default_factory=dict)
     """Id of a live or waiting segment that a round wrote -> the compactor epoch that published it."""
     vector: tuple[CleanerOffset, ...] = ()
-    leader: Leader | None = None
+    leader: CompactorLeader | None = None
     intent: RoundIntent | None = None
     registrations: dict[str, OpenImport] = Field(default_factory=dict)
     closed_imports: tuple[ClosedImport, ...] = ()
-    waiting: tuple[WaitingGroup, ...] = ()
+    waiting: tuple[GroupAwaitingDeletion, ...] = ()
     retiring: tuple[RemoteLogSegmentMetadata, ...] = ()
     """Segments whose deletion has begun and is not yet recorded as complete. Their objects may be gone."""
     lineage: tuple[EpochEntry, ...] = ()
     """The broker's leader-epoch lineage of the partition, as last imported or recorded."""
     lineage_end: int = -1
     """End of the broker's log (exclusive) that was known with the lineage."""
-    tail: tuple[TailBatch, ...] = ()
+    tail: tuple[LastImportedBatch, ...] = ()
     """The last imported batches, as the broker wrote them; empty if an earlier version imported them."""
     topic_id: TopicId = Field(default=EMPTY_TOPIC_ID, exclude_if=lambda value: not value)
     """Id of the broker's topic whose log this is, as Kafka prints it; empty if unknown."""
@@ -248,7 +248,7 @@ class PartitionState(LogState):
     runs: tuple[RunHistoryEntry, ...] = ()
     published: tuple[str, ...] = ()
     """Ids of the rounds whose outputs readers have now, oldest first. Only the last one can be undone."""
-    epochs: tuple[EpochHistory, ...] = ()
+    epochs: tuple[CompactorEpochAndEnding, ...] = ()
     fenced: tuple[FencedAppend, ...] = ()
 
     @property
@@ -308,7 +308,7 @@ class PartitionState(LogState):
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
-    def last_compactor_takeover(self) -> EpochHistory | None:
+    def last_compactor_takeover(self) -> CompactorEpochAndEnding | None:
         """Return the last epoch that began while the one before it was not released, so that its former leader may not know that it no
         longer leads; None if there is none.
         """
@@ -325,7 +325,7 @@ class PartitionState(LogState):
         return sum(segment.size_bytes for segment in self.live)
 
     @property
-    def content_digest_sum(self) -> DigestSum | None:
+    def content_digest_sum(self) -> CountAndDigestSum | None:
         """Return the digest sum over all batches of the live segments; None if one of them has no recorded sum."""
         return sum_batch_digests(self.live)
 
@@ -334,7 +334,7 @@ class PartitionState(LogState):
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
-def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> DigestSum | None:
+def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> CountAndDigestSum | None:
     """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if one has no
     recorded sum, or if only a part of it is read.
     """
@@ -384,7 +384,7 @@ class CatalogState(LogState):
     """``topic-partition`` -> slot of the latest hint that the partition has changed."""
     reached: dict[str, int] = Field(default_factory=dict)
     """``topic-partition`` -> a slot that its own control log has had, as a lower bound of where that log may end."""
-    looks: dict[str, RetireInspection] = Field(default_factory=dict, exclude_if=_is_field_empty)
+    looks: dict[str, RetireCheckResult] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """``topic-partition`` -> the last check by `retire`. Valid as long as ``reached`` is not above its slot."""
     paused: dict[str, RoundPause] = Field(default_factory=dict, exclude_if=_is_field_empty)
     """Pattern (control.pauses) -> the pause."""

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from checkpoint.offsets import CleanerOffset
 from compactor.constants import EMPTY_TOPIC_ID, HOUR_MS, TopicId
-from compactor.control.state import Leader, PartitionState, Quarantine, RunHistoryEntry, WaitingGroup
+from compactor.control.state import CompactorLeader, GroupAwaitingDeletion, PartitionState, Quarantine, RunHistoryEntry
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -112,9 +112,9 @@ _HEAD = struct.Struct("<I")
 Packed = bytes
 
 
-class WaitingGroupSummary(StrictFrozenModel):
-    """Summary of a group of segments that wait for grace (state.WaitingGroup), with the number and size of the segments that replaced
-    them.
+class AwaitingDeletionSummary(StrictFrozenModel):
+    """Summary of a group of segments that wait for grace (GroupAwaitingDeletion), with the number and size of the
+    segments that replaced them.
     """
 
     slot: int
@@ -169,11 +169,11 @@ class PartitionSummary(StrictFrozenModel):
     end_offset: int
     first_dirty_offset: int
     vector: tuple[CleanerOffset, ...]
-    leader: Leader | None
+    leader: CompactorLeader | None
     open_run: str
     quarantine: Quarantine | None
     quarantined_since_ms: int = Field(default=0, exclude_if=lambda value: not value)
-    waiting: tuple[WaitingGroupSummary, ...]
+    waiting: tuple[AwaitingDeletionSummary, ...]
     imports: tuple[ImportSummary, ...]
     retiring: int
     undone_slot: int
@@ -289,9 +289,9 @@ def decode_summary(data: bytes) -> PartitionSummary:
     return summary.model_copy(update={"columns": data[start + length :]})
 
 
-def _summarize_waiting_group(group: WaitingGroup) -> WaitingGroupSummary:
+def _summarize_waiting_group(group: GroupAwaitingDeletion) -> AwaitingDeletionSummary:
     """Return the summary of one group of segments that wait for their deletion."""
-    return WaitingGroupSummary(
+    return AwaitingDeletionSummary(
         slot=group.slot,
         since_ms=group.since_ms,
         run_id=group.run_id,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from compactor.control import publication
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import LeaseTimes, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.records import RoundUndone
 from compactor.control.stages import RoundStage, StageTracker
 from compactor.control.state import PartitionState
@@ -16,7 +16,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
 
 
-def undo_round(ports: Ports, log: PartitionLog, lease: LeaseTimes, run_id: str) -> PartitionState:
+def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes, run_id: str) -> PartitionState:
     """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier
     value.
 
@@ -59,7 +59,9 @@ def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMe
     return [segment for segment in state.live if segment.id in made]
 
 
-def _require_intact_segments(ports: Ports, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]) -> None:
+def _require_intact_segments(
+    ports: EnvironmentPorts, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]
+) -> None:
     """Raise BadData if a replaced segment is missing or damaged. No reader uses them, so a damage would not have been noticed before."""
     problem = publication.stored_segments_problem(ports, state, sources)
     if problem:

@@ -108,7 +108,7 @@ class BrokerChangeFeed:
             tier.identity.read_catalog()
         brokers = self._brokers
         brokers.refresh(max_age_s=0.0)
-        before, self._versions = self._versions, brokers.partition_versions()
+        before, self._versions = self._versions, brokers.partition_metadata_versions()
         suspended = {}
         cluster_problem = brokers.cluster_problem()
         for topic in {name.topic for name in self._versions}:

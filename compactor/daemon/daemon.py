@@ -19,7 +19,7 @@ from heapq import nsmallest
 from typing_extensions import override
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import kafka_connection
+from compactor.bootstrap import kafka_connection_settings
 from compactor.brokers.topic_ids import query_topic_ids
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import HOUR_MS
@@ -53,12 +53,12 @@ from compactor.local.budget import DiskBudget
 from compactor.local.spool import check_spool_folder_is_writable
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
-from compactor.outputs.port import OutputReport, configured_output
+from compactor.outputs.port import OutputReport, configured_output_writer
 from compactor.round.compaction import RoundReport, disk_budget_bytes
 from compactor.service.journal import EventLogger, ServiceEventLogger
 from compactor.service.loop import PollingLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
-from compactor.upkeep.deleted_topics import delete_removed_topics
+from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.retire import RetireReport
 from compactor.upkeep.uploads import LEAST_AGE_MS, abort_unfinished_uploads
 from compactor.views.time_formats import count_noun, format_size
@@ -103,7 +103,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._trend = TierTrend()
         threads = tier.settings.daemon.threads
         self._disk = DiskBudget(_total_disk_budget_bytes(tier, threads))
-        self._resources = JobResources(self._disk, self.stop, configured_output(tier, lambda store: InterruptibleStore(store, self.stop)))
+        self._resources = JobResources(
+            self._disk, self.stop, configured_output_writer(tier, lambda store: InterruptibleStore(store, self.stop))
+        )
 
     # --- the loop ---
 
@@ -182,7 +184,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._asked_topics_ms = now_ms
         try:
-            deleted = delete_removed_topics(self._tier, partial(query_topic_ids, kafka_connection(self._tier.settings)))
+            deleted = delete_partitions_of_missing_topics(
+                self._tier, partial(query_topic_ids, kafka_connection_settings(self._tier.settings))
+            )
         except CompactorError as error:
             self._log(f"topics that were deleted are not deleted from the tier for now: {error}", level=logging.WARNING)
             return

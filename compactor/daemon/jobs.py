@@ -46,7 +46,7 @@ class JobResult:
 class JobObserver(Protocol):
     """Receiver of a job's progress: stages and bytes, reported while the job runs."""
 
-    def record_moved_bytes(self, size: int) -> None:
+    def record_transferred_bytes(self, size: int) -> None:
         """Record a number of segment bytes that were read from the store or written to it."""
 
     def record_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
@@ -83,9 +83,9 @@ def execute_job(
         observer.record_stage(stage, plan)
         resources.stop.raise_if_stopped_between_stages(stage)
 
-    tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_moved_bytes))
+    tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_transferred_bytes))
     tier = replace(tier, catalog=open_catalog(tier.ports))
-    tier.catalog.adopt_state(catalog)
+    tier.catalog.continue_from_cached_state(catalog)
     log = tier.open_partition_log(job.partition, leads=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:
@@ -105,7 +105,7 @@ def execute_job(
                 tier, job.partition, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
             )
             if round_report.status in CHANGING:
-                tier.change_notifier.publish_changes([log])
+                tier.change_notifier.publish_control_log_changes([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
             work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)

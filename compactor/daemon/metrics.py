@@ -17,7 +17,7 @@ from compactor.service.metrics import (
     make_gauge,
     make_gauges,
     partition_gauges,
-    store_metrics,
+    version_and_store_usage_metrics,
 )
 
 
@@ -32,7 +32,7 @@ def daemon_metrics(status: DaemonStatus, *, include_kafka_names: bool = True) ->
     yield from _partition_metrics(status)
     yield from _tier_metrics(status)
     yield from _job_metrics(status)
-    yield from store_metrics(status.usage)
+    yield from version_and_store_usage_metrics(status.usage)
 
 
 def _kafka_alias_metrics(status: DaemonStatus) -> Iterator[Metric]:
@@ -112,7 +112,7 @@ def _partition_metrics(status: DaemonStatus) -> Iterator[Metric]:
 def _tier_metrics(status: DaemonStatus) -> Iterator[Metric]:
     """Yield the metrics that are sums over all partitions of the tier."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.status_if_due for schedule in status.schedules if schedule.status_if_due is not None]
+    due = [schedule.status_if_round_may_begin for schedule in status.schedules if schedule.status_if_round_may_begin is not None]
     moments = [one.retire_at_ms for one in seen if one.retire_at_ms < NEVER_MS]
     overdue = max(0, status.now_ms - min(moments)) / 1000 if moments else 0
     contents = [one.output.content for one in status.schedules if one.output is not None and one.output.content is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from checkpoint.lineage import EpochEntry
-from compactor.control.state import EpochHistory, Leader, PartitionState, RunHistoryEntry
+from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, PartitionState, RunHistoryEntry
 from compactor.model.base import StrictFrozenModel
 
 MOST_RUNS = 20
@@ -35,9 +35,9 @@ class PartitionHistory(StrictFrozenModel):
     """
 
     slot: int
-    leader: Leader | None
+    leader: CompactorLeader | None
     runs: tuple[RunHistoryEntry, ...]
-    epochs: tuple[EpochHistory, ...]
+    epochs: tuple[CompactorEpochAndEnding, ...]
     lineage: tuple[EpochEntry, ...]
     replaced: tuple[ReplacedRange, ...]
     fenced: int

@@ -59,7 +59,7 @@ class JobProgress:
         self._groups = 0
         self._plan: CompactionPlan | None = None
 
-    def record_moved_bytes(self, size: int) -> None:
+    def record_transferred_bytes(self, size: int) -> None:
         """Record a number of segment bytes that were read from the store or written to it."""
         with self._lock:
             self._bytes += size

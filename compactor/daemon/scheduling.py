@@ -23,7 +23,7 @@ from compactor.control.summary import LastRound, PartitionSummary, SegmentMetada
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
-from compactor.outputs.port import OutputContent
+from compactor.outputs.port import PartitionOutputExtent
 from compactor.round.expiry import find_expired_segments, next_expiry_ms
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import RETRY_MS, backoff_ms
@@ -179,7 +179,7 @@ class OutputSchedule:
 
     written_slot: int = -1
     next_deletion_ms: int = NEVER_MS
-    content: OutputContent | None = None
+    content: PartitionOutputExtent | None = None
     rounds: int = 0
     failures: int = 0
     problem: str = ""
@@ -244,7 +244,7 @@ class PartitionSchedule:
         return self.suspended or self.unreadable or self.problem or (self.status.quarantine if self.status else "")
 
     @property
-    def status_if_due(self) -> PartitionStatus | None:
+    def status_if_round_may_begin(self) -> PartitionStatus | None:
         """Return the partition's status if a round is due and may begin; None if nothing is due, or the partition is paused, suspended or
         failing.
         """
@@ -268,7 +268,7 @@ class JobOutcome:
     until_ms: int = 0
     written_slot: int = -1
     next_deletion_ms: int = NEVER_MS
-    content: OutputContent | None = None
+    content: PartitionOutputExtent | None = None
 
 
 @dataclass(frozen=True)

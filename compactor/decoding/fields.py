@@ -197,7 +197,7 @@ class FieldDecoder:
         return stream.getvalue()
 
 
-def parse_key(key_text: str) -> bytes:
+def parse_text_or_base64_key(key_text: str) -> bytes:
     """Return the key that a text stands for: the text itself, or the bytes of ``base64:...``, as `segments dump` prints keys.
 
     :raises UsageError: if what follows ``base64:`` is not base64.
@@ -216,7 +216,7 @@ def parse_key_with_topic_schema(key_text: str, topic: str, decoder: FieldDecoder
     Avro needs a schema registry; without one such a text is the key itself. Raises UsageError if the text is not valid.
     """
     is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
-    return decoder.encode_avro_key(topic, key_text) if is_avro else parse_key(key_text)
+    return decoder.encode_avro_key(topic, key_text) if is_avro else parse_text_or_base64_key(key_text)
 
 
 def to_json_text(value: object) -> str:

@@ -22,35 +22,35 @@ from compactor.model.base import ReasonOrEmpty, StrictFrozenModel
 _HALF: Final = 1 << 64
 
 
-class DigestSum(StrictFrozenModel):
+class CountAndDigestSum(StrictFrozenModel):
     """Number of items and the sum of their digests. ``digest``: 32 hex digits, two halves, each modulo 2^64."""
 
     count: int = 0
     digest: str = "0" * 32
 
     @staticmethod
-    def from_digest_halves(item_count: int, high_half: int, low_half: int) -> DigestSum:
+    def from_digest_halves(item_count: int, high_half: int, low_half: int) -> CountAndDigestSum:
         """Return the sum with this count and these halves of the digest, which are reduced modulo 2^64."""
-        return DigestSum(count=item_count, digest=f"{high_half % _HALF:016x}{low_half % _HALF:016x}")
+        return CountAndDigestSum(count=item_count, digest=f"{high_half % _HALF:016x}{low_half % _HALF:016x}")
 
     @property
     def digest_halves(self) -> tuple[int, int]:
         """Return the two halves of the digest as integers, the high one first."""
         return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
-    def plus(self, other: DigestSum) -> DigestSum:
+    def plus(self, other: CountAndDigestSum) -> CountAndDigestSum:
         """Return the sum of this and another sum: counts and digests added."""
         (high, low), (more_high, more_low) = self.digest_halves, other.digest_halves
-        return DigestSum.from_digest_halves(self.count + other.count, high + more_high, low + more_low)
+        return CountAndDigestSum.from_digest_halves(self.count + other.count, high + more_high, low + more_low)
 
     @override
     def __str__(self) -> str:
         return f"{self.count} ({self.digest[:8]})"
 
 
-def add_sums(sums: Iterable[DigestSum]) -> DigestSum:
+def add_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
     """Return the total of many sums: counts and digests added."""
-    whole = DigestSum()
+    whole = CountAndDigestSum()
     for one in sums:
         whole = whole.plus(one)
     return whole
@@ -69,14 +69,14 @@ class Balance(StrictFrozenModel):
     records_dropped: records dropped, by reason: superseded, tombstone, keyless.
     """
 
-    sources: DigestSum = Field(default_factory=DigestSum)
-    left: DigestSum = Field(default_factory=DigestSum)
-    opened: DigestSum = Field(default_factory=DigestSum)
-    dropped: dict[str, DigestSum] = Field(default_factory=dict)
-    result: DigestSum = Field(default_factory=DigestSum)
-    records: DigestSum = Field(default_factory=DigestSum)
-    written: DigestSum = Field(default_factory=DigestSum)
-    records_dropped: dict[str, DigestSum] = Field(default_factory=dict)
+    sources: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
+    left: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
+    opened: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
+    dropped: dict[str, CountAndDigestSum] = Field(default_factory=dict)
+    result: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
+    records: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
+    written: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
+    records_dropped: dict[str, CountAndDigestSum] = Field(default_factory=dict)
 
     def imbalance_problem(self) -> ReasonOrEmpty:
         """Return which of the two equations (batches, records) does not hold, or an empty string."""
@@ -102,6 +102,8 @@ class Balance(StrictFrozenModel):
         )
 
 
-def _add_sums_by_reason(left: dict[str, DigestSum], right: dict[str, DigestSum]) -> dict[str, DigestSum]:
+def _add_sums_by_reason(left: dict[str, CountAndDigestSum], right: dict[str, CountAndDigestSum]) -> dict[str, CountAndDigestSum]:
     """Return two tables of sums by reason as one: sums with the same reason are added."""
-    return {reason: left.get(reason, DigestSum()).plus(right.get(reason, DigestSum())) for reason in sorted({*left, *right})}
+    return {
+        reason: left.get(reason, CountAndDigestSum()).plus(right.get(reason, CountAndDigestSum())) for reason in sorted({*left, *right})
+    }

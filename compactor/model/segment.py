@@ -8,7 +8,7 @@ from pydantic import Field
 
 from checkpoint.lineage import EpochEntry as EpochEntry
 from compactor.constants import Offset, TimestampMs
-from compactor.model.balance import DigestSum
+from compactor.model.balance import CountAndDigestSum
 from compactor.model.base import StrictFrozenModel
 
 
@@ -64,7 +64,7 @@ class SegmentFile(StrictFrozenModel):
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
 
-    def is_matched_by_file(self, file_read: SegmentFile) -> bool:
+    def does_read_file_match_recorded(self, file_read: SegmentFile) -> bool:
         """Return whether a file that was read matches what is recorded here: by digest, or by size if no digest is recorded."""
         return self.has_same_size_and_digest_as(file_read) if self.has_digest else self.size == file_read.size
 
@@ -101,7 +101,7 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     open_txn_offset: int = -1
     records: int = 0
     custom_metadata: str = Field(default="", exclude_if=lambda value: not value)
-    content: DigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
+    content: CountAndDigestSum | None = Field(default=None, exclude_if=lambda value: value is None)
     negative_timestamps: int = Field(default=0, exclude_if=lambda value: not value)
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 

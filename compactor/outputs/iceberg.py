@@ -25,7 +25,7 @@ from compactor.model.ids import TopicPartition
 from compactor.outputs.iceberg_files import CheckedKeyShare, DataFileWriter, FilesToWrite, LocalDataFileWriter, SliceWriteTask
 from compactor.outputs.iceberg_plan import (
     DataFileName,
-    TablePartitionEntry,
+    PartitionEntryInSnapshot,
     TableUpdatePlan,
     ViewSlice,
     end_offset_of_unfinished_round,
@@ -33,8 +33,8 @@ from compactor.outputs.iceberg_plan import (
     plan_table_update,
     view_slices,
 )
-from compactor.outputs.iceberg_table import TableChangedConcurrently, TopicTable, open_table_loader
-from compactor.outputs.port import OutputContent, OutputReport
+from compactor.outputs.iceberg_table import TableChanged, TopicTable, open_table_loader
+from compactor.outputs.port import OutputReport, PartitionOutputExtent
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -68,7 +68,7 @@ class IcebergOutput:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
                 try:
                     report = _TableUpdate(tier, partition, table, self.writer, written).try_commit_changes()
-                except (TableChangedConcurrently, LogChanged):
+                except (TableChanged, LogChanged):
                     continue
                 if report is not None:
                     return self._expire_snapshots_and_add_to_report(tier, partition.partition, read_table() or table, report)
@@ -175,7 +175,7 @@ def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> lis
         ]
 
 
-def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, TablePartitionEntry, tuple[ViewSlice, ...]]:
+def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
     """Return a partition's present state, the description of its compacted view for the table's snapshot, and the view's slices (one for
     each segment), ascending by offset.
     """
@@ -200,7 +200,7 @@ class _TableUpdate:
     def try_commit_changes(self) -> OutputReport | None:
         """Commit what has changed and return a report. Return None if the control log has changed meanwhile.
 
-        Raises TableChangedConcurrently if another process has committed, LogChanged if the log was truncated while it was read.
+        Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
         """
         partition = self.partition.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
@@ -214,7 +214,7 @@ class _TableUpdate:
             )
         files, unfinished = self.table.data_files(partition), end_offset_of_unfinished_round(state)
         undecoded = self.table.count_undecoded_rows(files.values())
-        content = OutputContent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
+        content = PartitionOutputExtent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
         if unfinished >= 0:
             content = replace(content, waits_for=f"a round that cleans up to {unfinished}")
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
@@ -238,7 +238,7 @@ class _TableUpdate:
         files_now = f"{count_noun(len(added), 'file')} with {count_noun(rows, 'row')} ({format_size(size)})"
         summary = f"table {self.table.name}: {files_now} in place of {count_noun(len(plan.remove), 'file')}"
         undecoded = self.table.count_undecoded_rows([*added, *(files[path] for path in plan.keep)])
-        content = OutputContent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
+        content = PartitionOutputExtent(view.cleaner_offset, len(plan.keep) + len(added), 0, undecoded=undecoded)
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
     def _write_missing_files(self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]) -> CheckedKeyShare:

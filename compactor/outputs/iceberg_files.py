@@ -105,7 +105,7 @@ class LocalDataFileWriter:
         for task in files.tasks:
             each = task.file.slice
             try:
-                written[each] = write_slice_file(files.tier, files.table, task, partial(check.add_records, each))
+                written[each] = write_slice_file(files.tier, files.table, task, partial(check.add_keys_of_records, each))
             except TableColumnsMissing as error:
                 files.table.add_columns(error.columns)
                 written[each] = write_slice_file(files.tier, files.table, task)  # whose keys are added
@@ -126,7 +126,9 @@ def write_slice_file(
 
     :param on_records: receives all committed records of the slice, tombstones and records without a key included.
     :raises TableColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.
-    :raises LogChanged: if the log was truncated meanwhile. :raises BadData: if the data is damaged. :raises StoreError: if a store fails.
+    :raises LogChanged: if the log was truncated meanwhile.
+    :raises BadData: if the data is damaged.
+    :raises StoreError: if a store fails.
     """
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
     settings = tier.settings.outputs.iceberg.table_settings(task.extent.partition.topic)
@@ -185,7 +187,7 @@ class _KeyUniquenessCheck:
         """Return the share of the added keys that was checked."""
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
-    def add_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:
+    def add_keys_of_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:
         """Add the keys of records, tombstones included. Raises BadData if one was added before."""
         hashes, rows = hash_keys_of_rows(selection, view_slice.first, view_slice.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)

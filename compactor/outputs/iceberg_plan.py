@@ -63,7 +63,7 @@ class DataFileName(NamedTuple):
         return f"{self.partition}.{self.incarnation}.{self.slice}.{nonce}.parquet"
 
 
-class TablePartitionEntry(StrictFrozenModel):
+class PartitionEntryInSnapshot(StrictFrozenModel):
     """Description of one partition's rows in a snapshot of the table.
 
     cleaner_offset: the rows are the last values below this offset.
@@ -92,21 +92,21 @@ class TablePartitionEntry(StrictFrozenModel):
         """
         return self.incarnation, self.slot, self.log_start
 
-    def describes_same_rows(self, other: TablePartitionEntry) -> bool:
+    def describes_same_rows(self, other: PartitionEntryInSnapshot) -> bool:
         """Return whether both entries describe the same rows. Their slots and rounds may differ, because not every record changes rows."""
         unimportant = {"slot", "run", "checked"}
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
 
-def partition_entry_key(partition: int) -> str:
+def snapshot_summary_key_of_partition(partition: int) -> str:
     """Return the key of a partition's entry in a snapshot's summary."""
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_partition_entry(text: str | None, table_name: str) -> TablePartitionEntry | None:
+def parse_partition_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
     """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
     try:
-        return TablePartitionEntry.model_validate_json(text) if text else None
+        return PartitionEntryInSnapshot.model_validate_json(text) if text else None
     except ValidationError as error:
         raise BadData(f"its summary is not valid: {error.errors()[0]['msg']}", segment=f"table {table_name}") from None
 
@@ -140,11 +140,11 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
     return tuple(each for each in slices if each.first <= each.last)
 
 
-def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> TablePartitionEntry:
+def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
     """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
     end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
-    return TablePartitionEntry(
+    return PartitionEntryInSnapshot(
         topic_id=state.topic_id,
         incarnation=state.incarnation,
         log_start=log_start_offset,
@@ -172,10 +172,10 @@ class TableUpdatePlan:
 
 def plan_table_update(
     partition: int,
-    view_entry: TablePartitionEntry,
+    view_entry: PartitionEntryInSnapshot,
     slices: Sequence[ViewSlice],
     present_paths: Iterable[str],
-    known_entry: TablePartitionEntry | None,
+    known_entry: PartitionEntryInSnapshot | None,
 ) -> TableUpdatePlan:
     """Return the changes to a partition's files.
 

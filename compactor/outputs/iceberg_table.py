@@ -39,11 +39,11 @@ from compactor.errors import BadData, Refused, Unavailable, UsageError
 from compactor.outputs.iceberg_plan import (
     ENTRY_PREFIX,
     DataFileName,
+    PartitionEntryInSnapshot,
     SnapshotAge,
-    TablePartitionEntry,
     parse_partition_entry,
-    partition_entry_key,
     plan_snapshot_expiry,
+    snapshot_summary_key_of_partition,
 )
 
 ROW_GROUP_BYTES: Final = 64 << 20
@@ -99,17 +99,17 @@ PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
 """Path of a data file, a key that it has, and the ids of the snapshots that name the file."""
 
 
-class TableChangedConcurrently(Unavailable):
+class TableChanged(Unavailable):
     """Raised if a commit was refused because another process has committed to the table meanwhile."""
 
 
 @contextmanager
 def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
-    """Raise the errors of catalogs and files as errors of this program: TableChangedConcurrently, Refused, Unavailable or UsageError."""
+    """Raise the errors of catalogs and files as errors of this program: TableChanged, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
-        raise TableChangedConcurrently(f"table {table_name} was changed meanwhile: {error}") from error
+        raise TableChanged(f"table {table_name} was changed meanwhile: {error}") from error
     except iceberg_errors.NotInstalledError as error:
         raise UsageError(f"the catalog of table {table_name} needs a package: {error}") from error
     except (iceberg_errors.UnauthorizedError, iceberg_errors.ForbiddenError, PermissionError) as error:
@@ -144,15 +144,15 @@ class TopicTable:
             raise ValueError("names that differ only by case")
 
     def add_columns(self, columns: pa.Schema) -> None:
-        """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChangedConcurrently if it was changed meanwhile."""
+        """Add columns to the table, or widen its own, by Iceberg's rules. Raises TableChanged if it was changed meanwhile."""
         before = self.current_snapshot
         try:
             with _convert_iceberg_errors(self.name), self.table.update_schema() as update:
                 update.union_by_name(columns)
         except ValueError as error:
-            raise TableChangedConcurrently(f"table {self.name} has other columns meanwhile: {error}") from error
+            raise TableChanged(f"table {self.name} has other columns meanwhile: {error}") from error
         if self.current_snapshot != before:
-            raise TableChangedConcurrently(f"table {self.name} was changed meanwhile")
+            raise TableChanged(f"table {self.name} was changed meanwhile")
 
     @property
     def current_snapshot(self) -> Snapshot | None:
@@ -171,9 +171,9 @@ class TopicTable:
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
         )
 
-    def partition_entry(self, partition: int) -> TablePartitionEntry | None:
+    def partition_entry(self, partition: int) -> PartitionEntryInSnapshot | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
-        return parse_partition_entry(self._partition_entry_properties().get(partition_entry_key(partition)), self.name)
+        return parse_partition_entry(self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name)
 
     def data_files(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
@@ -232,13 +232,13 @@ class TopicTable:
             for batch in file.iter_batches(columns=["key"]):
                 yield batch.column(0).cast(pa.large_binary())
 
-    def commit_snapshot(self, entries: dict[int, TablePartitionEntry], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
+    def commit_snapshot(self, entries: dict[int, PartitionEntryInSnapshot], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
         """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
 
         :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
-        :raises TableChangedConcurrently: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
+        :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
-        own = {partition_entry_key(partition): entry.model_dump_json() for partition, entry in entries.items()}
+        own = {snapshot_summary_key_of_partition(partition): entry.model_dump_json() for partition, entry in entries.items()}
         with (
             _convert_iceberg_errors(self.name),
             self.table.transaction() as transaction,

@@ -42,7 +42,7 @@ from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 from compactor.storage.factory import open_store
 from compactor.storage.port import ObjectStore
 from compactor.storage.schemes import bucket_and_prefix
-from compactor.tier.contents import FileContent, create_object, read_and_verify_segment_file
+from compactor.tier.contents import FileContent, create_object_or_match_existing, read_and_verify_segment_file
 from compactor.tier.kinds import control_url, pinterest_object_keys
 from compactor.tier.layouts.pinterest.keys import METADATA_FILE, WATERMARK, PinterestObjectKeys
 from compactor.tier.layouts.pinterest.metadata import encode_metadata_file, format_watermark
@@ -369,7 +369,9 @@ class _GenerationWriter:
                 index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
                 contents = {"index": rebase_offset_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
-                if not create_object(self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data):
+                if not create_object_or_match_existing(
+                    self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data
+                ):
                     return None
         reading.staging.delete_cached_copies([reading.log_file_to_stage(segment_ordinal)])
         return PublishedSegment(segment=segment.id, base=base_offset, last=last, timestamp_ms=latest_timestamp_ms, log_bytes=size)
@@ -406,7 +408,7 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
         else:
             changed = _delete_if_exists(target.store, log.pointer_object_key)
         if current.began not in known.recorded_ms:
-            create_object(target.store, log.pointer_written_marker_key(current.began), b"")
+            create_object_or_match_existing(target.store, log.pointer_written_marker_key(current.began), b"")
         target.store.delete([log.step_object_key(number) for number in known.deletable_step_numbers()])
         if not changed:
             return known

@@ -34,7 +34,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.storage.port import ObjectStore
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys
-from compactor.tier.layouts.pinterest.metadata import SegmentTime
+from compactor.tier.layouts.pinterest.metadata import SegmentTimestampBound
 
 GENERATIONS_FOLDER: Final = ".generations"
 CATALOG_VERSION: Final = 1
@@ -127,9 +127,9 @@ class Generation(StrictFrozenModel):
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
-    def segment_times(self) -> tuple[SegmentTime, ...]:
+    def segment_times(self) -> tuple[SegmentTimestampBound, ...]:
         """Return largest timestamp and name of each object, as the layout's metadata lists them."""
-        return tuple(SegmentTime(part.timestamp_ms, part.base) for part in self.parts_with_objects)
+        return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.parts_with_objects)
 
     def segments_to_append_unless_new_generation_due(
         self, live_segments: Sequence[RemoteLogSegmentMetadata], log_start_offset: int

@@ -16,7 +16,7 @@ from compactor.storage.port import ObjectStore
 
 
 @dataclass(frozen=True)
-class OutputContent:
+class PartitionOutputExtent:
     """Extent of a partition in its output.
 
     end_offset: end of the offsets that the output shows, exclusive.
@@ -47,11 +47,11 @@ class OutputReport:
     written_slot: int
     next_deletion_ms: int = NEVER_MS
     summary: str = ""
-    content: OutputContent | None = None
+    content: PartitionOutputExtent | None = None
 
 
 class OutputWriter(Protocol):
-    """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output``."""
+    """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output_writer``."""
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions whose time is over.
@@ -62,7 +62,7 @@ class OutputWriter(Protocol):
         """
 
 
-def configured_output(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
+def configured_output_writer(tier: Tier, wrap_store: Callable[[ObjectStore], ObjectStore]) -> OutputWriter | None:
     """Return the configured output, or None if there is none. Makes no request. Raises UsageError if its settings are invalid.
 
     :param wrap_store: wraps the output's store, for example so that requests can be interrupted.

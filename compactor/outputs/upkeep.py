@@ -91,7 +91,7 @@ def write_generations(
         return list(pool.map(write_generation_or_return_error, partitions))
 
 
-def maintain_generation(
+def update_generation_and_delete_expired(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> GenerationUpkeepReport:
     """Bring a partition's generation up to its view and delete old generations whose time is over.
@@ -117,7 +117,7 @@ class PinterestOutput:
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Write the partition's generation (compacted copy) and delete old generations. Raises BadData, OutOfBudget, Leased, StoreError."""
-        done = maintain_generation(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
+        done = update_generation_and_delete_expired(tier, self.target, partition, GenerationWriteOptions(disk=disk, yields=True))
         made, deleted = done.report, [one for one in done.retired if one.deleted]
         parts = (
             [f"generation {made.generation} {made.status}, {count_noun(made.objects, 'segment')}, {format_size(made.bytes)}"]

@@ -19,7 +19,7 @@ from bloom.siphash import siphash_key_halves
 from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_u64
-from compactor.model.balance import DigestSum
+from compactor.model.balance import CountAndDigestSum
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only_view
 from compactor.records.encode import COPY, FILTER, Actions
@@ -50,13 +50,13 @@ def zero_digest_sums_by_account() -> DigestSumRows:
     return np.zeros((len(ACCOUNTS), 3), np.uint64)
 
 
-def digest_sum_from_row(row_of_sums: DigestSumRows) -> DigestSum:
-    """Convert one row of an array of sums (number of items, and the two halves of the sum of their digests) to a DigestSum."""
-    return DigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
+def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
+    """Convert one row of an array of sums (number of items, and the two halves of the sum of their digests) to a CountAndDigestSum."""
+    return CountAndDigestSum.from_digest_halves(int(row_of_sums[0]), int(row_of_sums[1]), int(row_of_sums[2]))
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
-def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
+def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> CountAndDigestSum:
     """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
     batches.
     """
@@ -65,7 +65,7 @@ def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> DigestSum:
     return digest_sum_from_row(out)
 
 
-def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> DigestSum:
+def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> CountAndDigestSum:
     """Return the number of v2 batches and the sum of their digests, computed from their headers of shape (batches, HEADER)."""
     out = np.zeros(3, np.uint64)
     _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)

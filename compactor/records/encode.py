@@ -117,7 +117,7 @@ def encode_cleaned_chunk(
     if np.any(rows.flags & TAIL_LOOSE):
         loose = np.flatnonzero(_flag_rows_to_reencode(rows.flags, first_row, action_by_batch, keep_flags))
         if len(loose):
-            buf, rows = _reencode_record_tails(buf, rows, loose)
+            buf, rows = _reencode_keys_values_and_headers_of_rows(buf, rows, loose)
             bound += len(buf)
     output.plain.reserve_space(bound)
     start = np.empty(len(action_by_batch), np.int64)
@@ -229,7 +229,7 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
     return loose
 
 
-def _reencode_record_tails(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
+def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
     """Return a small byte array and its rows: the tails (key, value and headers) of the rows ``row_numbers``, encoded as Kafka encodes
     them.
     """

@@ -91,7 +91,7 @@ class HeaderDigestBuilder:
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
 
-def header_digest_of_verified_file(path: Path) -> Sha256Hex:
+def header_digest_if_batch_crcs_match(path: Path) -> Sha256Hex:
     """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. The result is empty if a
     CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """

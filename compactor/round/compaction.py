@@ -16,7 +16,7 @@ from compactor.config.units import format_size
 from compactor.constants import CompactorEpoch
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import LeaseTimes, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
@@ -137,7 +137,7 @@ class RoundContext:
     records_per_hour: limit on records in the metadata topic ([publish] metadata_records_per_hour); 0 for none.
     """
 
-    ports: Ports
+    ports: EnvironmentPorts
     lease: LeaseTimes
     cleaner: CleanerSettings
     hash_key: bytes
@@ -215,9 +215,9 @@ class PartitionRound:
                 self._context.ports.publisher.release_metadata_reservation(log.state.topic_partition)
 
     def is_round_due(self, state: PartitionState) -> bool:
-        return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_to_record(state) is not None
+        return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_offset_raised_by_retention(state) is not None
 
-    def log_start_to_record(self, state: PartitionState) -> int | None:
+    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
         ports = self._context.ports
         now_ms = min(self._now_ms, ports.clock_ms())
         if find_expired_segments(state, self._cleaner, now_ms) is None:
@@ -332,7 +332,7 @@ class PartitionRound:
             try:
                 for outcome in self._remote(plan, tasks, session):
                     if isinstance(outcome, CompactionReceipt) and self._context.ports.brokers is not None:
-                        session.check_leadership()  # executors never write metadata; only the leader does
+                        session.raise_if_leadership_lost()  # executors never write metadata; only the leader does
                         self._context.ports.publisher.announce_segment(plan.topic_partition, outcome.segment)
                     yield outcome
             finally:
@@ -377,13 +377,13 @@ class PartitionRound:
             reading.staging.close()
 
     def _scan_for_survivors_before_planning(
-        self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, check_leadership: LeadershipCheck
+        self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, raise_if_leadership_lost: LeadershipCheck
     ) -> SurvivorScanResult:
         """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
         settings = SurvivorScanSettings(
-            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, check_leadership
+            cleaner.map_engine, cleaner.map_budget_bytes, context.hash_key, workers, cleaner.verify_before_publish, raise_if_leadership_lost
         )
         extent = RoundRange(assessment.first_dirty, end, retention_rules_of_plan(draft_plan(plan_inputs), BalanceKey(context.hash_key)))
         parts = None if cleaner.splice else frozenset[str]()

@@ -10,7 +10,7 @@ from pathlib import Path
 from compactor.cleaner.passes.describe import earliest_delete_horizon_ms, read_earliest_delete_horizon_ms, summarize_timestamps_and_count
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import TimestampMs
-from compactor.model.balance import DigestSum
+from compactor.model.balance import CountAndDigestSum
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
@@ -47,16 +47,16 @@ class RewrittenSegment:
 
     @staticmethod
     def from_local_files(
-        output: SourceSegment, contents_by_kind: Mapping[str, Path | bytes], max_inflated_bytes: int, *, records_batch_digests: bool
+        output: SourceSegment, contents_by_kind: Mapping[str, Path | bytes], max_inflated_bytes: int, *, should_record_batch_digests: bool
     ) -> RewrittenSegment:
         """Return a new segment whose files are all on this machine.
 
         :param output: its log, opened.
         :param contents_by_kind: file or bytes of each kind, the log included.
         :param max_inflated_bytes: bytes that one batch may inflate to.
-        :param records_batch_digests: whether to record the digest of the batch headers, too (``SegmentLayout.records_batch_digests``).
+        :param should_record_batch_digests: whether to record the digest of the batch headers, too.
         """
-        log = describe_log_file(output) if records_batch_digests else describe_segment_file(contents_by_kind["log"])
+        log = describe_log_file(output) if should_record_batch_digests else describe_segment_file(contents_by_kind["log"])
         return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_delete_horizon_ms(output, max_inflated_bytes))
 
     @staticmethod
@@ -79,7 +79,7 @@ def upload_segment(
     segment: RewrittenSegment,
     *,
     open_txn_offset: int,
-    sum_of_batches: DigestSum,
+    sum_of_batches: CountAndDigestSum,
     negative_timestamp_count: int,
 ) -> MetadataAndRefusal:
     """Upload a new segment under its announced id, after informing the publisher. Return the segment's metadata, and the reason why the

@@ -17,7 +17,7 @@ from compactor.control.broker_expiry import ExpiredSources, find_expired_segment
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import LeaseTimes, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import RoundStage, StageTracker, stage_of_intent
 from compactor.control.state import PartitionState, RoundIntent
@@ -75,7 +75,7 @@ class _DriverSideOfWorkSession:
         return self.missing.state_without_expired_segments(self.leadership.state) if self.missing else self.leadership.state
 
     @property
-    def stored_survivor_objects(self) -> tuple[ScratchObject, ...]:
+    def scratch_objects_of_earlier_survivor_scan(self) -> tuple[ScratchObject, ...]:
         intent = self.state.intent
         return intent.survivors if intent else ()
 
@@ -85,11 +85,11 @@ class _DriverSideOfWorkSession:
     def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
         publication.record_survivor_objects(self.leadership, self.run_id, objects)
 
-    def check_leadership(self, *, is_waiting: bool = False) -> None:
-        self.leadership.check_still_leading(is_waiting=is_waiting)
+    def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
+        self.leadership.refresh_and_require_leadership(is_waiting=is_waiting)
 
 
-def run_round(ports: Ports, log: PartitionLog, lease: LeaseTimes, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
+def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.
@@ -107,7 +107,7 @@ def run_round(ports: Ports, log: PartitionLog, lease: LeaseTimes, round_steps: R
         return result
 
 
-def _is_round_needed(ports: Ports, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:
+def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:
     """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
     try:
         return state.intent is not None or round_steps.is_round_due(mirroring.state_with_broker_segments(ports, state))
@@ -129,10 +129,10 @@ def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInp
     leadership.ports.publisher.check_publishing_allowed(leadership.state.topic_partition)
     undone = settled.undone if settled else ""
     before = leadership.state
-    if round_steps.log_start_to_record(before) is None:
+    if round_steps.log_start_offset_raised_by_retention(before) is None:
         return _plan_and_run_round(leadership, round_steps, undone)
     # Before anything is planned, so that what has expired is neither read nor rewritten.
-    after = raise_log_start(leadership, round_steps.log_start_to_record)
+    after = raise_log_start(leadership, round_steps.log_start_offset_raised_by_retention)
     result = _plan_and_run_round(leadership, round_steps, undone)
     if after.log_start_slot == before.log_start_slot:
         return result
@@ -152,7 +152,9 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
                 mirroring.record_broker_segments(leadership)
                 mirrored = True
                 gathered = leadership.state.live
-                facts = gathering.enter_context(round_steps.gather_round_inputs(leadership.state, leadership.check_still_leading))
+                facts = gathering.enter_context(
+                    round_steps.gather_round_inputs(leadership.state, leadership.refresh_and_require_leadership)
+                )
                 plan = None if facts is None else round_steps.make_plan(facts, leadership.epoch, leadership.ports.new_id)
                 if plan is not None:
                     round_steps.raise_if_plan_exceeds_rate_limit(plan)
@@ -210,7 +212,7 @@ def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[R
         return _finish_open_intent(leadership, round_steps, None, steps, "")
     except OutOfBudget as error:
         # The next attempt would fail in the same way, and nothing of the partition can be swept while the intent is open.
-        still = leadership.check_still_leading().intent
+        still = leadership.refresh_and_require_leadership().intent
         if still is None or still.plan.run_id != intent.plan.run_id:
             raise
         reason = f"it could not be resumed: {error.message}"
@@ -249,7 +251,7 @@ def _finish_open_intent(
         raise
     if failed is not None:
         return _undo_and_quarantine(leadership, stage_tracker, *failed)
-    parted = expired.find_partly_expired_task(_require_intent(leadership).pending_tasks)
+    parted = expired.find_task_with_some_sources_expired(_require_intent(leadership).pending_tasks)
     if parted is not None:
         reason = f"brokers have expired a part of what group {parted.group} replaces"
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, reason), plan, undone=reason)
@@ -334,7 +336,7 @@ def _run_pending_tasks(
     """
     while True:
         intent = _require_intent(leadership)
-        if expired_sources.find_partly_expired_task(intent.pending_tasks):
+        if expired_sources.find_task_with_some_sources_expired(intent.pending_tasks):
             return None
         known = frozenset(expired_sources.ids)
         run_id, failure, segment = intent.plan.run_id, None, ""
@@ -365,14 +367,16 @@ def _run_unexpired_pending_tasks(
 ) -> CompactionFailure | None:
     """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
     run_id = intent.plan.run_id
-    tasks = [task for task in intent.pending_tasks if not expired_sources.has_task_expired(task)]
+    tasks = [task for task in intent.pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)]
     session = _DriverSideOfWorkSession(leadership, run_id, expired_sources if inputs is None else None)
     for outcome in round_steps.run_tasks(intent.plan, tasks, session, inputs) if tasks else ():
         if isinstance(outcome, CompactionFailure):
             return outcome
         publication.record_receipts(leadership, [outcome])
         round_steps.on_stage(RoundStage.UPLOADED, intent.plan)
-    missing = [task for task in _require_intent(leadership).pending_tasks if not expired_sources.has_task_expired(task)]
+    missing = [
+        task for task in _require_intent(leadership).pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)
+    ]
     if missing:
         return CompactionFailure(run_id=run_id, group=missing[0].group, kind="worker", message="the worker left this task undone")
     return None
@@ -385,7 +389,11 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
 
     def first_damaged_output() -> ReasonOrEmpty:
         tasks = {task.group: task for task in intent.plan.tasks}
-        outputs = [receipt.segment for receipt in intent.receipts if not expired_sources.has_task_expired(tasks[receipt.group])]
+        outputs = [
+            receipt.segment
+            for receipt in intent.receipts
+            if not expired_sources.have_task_segments_expired_at_brokers(tasks[receipt.group])
+        ]
         return publication.stored_segments_problem(leadership.ports, leadership.state, outputs)
 
     found = first_damaged_output()

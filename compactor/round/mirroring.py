@@ -18,7 +18,7 @@ from compactor.brokers.metadata_topic.chain import BrokerView
 from compactor.control.broker_expiry import ExpiredSources, fetch_and_record_log_start
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.model.base import ReasonOrEmpty
@@ -33,7 +33,7 @@ _MAGIC_AT: Final = 16
 _MAX_TIMESTAMP_AT: Final = 35
 
 
-def state_with_broker_segments(ports: Ports, state: PartitionState) -> PartitionState:
+def state_with_broker_segments(ports: EnvironmentPorts, state: PartitionState) -> PartitionState:
     """Return the state with the segments that brokers serve now; the unchanged state if no broker writes the tier."""
     return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.topic_partition))
 
@@ -53,7 +53,7 @@ def problem_that_stops_open_round(leadership: Leadership, expired: ExpiredSource
     gone = next((name for name in missing if name not in explained), "")
     if gone:
         return f"segment {gone} is not what brokers read any more"
-    parted = expired.find_partly_expired_task(state.intent.pending_tasks)
+    parted = expired.find_task_with_some_sources_expired(state.intent.pending_tasks)
     return f"brokers have expired a part of what group {parted.group} replaces" if parted else ""
 
 

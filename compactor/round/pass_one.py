@@ -140,9 +140,9 @@ class SurvivorScanResult:
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
         """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError."""
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
-        with self.opened_sources.map_segment(ordinal, reservation) as source:
+        with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
-                self.gate.compute_transaction_outcomes(self.sources)
+                self.gate.compute_and_keep_txn_outcomes(self.sources)
             if part is not None and self.gate is not None:
                 self.gate.restrict_outcomes_to_rewritten_batches(source, part.rows)
             yield source, self.opened_sources.verdicts[ordinal] if part is None else part.verdicts
@@ -392,11 +392,11 @@ def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
             opened.read_batch_headers(ordinal, scan.space.reservation)
         txn_outcomes_by_batch(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.second_reader is not None and scan.gate is not None:
-            scan.gate.read_markers_after_dirty_range(opened.sources[ordinal])
+            scan.gate.collect_txn_outcomes_after_dirty_range(opened.sources[ordinal])
     coming = list(job.roles.dirty)
     while coming:
         ordinal = coming.pop()
-        with opened.map_segment(ordinal, scan.space.reservation) as source:
+        with opened.memory_map_segment(ordinal, scan.space.reservation) as source:
             if coming:
                 job.reading.staging.prefetch_file(job.reading.log_file_to_stage(coming[-1]))
             job.settings.check()
@@ -421,7 +421,7 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
                 job.settings.check()
         job.opened.compute_transaction_verdicts()
     if scan.gate is not None:
-        scan.gate.compute_transaction_outcomes(job.opened.sources)
+        scan.gate.compute_and_keep_txn_outcomes(job.opened.sources)
 
 
 def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[SegmentOrdinal, ReadDecisionBySidecar]:
@@ -465,7 +465,7 @@ def _ask_filters_about_dirty_keys(
         straddling = [n for n in job.roles.dirty if job.roles.live[n].start_offset < job.extent.first_dirty]
         below = [n for n, decision in decisions.items() if n in met or (decision.must and not decision.askable)]
         for ordinal in (*below, *straddling):
-            with job.opened.map_segment(ordinal, scan.space.reservation) as source:
+            with job.opened.memory_map_segment(ordinal, scan.space.reservation) as source:
                 job.settings.check()
                 survivors.scan_clean_segment(source, survivors.key_scan.flag_batches_below_dirty_range(source), job.settings.workers)
     return replace(
@@ -540,7 +540,7 @@ def _build_survivor_scan_result(
 ) -> SurvivorScanResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
-        scan.gate.compute_transaction_outcomes(job.opened.sources)  # more sources were opened since the fold
+        scan.gate.compute_and_keep_txn_outcomes(job.opened.sources)  # more sources were opened since the fold
     return SurvivorScanResult(
         job.opened,
         survivors,

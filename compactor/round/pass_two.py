@@ -163,7 +163,7 @@ class LocalWorker:
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = SurvivorScanSettings(
-            self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.check_leadership
+            self.engine, self.map_budget_bytes, self.hash_key, workers, self.verify_before_publish, session.raise_if_leadership_lost
         )
         extent = RoundRange(plan.first_dirty_offset, plan.end_offset, retention_rules_of_plan(plan, BalanceKey(self.hash_key)))
         parts = frozenset(task.sources[0] for task in tasks if task.in_part) if may_read_in_part else frozenset()
@@ -181,7 +181,7 @@ class LocalWorker:
         with ThreadPoolExecutor(1, "upload") as uploader:
             try:
                 for number, task in enumerate(tasks):
-                    session.check_leadership()
+                    session.raise_if_leadership_lost()
                     written = execution.rewrite_group(task, tasks[number + 1 : number + 2])
                     uploads.append((written, uploader.submit(execution.upload_group, written)))
                     while uploads and (uploads[0][1].done() or len(uploads) > 1):
@@ -345,7 +345,7 @@ class PlanExecution:
         tally = NewSegmentBalanceBuilder(cleaned, self._key, self._limit)
         if answers.gate is not None:
             sources = [part.source] if part else [answers.sources[ordinal] for ordinal in source_ordinals]
-            mapped = partial(self._forward_read.map_segment, reservation=reservation)
+            mapped = partial(self._forward_read.memory_map_segment, reservation=reservation)
             report = answers.gate.check_cleaned_group(
                 sources, cleaned.paths, end_offset=task.end_offset, map_bytes=mapped, new_segment_balance=tally
             )
@@ -354,7 +354,7 @@ class PlanExecution:
         balance = tally.compute_balance()
         if part:
             balance = balance_including_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
-        reservation.reserve_bytes(self._worker.layout.upload_space_bytes(cleaned.size))
+        reservation.reserve_bytes(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
         return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
     def _part_to_read_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
@@ -388,7 +388,9 @@ class PlanExecution:
         joined = None
         if group.part is None:
             contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_snapshot_and_checkpoint(group)}
-            made = RewrittenSegment.from_local_files(output, contents, self._limit, records_batch_digests=layout.records_batch_digests)
+            made = RewrittenSegment.from_local_files(
+                output, contents, self._limit, should_record_batch_digests=layout.should_record_batch_digests
+            )
         else:
             joined = describe_composed_segment(group.part, task.new_segment_id, output, self._worker.hash_key, self._limit)
             made = self._compose_segment(group, group.part, output, joined)

@@ -51,7 +51,7 @@ class WorkerSession(Protocol):
         """Return the partition's state, in which the plan is the open intent. ``state.live`` has the metadata of the plan's sources."""
 
     @property
-    def stored_survivor_objects(self) -> tuple[ScratchObject, ...]:
+    def scratch_objects_of_earlier_survivor_scan(self) -> tuple[ScratchObject, ...]:
         """Return the scratch objects with the result of pass 1 that an earlier attempt at this plan stored; empty if there are none."""
 
     def scratch_object_key(self, object_name: str) -> str:
@@ -60,7 +60,7 @@ class WorkerSession(Protocol):
     def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
         """Record existing scratch objects as the result of pass 1. Raises Fenced."""
 
-    def check_leadership(self, *, is_waiting: bool = False) -> None:
+    def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
         """Replay new control records; raise Fenced if another compactor has taken over.
 
         :param is_waiting: the caller only waits for others, so that the call does not count as progress that renews the lease.
@@ -123,7 +123,7 @@ class RoundSteps(Protocol[RoundInputsT]):
     def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
-    def log_start_to_record(self, state: PartitionState) -> int | None:
+    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
         """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
 
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:

@@ -20,9 +20,9 @@ from compactor.cleaner.passes.source import open_source_segment
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control.ordering import restore_round_problem
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.stages import RoundStage
-from compactor.control.state import PartitionState, RoundIntent, WaitingGroup
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent
 from compactor.errors import UsageError
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
@@ -52,7 +52,7 @@ class GroupToRestore:
 
 def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore]:
     """Return the groups of a run that can be undone, ascending; empty if none of its replaced segments is waiting for deletion."""
-    group: WaitingGroup | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
+    group: GroupAwaitingDeletion | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
         return []
     ascending = sorted(group.segments, key=lambda segment: segment.start_offset)
@@ -76,14 +76,14 @@ def restore_problem(groups: Sequence[GroupToRestore]) -> ReasonOrEmpty:
 
 
 @dataclass(frozen=True)
-class RestoreRound:
+class RoundUndoingEarlierRun:
     """Round that undoes one earlier run (implements ``RoundSteps``).
 
     run_id: the run to undo.
     now_ms: clock of the plan, in milliseconds.
     """
 
-    ports: Ports
+    ports: EnvironmentPorts
     cleaner: CleanerSettings
     hash_key: bytes
     state_dir: Path
@@ -137,7 +137,7 @@ class RestoreRound:
             restores=self.run_id,
         )
 
-    def log_start_to_record(self, state: PartitionState) -> int | None:
+    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
         return None  # brokers expire what is theirs
 
     def raise_if_plan_exceeds_rate_limit(self, plan: CompactionPlan) -> None:
@@ -152,7 +152,7 @@ class RestoreRound:
         reading = open_reader_of_segments(self.ports, self.cleaner, self.state_dir, name, sources, self._create_disk_budget(), "undo")
         try:
             for task in tasks:
-                session.check_leadership()
+                session.raise_if_leadership_lost()
                 yield self._copy_group(plan, task, groups[task.sources[0]], reading)
         finally:
             reading.staging.close()
@@ -163,7 +163,7 @@ class RestoreRound:
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Do nothing: no caller is informed about the stages of an undo."""
 
-    def _waiting_group_of_run(self, state: PartitionState) -> WaitingGroup:
+    def _waiting_group_of_run(self, state: PartitionState) -> GroupAwaitingDeletion:
         """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
@@ -183,7 +183,7 @@ class RestoreRound:
         with staging.reserved_space(need, f"group {task.group} of {reader.partition}", inputs) as reservation:
             try:
                 entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
-                reservation.reserve_bytes(self.ports.layout.upload_space_bytes(log.stat().st_size))
+                reservation.reserve_bytes(self.ports.layout.upload_scratch_disk_bytes(log.stat().st_size))
                 return self._upload_copy(plan, task, group, log, entries, reader)
             finally:
                 log.unlink(missing_ok=True)
@@ -214,7 +214,9 @@ class RestoreRound:
             (self.ports.layout, self.ports.publisher),
             name,
             task,
-            RewrittenSegment.from_local_files(output, contents, limit, records_batch_digests=self.ports.layout.records_batch_digests),
+            RewrittenSegment.from_local_files(
+                output, contents, limit, should_record_batch_digests=self.ports.layout.should_record_batch_digests
+            ),
             open_txn_offset=made.open_txn_offset,
             sum_of_batches=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
             negative_timestamp_count=count_negative_timestamps(output, limit),

@@ -107,7 +107,7 @@ class RoundSourceSegments:
         self._opened: set[int] = set()
 
     @contextmanager
-    def map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
+    def memory_map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
         """Provide a segment for the duration of a ``with`` block: its bytes, batch headers, and verdicts if they were computed. Only the
         chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
 
@@ -117,14 +117,14 @@ class RoundSourceSegments:
         if part is not None:
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(self.reading.map_segment(part.source, reservation))
+                    stack.enter_context(self.reading.memory_map_segment(part.source, reservation))
                 except BadData as wrong:
                     raise WholeSegmentNeededError(str(wrong)) from None
                 part.raise_unless_batches_match_key_directory()
                 yield part.source
             return
         if ordinal in self._opened:
-            with self.reading.map_segment(self.sources[ordinal], reservation):
+            with self.reading.memory_map_segment(self.sources[ordinal], reservation):
                 yield self.sources[ordinal]
             return
         with self.reading.open_segment(ordinal, reservation) as source:
@@ -152,7 +152,7 @@ class RoundSourceSegments:
     def read_batch_headers(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
-            with self.map_segment(ordinal, reservation):
+            with self.memory_map_segment(ordinal, reservation):
                 pass
 
     def compute_transaction_verdicts(self) -> None:

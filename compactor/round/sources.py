@@ -13,7 +13,7 @@ import numpy as np
 from compactor.cleaner.passes.sidecar_builder import NO_BYTES
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment, segment_cut_after_offset
 from compactor.config.settings import CleanerSettings
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import SegmentOrdinal
@@ -30,7 +30,7 @@ from compactor.tier.ports import SegmentLayout
 
 
 def open_live_segment_reader(
-    ports: Ports, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, folder_prefix: str
+    ports: EnvironmentPorts, cleaner: CleanerSettings, state_dir: Path, state: PartitionState, budget: DiskBudget, folder_prefix: str
 ) -> StagedSegmentReader:
     """Return a reader of a partition's live segments, staged in a new folder. The caller must close its ``staging``.
 
@@ -49,7 +49,7 @@ def use_and_close_reader(reader: StagedSegmentReader) -> Iterator[StagedSegmentR
 
 
 def open_reader_of_segments(
-    ports: Ports,
+    ports: EnvironmentPorts,
     cleaner: CleanerSettings,
     state_dir: Path,
     partition: TopicPartition,
@@ -153,7 +153,7 @@ class StagedSegmentReader:
                 source.buf = NO_BYTES
 
     @contextmanager
-    def map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
+    def memory_map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
         """Map the bytes of a source that was opened before into memory, for the duration of a ``with`` block."""
         with self.staging.staged_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)

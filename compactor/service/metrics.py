@@ -88,7 +88,7 @@ def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values:
     return family
 
 
-def store_metrics(usage: StoreUsage) -> Iterator[Metric]:
+def version_and_store_usage_metrics(usage: StoreUsage) -> Iterator[Metric]:
     """Yield the metrics that every service has: the running version, and the requests and bytes to and from the store."""
     build = {"version": __version__, "python": platform.python_version()}
     yield InfoMetricFamily(f"{OWN}_build", "The program that is running", value=build)

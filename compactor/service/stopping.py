@@ -53,13 +53,13 @@ class StopRequest:
 class InterruptibleStore(ForwardingStore):
     """Object store whose next request raises Stopped once the service is asked to stop, so that large jobs end within one request.
 
-    :param record_moved_bytes: receives the number of bytes read by each request, for progress reports.
+    :param record_transferred_bytes: receives the number of bytes read by each request, for progress reports.
     """
 
-    def __init__(self, store: ObjectStore, stop: StopRequest, record_moved_bytes: Callable[[int], None] = lambda size: None) -> None:
+    def __init__(self, store: ObjectStore, stop: StopRequest, record_transferred_bytes: Callable[[int], None] = lambda size: None) -> None:
         super().__init__(store)
         self._stop = stop
-        self._moved = record_moved_bytes
+        self._moved = record_transferred_bytes
 
     @override
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:

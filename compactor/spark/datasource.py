@@ -112,14 +112,14 @@ class KafkaTieredSource(DataSource):
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for a batch query."""
-        return KafkaTieredReader(self._read_request_of_schema(schema), schema)
+        return KafkaTieredReader(self._request_from_options_or_schema(schema), schema)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader for a streaming query."""
-        return KafkaTieredStream(self._read_request_of_schema(schema), schema)
+        return KafkaTieredStream(self._request_from_options_or_schema(schema), schema)
 
-    def _read_request_of_schema(self, schema: StructType) -> ReadRequest:
+    def _request_from_options_or_schema(self, schema: StructType) -> ReadRequest:
         """Return the options of this source or, for a table, those in the column metadata. Raises UsageError if there are none."""
         require_supported_schema(schema)
         if self._request is not None:
@@ -176,12 +176,12 @@ class KafkaTieredStream(DataSourceStreamReader):
         stable offset.
         """
 
-        def read_end_of_partition(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
+        def history_up_to_partition_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
             state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
             return log_identity(tier, state).history_below_offset(_end_offset_of_read(tier, self._request, state))
 
-        ends = {str(name): log for name, log in map_requested_partitions(self._request, read_end_of_partition)}
+        ends = {str(name): log for name, log in map_requested_partitions(self._request, history_up_to_partition_end)}
         return {name: log.end for name, log in ends.items()} | {
             HISTORY_KEY: {name: [log.last_epoch, log.topic_id] for name, log in ends.items()}
         }
@@ -189,8 +189,8 @@ class KafkaTieredStream(DataSourceStreamReader):
     @override
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         """Return the splits between two stream offsets. Raises BadData if the log was truncated or the topic was recreated."""
-        self._require_unchanged_histories(start)
-        self._require_unchanged_histories(end)
+        self._require_logs_continue_stream_offsets(start)
+        self._require_logs_continue_stream_offsets(end)
         names = {str(name): name for name in _requested_partitions(_open_tier(self._request.settings), self._request)}
         # A partition that came later begins where the stream would have begun with it.
         begun = {names[name]: offset for name, offset in start.items() if name in names}
@@ -204,7 +204,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         """Yield the records of one split as Arrow batches."""
         return read_split(self._request, self._schema, partition)
 
-    def _require_unchanged_histories(self, offsets: StreamOffset) -> None:
+    def _require_logs_continue_stream_offsets(self, offsets: StreamOffset) -> None:
         """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no
         history and are accepted.
         """

@@ -156,7 +156,7 @@ class RecompactionCandidate:
     log: PartitionLog | None = None
 
 
-def assess_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
+def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
     """Return an assessment in which every segment that a normal round could clean counts as dirty. The cleaner offset is never moved
     backwards by it.
     """
@@ -176,7 +176,7 @@ def find_recompaction_candidates(
     """
     keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
 
-    def survey_partition(partition: TopicPartition) -> RecompactionCandidate:
+    def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
         """Return what was found of one partition; an error becomes part of it."""
         try:
             log = tier.open_partition_log(partition)
@@ -190,7 +190,7 @@ def find_recompaction_candidates(
         )
 
     with ThreadPoolExecutor(SURVEY_THREADS, "survey") as pool:
-        return list(pool.map(survey_partition, partitions))
+        return list(pool.map(assess_recompaction_candidate, partitions))
 
 
 def recompact_partitions(
@@ -212,7 +212,7 @@ def recompact_partitions(
     from compactor.spark.round.shared_jobs import SharedJobRunner
 
     recompaction = _RecompactionWork(tier, cluster, now_ms, cost, listener)
-    unfinished = recompaction.record_skipped_partitions(find_recompaction_candidates(tier, partitions, now_ms, min_benefit))
+    unfinished = recompaction.record_skipped_and_return_remaining(find_recompaction_candidates(tier, partitions, now_ms, min_benefit))
     total = sum(candidate.bytes for candidate in unfinished)
     large = [candidate for candidate in unfinished if recompaction.is_large_partition(candidate, total)]
     small = sorted((candidate for candidate in unfinished if candidate not in large), key=lambda candidate: -candidate.bytes)
@@ -240,7 +240,7 @@ def recompact_partitions(
     return [recompaction.finished[name] for name in partitions]
 
 
-def write_tables(
+def update_iceberg_tables(
     tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
 ) -> dict[TopicPartition, TableResult]:
     """Bring the Iceberg tables of partitions up to date, with data files that executors write. Partitions without a table are left out.
@@ -260,14 +260,14 @@ def write_tables(
 
     output = IcebergOutput(ClusterDataFileWriter(cluster, cost, JobListener()))
 
-    def write_table(partition: TopicPartition) -> TableResult:
+    def update_iceberg_table(partition: TopicPartition) -> TableResult:
         try:
             return output.update_output(tier, partition, DiskBudget(0))  # it streams
         except CompactorError as error:
             return error
 
     with ThreadPoolExecutor(tier.settings.spark.large_at_once, "tables") as pool:
-        return dict(zip(wanted, pool.map(write_table, wanted), strict=True))
+        return dict(zip(wanted, pool.map(update_iceberg_table, wanted), strict=True))
 
 
 def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit: int, now_ms: int | None) -> DataFrame:
@@ -290,7 +290,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     with start_cluster(settings) as started:
         listener = RecompactionListener(JobListener(), lambda _: None)
         results = recompact_partitions(tier, started.cluster, names, now, TaskCost(), listener, min_benefit)
-        tables = write_tables(tier, started.cluster, names, TaskCost())
+        tables = update_iceberg_tables(tier, started.cluster, names, TaskCost())
     rows = [result_row(result, tables.get(result.partition)) for result in results]
     schema = ", ".join(f"{name} {kind}" for name, kind in RESULT_COLUMNS.items())
     return spark.createDataFrame([tuple(row.get(name) for name in RESULT_COLUMNS) for row in rows], schema)
@@ -309,7 +309,7 @@ class _RecompactionWork:
         self._changed: list[PartitionLog] = []
         self.finished: dict[TopicPartition, RecompactionResult] = {}
 
-    def record_skipped_partitions(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
+    def record_skipped_and_return_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
         """Record the partitions that failed the survey or need no round as finished. Return the others."""
         for candidate in candidates:
             if candidate.error is not None or candidate.is_skipped:
@@ -379,7 +379,7 @@ class _RecompactionWork:
             if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
-            self._tier.change_notifier.publish_changes(changed)
+            self._tier.change_notifier.publish_control_log_changes(changed)
 
     def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
@@ -392,7 +392,7 @@ class _RecompactionWork:
         while True:
             log = log or self._tier.open_partition_log(candidate.partition, leads=True)
             report = create_round(
-                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_whole_log, disk=disk
+                self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_round_over_whole_log, disk=disk
             ).execute_round(log)
             if report.status in CHANGING:
                 with self._lock:

@@ -35,9 +35,9 @@ from compactor.storage.cloud import (
     ObjectRange,
     PartUploader,
     RequestRetry,
+    connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
-    request_timeouts,
 )
 from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
@@ -129,16 +129,16 @@ class AzureClient:
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
         whole = start == 0 and length is None
-        with self._translated_errors("read", key):
+        with self._client_errors_as_store_errors("read", key):
             found = self._blob_client(key).download_blob(
-                offset=None if whole else start, length=length, max_concurrency=1, decompress=False, **_version_condition(version)
+                offset=None if whole else start, length=length, max_concurrency=1, decompress=False, **_etag_match_arguments(version)
             )
             data = bytes(found.readall())
         size = int(found.properties.content_range.rpartition("/")[2]) if found.size else start
         return ObjectRange(data, size, str(found.properties.etag))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._translated_errors("read", key):
+        with self._client_errors_as_store_errors("read", key):
             found = self._blob_client(key).get_blob_properties()
         return _object_info(key, found)
 
@@ -162,7 +162,7 @@ class AzureClient:
         def stage_block(block_id: str, part: UploadPart) -> None:
             if isinstance(part, CopiedRange):
                 try:
-                    with self._translated_errors("copy", part.key):
+                    with self._client_errors_as_store_errors("copy", part.key):
                         source = self._copy_source_arguments(part.key)
                         blob.stage_block_from_url(block_id, source_offset=part.start, source_length=part.length, **source)
                 except Refused as error:
@@ -171,11 +171,11 @@ class AzureClient:
                 return
             data = b"".join(read_file_range(piece) for piece in part)
             self._meter.record_bytes_written(len(data))
-            with self._translated_errors("write", key):
+            with self._client_errors_as_store_errors("write", key):
                 blob.stage_block(block_id, data, length=len(data), validate_content=True)
 
         def commit_blocks(attempt: int) -> Any:
-            with self._translated_errors("write", key):
+            with self._client_errors_as_store_errors("write", key):
                 blocks = [BlobBlock(block_id=block) for block in ids]
                 return blob.commit_block_list(blocks, metadata=dict(metadata), match_condition=MatchConditions.IfMissing)
 
@@ -187,15 +187,15 @@ class AzureClient:
         )
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        with self._translated_errors("list"):
+        with self._client_errors_as_store_errors("list"):
             listing = self._container_client().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
             pages = listing.by_page(token or None)
             found = [_object_info(blob.name[len(self._prefix) :], blob) for blob in next(pages, ())]
         return found, pages.continuation_token or ""
 
     def delete(self, key: str, version: str = "") -> None:
-        with self._translated_errors("delete", key):
-            self._blob_client(key).delete_blob(**_version_condition(version))
+        with self._client_errors_as_store_errors("delete", key):
+            self._blob_client(key).delete_blob(**_etag_match_arguments(version))
 
     def clock_ms(self) -> int:
         self.list_page("", "", "", 1)
@@ -234,7 +234,7 @@ class AzureClient:
     def _soft_delete_days(self) -> int | None:
         """Return for how many days deleted objects are kept, or None if the credentials may not ask."""
         try:
-            with self._translated_errors("ask for the settings of"):
+            with self._client_errors_as_store_errors("ask for the settings of"):
                 policy = self._service_client().get_service_properties()["delete_retention_policy"]
         except Refused:
             return None
@@ -246,7 +246,7 @@ class AzureClient:
         Shared access signatures of a container may not.
         """
         try:
-            with self._translated_errors("ask for the settings of"):
+            with self._client_errors_as_store_errors("ask for the settings of"):
                 found = self._container_client().get_container_properties()
         except Refused:
             return None
@@ -254,12 +254,12 @@ class AzureClient:
 
     def _has_object_versions(self) -> bool | None:
         """Return whether the account keeps versions of overwritten and deleted objects, or None if there is no object to tell by."""
-        with self._translated_errors("list"):
+        with self._client_errors_as_store_errors("list"):
             first = next(iter(self._container_client().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
             return None if first is None else bool(self._container_client().get_blob_client(first.name).get_blob_properties().version_id)
 
     def _upload_blob(self, key: str, data: bytes, metadata: Mapping[str, str], *, overwrite: bool) -> ObjectInfo:
-        with self._translated_errors("write", key):
+        with self._client_errors_as_store_errors("write", key):
             self._meter.record_bytes_written(len(data))
             made = self._blob_client(key).upload_blob(
                 data, overwrite=overwrite, metadata=dict(metadata), max_concurrency=1, validate_content=True, length=len(data)
@@ -289,7 +289,7 @@ class AzureClient:
         return self._container_client().get_blob_client(self._prefix + key)
 
     @contextmanager
-    def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
+    def _client_errors_as_store_errors(self, verb: str, key: str = "") -> Iterator[None]:
         """Raise the port's storage errors in place of the client library's errors within the ``with`` block. verb: what is done to the
         object, for messages.
         """
@@ -323,8 +323,8 @@ class AzureClient:
 
     def _send_counted(self, request: Any, send: Callable[..., Any]) -> Any:
         """Send a request, count it, and keep its answer for this thread."""
-        self._meter.record_request(meter_kind_of_request(request.method, request.url, copies="x-ms-copy-source" in request.headers))
-        connect_s, read_s = request_timeouts(self._contact)
+        self._meter.record_request(request_kind_for_metering(request.method, request.url, copies="x-ms-copy-source" in request.headers))
+        connect_s, read_s = connect_and_read_timeouts_s(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
         if answer.status_code >= HTTPStatus.BAD_REQUEST or answer.headers.get("Content-Length") == "0":
             answer.body()  # the client library leaves such bodies of downloads unread, and with them the connection
@@ -458,7 +458,7 @@ def _first_line_of_message(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def _version_condition(version: str) -> dict[str, Any]:
+def _etag_match_arguments(version: str) -> dict[str, Any]:
     """Return the request arguments that require this ETag, or none if it is empty."""
     from azure.core import MatchConditions
 
@@ -479,7 +479,7 @@ def _epoch_ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def meter_kind_of_request(method: str, url: str, *, copies: bool = False) -> str:
+def request_kind_for_metering(method: str, url: str, *, copies: bool = False) -> str:
     """Return the kind under which a request is counted, such as get, list, head or put.
 
     copies: whether the request names an object to be copied.

@@ -88,7 +88,7 @@ def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *
     return Unavailable(f"{failed_request}: {error}".rstrip("."), hint=hints.endpoint if not answered_before else "Try again")
 
 
-def request_timeouts(contact: FirstAnswerTracker) -> tuple[float, float]:
+def connect_and_read_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
     """Return the timeouts of a request, in seconds: for the connection, and between received bytes. They are short until the store has
     answered once.
     """
@@ -355,7 +355,7 @@ class CloudStore:
         """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
         return self._client.endpoint_bucket_and_prefix
 
-    def without_condition_check(self) -> ObjectStore:
+    def without_conditional_create_check(self) -> ObjectStore:
         """Return a copy of this store that does not test create-if-absent before its first create."""
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from compactor.errors import Refused
 from compactor.storage.port import ObjectStore
-from compactor.storage.probe import ServerStore, find_ignored_conditions
+from compactor.storage.probe import ServerStore, find_ignored_create_if_absent
 
 
-class ConditionCheck:
+class ConditionalCreateCheck:
     """Test that a store honours create-if-absent, made before this process's first create in a bucket. It refuses a store that does not.
 
     The test creates one key twice, and again by an upload in parts; the object must not be overwritten.
@@ -42,7 +42,7 @@ class ConditionCheck:
             place = json.dumps({"endpoint": endpoint, "bucket": bucket, "prefix": root})
             marker = self._folder / hashlib.sha256(place.encode()).hexdigest()[:32]
             if not _does_marker_contain_location(marker, place):
-                self._test_conditional_creates(store.without_condition_check(), prefix)
+                self._test_conditional_creates(store.without_conditional_create_check(), prefix)
                 with suppress(OSError):  # the next process asks again
                     self._folder.mkdir(parents=True, exist_ok=True)
                     marker.write_text(place)
@@ -50,7 +50,7 @@ class ConditionCheck:
 
     def _test_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
         """Raise Refused if the store overwrites an object that was to be created only if absent, StoreError if it cannot be reached."""
-        problem = find_ignored_conditions(store, prefix)
+        problem = find_ignored_create_if_absent(store, prefix)
         if problem is not None:
             raise Refused(problem.detail, hint=problem.hint)
 

@@ -123,8 +123,7 @@ def open_store(
     :param counters: count requests and bytes; may be shared by several stores.
     :param contact: record of whether the server has answered; shared by the stores on that server.
     :param holds_control_records: whether control records are kept there (``LocalStore``). It makes no difference for servers.
-    :param before_create: called with the store before each create on a server (``ConditionCheck``). Directories need no check, because the
-        kernel makes exclusive hard links.
+    :param before_create: called with the store before each create on a server (``ConditionalCreateCheck``). Directories need no check.
     :raises UsageError: if the URL names no store, or the client library of its kind is not installed.
     """
     kind = store_kind(url)

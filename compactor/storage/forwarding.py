@@ -89,7 +89,7 @@ class ReadOnlyStore(ForwardingStore):
         )
 
 
-class NullStore(ForwardingStore):
+class UnconfiguredStore(ForwardingStore):
     """Empty store that refuses writes. It takes the place of a store that was not configured.
 
     :param missing_setting: what has to be configured before anything can be written, for the message.

@@ -25,9 +25,9 @@ from compactor.storage.cloud import (
     ObjectRange,
     PartUploader,
     RequestRetry,
+    connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
-    request_timeouts,
 )
 from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
@@ -89,13 +89,13 @@ class GcsClient:
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
         whole = start == 0 and length is None
-        with self._translated_errors("read", key):
+        with self._client_errors_as_store_errors("read", key):
             data = self._blob_handle(key).download_as_bytes(
                 start=None if whole else start,
                 end=None if length is None else start + length - 1,
                 raw_download=True,
                 if_generation_match=int(version) if version else None,
-                timeout=request_timeouts(self._contact),
+                timeout=connect_and_read_timeouts_s(self._contact),
                 retry=None,
             )
         headers = self._session.answer.headers
@@ -103,9 +103,9 @@ class GcsClient:
         return ObjectRange(data, size, headers.get("x-goog-generation", ""))
 
     def head(self, key: str) -> ObjectInfo:
-        with self._translated_errors("read", key):
+        with self._client_errors_as_store_errors("read", key):
             blob = self._blob_handle(key)
-            blob.reload(timeout=request_timeouts(self._contact), retry=None)
+            blob.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
         return self._object_info(blob)
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
@@ -123,7 +123,7 @@ class GcsClient:
         first = parts[0]
         if not isinstance(first, tuple):
             raise TypeError("only files are uploaded")
-        with self._translated_errors("write", key):
+        with self._client_errors_as_store_errors("write", key):
             blob = self._blob_handle(key, metadata)
             blob.chunk_size = -(-first[0].length // _CHUNK_UNIT) * _CHUNK_UNIT
             self._meter.record_bytes_written(sum(piece.length for part in parts if isinstance(part, tuple) for piece in part))
@@ -132,29 +132,29 @@ class GcsClient:
                 content_type="application/octet-stream",
                 if_generation_match=0,
                 checksum="crc32c",
-                timeout=request_timeouts(self._contact),
+                timeout=connect_and_read_timeouts_s(self._contact),
                 retry=DEFAULT_RETRY.with_delay(policy.base_s, policy.cap_s).with_timeout(deadline_s),
             )
         return self._object_info(blob)
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        with self._translated_errors("list"):
+        with self._client_errors_as_store_errors("list"):
             listing = self._client().list_blobs(
                 self._name,
                 prefix=self._prefix + prefix,
                 start_offset=self._prefix + after if after else None,
                 page_token=token or None,
                 page_size=size,
-                timeout=request_timeouts(self._contact),
+                timeout=connect_and_read_timeouts_s(self._contact),
                 retry=None,
             )
             found = [self._object_info(blob) for blob in next(listing.pages, ())]
         return found, listing.next_page_token or ""
 
     def delete(self, key: str, version: str = "") -> None:
-        with self._translated_errors("delete", key):
+        with self._client_errors_as_store_errors("delete", key):
             self._blob_handle(key).delete(
-                if_generation_match=int(version) if version else None, timeout=request_timeouts(self._contact), retry=None
+                if_generation_match=int(version) if version else None, timeout=connect_and_read_timeouts_s(self._contact), retry=None
             )
 
     def clock_ms(self) -> int:
@@ -181,8 +181,8 @@ class GcsClient:
         """
         bucket = self._client().bucket(self._name)
         try:
-            with self._translated_errors("ask for the settings of"):
-                bucket.reload(timeout=request_timeouts(self._contact), retry=None)
+            with self._client_errors_as_store_errors("ask for the settings of"):
+                bucket.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
         except Refused:
             return None
         soft_s = bucket.soft_delete_policy.retention_duration_seconds
@@ -195,12 +195,12 @@ class GcsClient:
         return [(kind, detail) for kind, detail, is_set in found if is_set]
 
     def _upload_object(self, key: str, data: bytes, metadata: Mapping[str, str], **condition: int) -> ObjectInfo:
-        with self._translated_errors("write", key):
+        with self._client_errors_as_store_errors("write", key):
             blob = self._blob_handle(key, metadata)
             self._meter.record_bytes_written(len(data))
             kind = "application/octet-stream"
             blob.upload_from_string(
-                data, content_type=kind, checksum="crc32c", timeout=request_timeouts(self._contact), retry=None, **condition
+                data, content_type=kind, checksum="crc32c", timeout=connect_and_read_timeouts_s(self._contact), retry=None, **condition
             )
         return self._object_info(blob)
 
@@ -215,7 +215,7 @@ class GcsClient:
         return blob
 
     @contextmanager
-    def _translated_errors(self, verb: str, key: str = "") -> Iterator[None]:
+    def _client_errors_as_store_errors(self, verb: str, key: str = "") -> Iterator[None]:
         """Raise the port's storage errors in place of the client library's errors within the ``with`` block. verb: what is done to the
         object, for messages.
         """
@@ -275,7 +275,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any
             return self._latest.answer
 
         def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-            meter.record_request(meter_kind_of_request(method, url))
+            meter.record_request(request_kind_for_metering(method, url))
             self._latest.answer = super().request(method, url, *args, **kwargs)
             return self._latest.answer
 
@@ -322,7 +322,7 @@ def _error_message(response: Any, status: int) -> str:
         return f"the store answered {status}"
 
 
-def meter_kind_of_request(method: str, url: str) -> str:
+def request_kind_for_metering(method: str, url: str) -> str:
     """Return the kind under which a request of the JSON API is counted: get, list, head, put or delete."""
     if method == "GET":
         return "get" if "alt=media" in url else "list" if re.search(r"/o(\?|$)", url) else "head"

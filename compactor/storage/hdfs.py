@@ -40,9 +40,9 @@ from compactor.storage.cloud import (
     ObjectRange,
     PartUploader,
     RequestRetry,
+    connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
-    request_timeouts,
 )
 from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
@@ -310,13 +310,13 @@ class HdfsClient:
             self._meter.record_bytes_written(len(body))
             self._request_with_redirect("PUT", self._url_path(name), "CREATE", failed_request=failed_request, body=body, overwrite="false")
             staged = self._fetch_file_status(name)
-            self._compare_staged_file(staged, body, failed_request)
+            self._require_staged_file_matches_body(staged, body, failed_request)
         except BaseException:
             self._delete_staged_file(name)
             raise
         return staged
 
-    def _compare_staged_file(self, staged: FileStatus, body: _RequestBody, failed_request: str) -> None:
+    def _require_staged_file_matches_body(self, staged: FileStatus, body: _RequestBody, failed_request: str) -> None:
         """Raise Unavailable if a staged file holds other bytes than ``body``. They are read back because WebHDFS takes no checksum with an
         upload, and HDFS keeps checksums of whatever arrives.
         """
@@ -424,7 +424,7 @@ class HdfsClient:
         try:
             answer = self._send_http_request(method, url, failed_request)
             if answer.status_code == HTTPStatus.UNAUTHORIZED:
-                ticket = _negotiation_header(urlsplit(url).hostname or "", self._user, failed_request)
+                ticket = _kerberos_authorization_header(urlsplit(url).hostname or "", self._user, failed_request)
                 answer = self._send_http_request(method, url, failed_request, ticket=ticket)
         except _connection_error_types() as error:
             if _RPC_ANSWER in str(error):
@@ -439,10 +439,10 @@ class HdfsClient:
 
     def _send_http_request(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = "") -> Any:
         """Send one request and return the answer, also where it demands a ticket and none was sent. Raises StoreError for other errors."""
-        self._meter.record_request(meter_kind_of_request(method, url))
+        self._meter.record_request(request_kind_for_metering(method, url))
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
         headers |= {"Authorization": ticket} if ticket else {}
-        timeouts = request_timeouts(self._contact)
+        timeouts = connect_and_read_timeouts_s(self._contact)
         answer = self._session().request(method, url, data=body, headers=headers, timeout=timeouts, allow_redirects=False)
         self._contact.record_answer()
         demands_ticket = answer.status_code == HTTPStatus.UNAUTHORIZED and "Negotiate" in answer.headers.get("WWW-Authenticate", "")
@@ -461,7 +461,7 @@ class HdfsClient:
             return self._made
 
 
-def _negotiation_header(host: str, principal: str, failed_request: str) -> str:
+def _kerberos_authorization_header(host: str, principal: str, failed_request: str) -> str:
     """Return the value of the header Authorization that holds a Kerberos ticket for the web server of a host.
 
     principal: whose ticket it is; empty for the default one of the ticket cache or the client keytab.
@@ -559,7 +559,7 @@ def _http_status_error(response: Any, failed_request: str) -> CompactorError:
     return http_status_error(status, message, _HINTS, is_object_request=False)
 
 
-def meter_kind_of_request(method: str, url: str) -> str:
+def request_kind_for_metering(method: str, url: str) -> str:
     """Return the kind under which a request of WebHDFS is counted: get and put if it moves bytes from or to datanodes or renames."""
     operation = url.partition("op=")[2].partition("&")[0]
     if "namenoderpcaddress=" in url or operation == "RENAME":

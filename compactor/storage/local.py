@@ -241,14 +241,14 @@ class LocalStore:
         with os_errors_as_compactor_errors("read", path):
             source = _open_object(path)
         with source:
-            _require_version(path, source, piece)
+            _require_source_has_expected_etag(path, source, piece)
             file.flush()
-            done = _copy_in_kernel(source, piece, file)
+            done = _append_by_copy_file_range(source, piece, file)
             file.seek(0, os.SEEK_END)
             for chunk in self._read_range(source, piece.start + done, piece.length - done):
                 self._write_chunks(file, (chunk,))
                 done += len(chunk)
-            _require_version(path, source, piece)
+            _require_source_has_expected_etag(path, source, piece)
             if done != piece.length:
                 raise ValueError(f"{path} ends before byte {piece.start + piece.length}, up to which it was to be copied")
             file.flush()
@@ -365,7 +365,7 @@ def _etag_of_file(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _require_version(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
+def _require_source_has_expected_etag(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
     if _etag_of_file(os.fstat(source.fileno())) != piece.etag:
         raise Unavailable(f"{path} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
@@ -377,7 +377,7 @@ def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
         yield chunk
 
 
-def _copy_in_kernel(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
+def _append_by_copy_file_range(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
     """Append a range to ``file`` by ``copy_file_range``. Return the number of bytes copied, which may be fewer than wanted or 0 where the
     kernel cannot copy.
     """

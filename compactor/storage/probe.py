@@ -48,7 +48,7 @@ class ServerStore(Protocol):
     def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
         """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
 
-    def without_condition_check(self) -> ObjectStore:
+    def without_conditional_create_check(self) -> ObjectStore:
         """Return a copy of this store that does not test create-if-absent before its first create."""
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
@@ -75,7 +75,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
     return findings
 
 
-def find_ignored_conditions(store: ObjectStore, prefix: str) -> StoreFinding | None:
+def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFinding | None:
     """Test that a store does not overwrite an object that is to be created only if absent. Return a finding if it does, else None.
 
     The test creates one key twice, and again by an upload in parts if the store has such uploads, and deletes it.
@@ -131,7 +131,7 @@ def find_unsafe_concurrent_creates(
     A passed test is remembered by a marker object. Only creating one key twice is then tested again, in case the marker came with a copy of
     the store.
     """
-    ignored = find_ignored_conditions(store, prefix)
+    ignored = find_ignored_create_if_absent(store, prefix)
     if ignored is not None:
         return [ignored]
     try:
@@ -143,7 +143,7 @@ def find_unsafe_concurrent_creates(
     for number in range(rounds):
         key = f"{prefix}{secrets.token_hex(8)}-race-{number}"
         try:
-            winners = _create_key_concurrently(store, key, threads)
+            winners = _create_concurrently_and_return_winners(store, key, threads)
             content = store.get(key)
         finally:
             store.delete([key])
@@ -176,7 +176,7 @@ def does_delete_free_space(store: ObjectStore) -> bool | None:
         return None
 
 
-def _create_key_concurrently(store: ObjectStore, key: str, threads: int) -> list[bytes]:
+def _create_concurrently_and_return_winners(store: ObjectStore, key: str, threads: int) -> list[bytes]:
     barrier = threading.Barrier(threads)
 
     def create_once(number: int) -> bytes | None:

@@ -54,7 +54,7 @@ class FirstAnswerTracker:
             self._asked_at = requested_at
         return now - self._asked_at
 
-    def may_log_silence(self, now: float) -> bool:
+    def claim_next_log_line_about_silence(self, now: float) -> bool:
         """Return whether the next log line about the silent store is due, and record it as written."""
         if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S:
             return False
@@ -94,7 +94,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if (number or silent > _LOG_INTERVAL_S) and self.contact.may_log_silence(now):
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_next_log_line_about_silence(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()

@@ -117,7 +117,7 @@ class S3Store:
         """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
         return str(self._requests.boto_client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
 
-    def without_condition_check(self) -> S3Store:
+    def without_conditional_create_check(self) -> S3Store:
         """Return a copy of this store that does not test create-if-absent before its first create."""
         return S3Store(self._requests, self._transfers)
 
@@ -143,7 +143,7 @@ class S3Store:
             return b""
 
     def head(self, key: str) -> ObjectInfo:
-        return _remove_write_token(self._head_object(key))
+        return _without_write_token(self._head_object(key))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         check_key(key)
@@ -320,9 +320,9 @@ class S3Store:
                 ChecksumCRC32=checksum,
                 Metadata=_metadata_headers({**metadata, _MARK: token}),
                 IfNoneMatch="*",
-                **self._transfers.create_parameters,
+                **self._transfers.s3_create_request_parameters,
             )
-            self._check_stored_bytes(key, data, answer.get("ChecksumCRC32", ""), _etag_of_answer(answer))
+            self._delete_and_raise_unless_stored_as_sent(key, data, answer.get("ChecksumCRC32", ""), _etag_of_answer(answer))
             return _info_of_written_object(key, len(data), answer, metadata)
 
         try:
@@ -330,11 +330,11 @@ class S3Store:
         except PreconditionFailed as error:
             own = self._find_object_with_token(key, token) if attempts > 1 else None
             if own:
-                self._check_stored_bytes(key, data, "", own.etag)
+                self._delete_and_raise_unless_stored_as_sent(key, data, "", own.etag)
                 return own
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
 
-    def _check_stored_bytes(self, key: str, data: bytes, checksum: str, etag: str) -> None:
+    def _delete_and_raise_unless_stored_as_sent(self, key: str, data: bytes, checksum: str, etag: str) -> None:
         """Raise Unavailable, after deleting the object, if an object created by this call does not have the bytes that were sent, because
         some servers ignore the checksum of a request. No reader can have used the object yet.
         """
@@ -381,7 +381,7 @@ class S3Store:
     def _find_object_with_token(self, key: str, token: str) -> ObjectInfo | None:
         """Return the properties of the object if it bears this write token, which shows that this call wrote it; else None."""
         found = self._find_object(key)
-        return _remove_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
+        return _without_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
 
     def _find_object(self, key: str) -> ObjectInfo | None:
         try:
@@ -421,7 +421,7 @@ def _metadata_headers(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in metadata.items()}
 
 
-def _remove_write_token(info: ObjectInfo) -> ObjectInfo:
+def _without_write_token(info: ObjectInfo) -> ObjectInfo:
     """Return object properties without the token that identifies the call that wrote the object."""
     return replace(info, metadata={name: value for name, value in info.metadata.items() if name != _MARK})
 

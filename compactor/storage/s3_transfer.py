@@ -136,7 +136,7 @@ class MultipartUpload:
         self._transfers = transfers
         self._key = key
         self._algorithm = algorithm
-        about = {"Metadata": dict(metadata), **transfers.create_parameters}
+        about = {"Metadata": dict(metadata), **transfers.s3_create_request_parameters}
         answer = requests.send_request_with_retries("create_multipart_upload", "write", key, ChecksumAlgorithm=algorithm, **about)
         self._id = answer.get("UploadId", "")
         if not self._id:

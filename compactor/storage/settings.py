@@ -35,6 +35,6 @@ class TransferSettings(StrictFrozenModel):
     storage_class: str = ""
 
     @property
-    def create_parameters(self) -> dict[str, str]:
+    def s3_create_request_parameters(self) -> dict[str, str]:
         """Return the parameters that S3 requests which create an object need in addition, such as the storage class."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from compactor.errors import NotFound
-from compactor.storage.forwarding import NullStore
+from compactor.storage.forwarding import UnconfiguredStore
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.s3 import S3Store
@@ -30,7 +30,7 @@ class ObjectVersion:
     modified_ms: int
 
 
-def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[VersionStore]:
+def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
     """Return read-only stores that show the old versions of objects below ``prefix``: the first has the newest old version of each key, the
     next the version before it, and so on. Raises StoreError, and Refused if the credentials do not allow the request.
     """
@@ -40,7 +40,7 @@ def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[VersionStore
     for version in _old_versions(store.requests, prefix):
         by_key[version.key].append(version)
     deepest = max((len(versions) for versions in by_key.values()), default=0)
-    return [VersionStore(store, [versions[n] for versions in by_key.values() if len(versions) > n]) for n in range(deepest)]
+    return [OldObjectVersionStore(store, [versions[n] for versions in by_key.values() if len(versions) > n]) for n in range(deepest)]
 
 
 def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
@@ -60,7 +60,7 @@ def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVers
         marks = following
 
 
-class VersionStore(NullStore):
+class OldObjectVersionStore(UnconfiguredStore):
     """Read-only ObjectStore of old object versions, at most one per key."""
 
     def __init__(self, store: S3Store, versions: Sequence[ObjectVersion]) -> None:

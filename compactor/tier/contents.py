@@ -92,7 +92,7 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
     )
 
 
-def create_object(store: ObjectStore, key: str, content: FileContent) -> bool:
+def create_object_or_match_existing(store: ObjectStore, key: str, content: FileContent) -> bool:
     """Create an object without metadata, and return whether the key now has this content, not another one. Raises StoreError."""
     try:
         if isinstance(content, bytes):
@@ -115,16 +115,16 @@ def digest_stored_file(store: ObjectStore, key: str, size: int, digest_kind_of: 
     return digests.size_and_digest()
 
 
-def file_from_object_metadata(info: ObjectInfo) -> SegmentFile:
+def size_and_digests_from_object_metadata(info: ObjectInfo) -> SegmentFile:
     """Return the size and digests of a file as its object's metadata states them."""
     return SegmentFile(size=info.size, sha256=info.metadata.get("sha256", ""), batches=info.metadata.get("batches", ""))
 
 
-def file_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
+def size_and_digests_from_metadata_or_content(store: ObjectStore, info: ObjectInfo, expected: SegmentFile) -> SegmentFile:
     """Return size and digests of an object from its metadata, or by reading the object if its metadata lacks the kind of digest that
     ``expected`` has.
     """
-    stated = file_from_object_metadata(info)
+    stated = size_and_digests_from_object_metadata(info)
     if stated.size != expected.size or stated.has_digest_of_same_kind(expected):
         return stated
     return digest_stored_file(store, info.key, info.size, expected)
@@ -144,7 +144,7 @@ def stored_file_problem(store: ObjectStore, key: str, segment: RemoteLogSegmentM
         if (
             recorded
             and recorded.has_digest
-            and not file_from_metadata_or_content(store, info, recorded).has_same_size_and_digest_as(recorded)
+            and not size_and_digests_from_metadata_or_content(store, info, recorded).has_same_size_and_digest_as(recorded)
         ):
             return f"{store.url}/{key} has another digest than was recorded"
     except NotFound:
@@ -180,7 +180,7 @@ class DownloadedFile:
 
     def has_recorded_content(self, file: SegmentFile) -> bool:
         """Return whether the downloaded bytes match what was recorded."""
-        return file.is_matched_by_file(self.found)
+        return file.does_read_file_match_recorded(self.found)
 
     def require_recorded_content(self, key: str, file: SegmentFile) -> None:
         """Raise BadData if the downloaded bytes differ from what was recorded."""
@@ -222,9 +222,9 @@ def read_and_verify_segment_file(
 def _digest_download(transferred: int, path: Path, file: SegmentFile) -> DownloadedFile:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
-        from compactor.records.headers import header_digest_of_verified_file  # loads the compiler, which few commands need
+        from compactor.records.headers import header_digest_if_batch_crcs_match  # loads the compiler, which few commands need
 
-        found = SegmentFile(size=found.size, batches=header_digest_of_verified_file(path))
+        found = SegmentFile(size=found.size, batches=header_digest_if_batch_crcs_match(path))
     return DownloadedFile(found, transferred)
 
 

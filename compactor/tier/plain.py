@@ -21,11 +21,11 @@ from compactor.model.segment import FILE_KINDS, RemoteLogSegmentMetadata, Segmen
 from compactor.storage.port import ComposeSource, CopyLimits, ObjectInfo, ObjectStore
 from compactor.tier.contents import (
     FileContent,
-    create_object,
+    create_object_or_match_existing,
     damaged_object_error,
     digest_stored_file,
-    file_from_metadata_or_content,
-    file_from_object_metadata,
+    size_and_digests_from_metadata_or_content,
+    size_and_digests_from_object_metadata,
     stored_file_problem,
 )
 from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
@@ -46,11 +46,11 @@ class PlainLayout(WholeLogUploadLayout):
     """Base class of layouts that store each file of a segment as one object, unchanged and without metadata. Thread-safe if the store is.
 
     kinds: the kinds of files that this layout has.
-    required_parts: the kinds without which a segment cannot be read.
+    required_object_kinds: the kinds without which a segment cannot be read.
     """
 
     kinds: ClassVar[Sequence[str]] = FILE_KINDS
-    required_parts: frozenset[str] = frozenset({"log"})
+    required_object_kinds: frozenset[str] = frozenset({"log"})
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -110,11 +110,11 @@ class PlainLayout(WholeLogUploadLayout):
     ) -> ContentConflict:
         for kind, content in contents.items():
             key = self.object_name(partition, segment, kind)
-            if not create_object(self._store, key, content):
+            if not create_object_or_match_existing(self._store, key, content):
                 return f"{key} exists already with other content"
         return ""
 
-    def upload_space_bytes(self, log_bytes: int) -> int:
+    def upload_scratch_disk_bytes(self, log_bytes: int) -> int:
         return 0
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]) -> str:
@@ -133,7 +133,7 @@ class PlainLayout(WholeLogUploadLayout):
 
     def _expected_file_kinds(self, segment: RemoteLogSegmentMetadata) -> Collection[str]:
         """Return the kinds of files that a valid segment must have in the store."""
-        return segment.files or self.required_parts
+        return segment.files or self.required_object_kinds
 
     def delete_segments(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         self._store.delete([self.object_name(partition, segment, kind) for segment in segments for kind in self.kinds])
@@ -154,7 +154,7 @@ class ComposableLayout(PlainLayout):
     ``batches`` (known digests) and ``mtime_ms`` (the broker's modification time).
     """
 
-    records_batch_digests = True
+    should_record_batch_digests = True
 
     @property
     @override
@@ -165,7 +165,7 @@ class ComposableLayout(PlainLayout):
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
         key, recorded = self.object_name(partition, segment, "log"), segment.recorded_size_and_digests("log")
         info = self._store.head(key)
-        stated = file_from_object_metadata(info)
+        stated = size_and_digests_from_object_metadata(info)
         if not stated.has_same_size_and_digest_as(recorded):  # one without our digests is somebody else's
             raise damaged_object_error(key, stated, recorded)
         return info.etag
@@ -215,8 +215,8 @@ class ComposableLayout(PlainLayout):
         """
         try:
             info = self._store.head(key)
-            if info.size == file.size and not file_from_object_metadata(info).sha256:
+            if info.size == file.size and not size_and_digests_from_object_metadata(info).sha256:
                 return digest_stored_file(self._store, key, info.size, file).has_same_size_and_digest_as(file)
-            return file_from_metadata_or_content(self._store, info, file).has_same_size_and_digest_as(file)
+            return size_and_digests_from_metadata_or_content(self._store, info, file).has_same_size_and_digest_as(file)
         except NotFound:
             return False

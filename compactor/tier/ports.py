@@ -67,7 +67,7 @@ class SegmentLayout(Protocol):
         """Return the URL below which all segments lie, for messages."""
 
     @property
-    def required_parts(self) -> frozenset[str]:
+    def required_object_kinds(self) -> frozenset[str]:
         """Return the kinds of objects, as ``list_objects`` names them, without which a segment cannot be read."""
 
     def partition_folder(self, partition: TopicPartition) -> str:
@@ -97,7 +97,7 @@ class SegmentLayout(Protocol):
         """
 
     @property
-    def records_batch_digests(self) -> bool:
+    def should_record_batch_digests(self) -> bool:
         """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
 
     @property
@@ -128,7 +128,7 @@ class SegmentLayout(Protocol):
         :raises Unavailable: if a source has changed.
         """
 
-    def upload_space_bytes(self, log_bytes: int) -> int:
+    def upload_scratch_disk_bytes(self, log_bytes: int) -> int:
         """Return the bytes of local disk that ``upload_segment`` needs beside a log of this size until it ends."""
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
@@ -279,7 +279,7 @@ class WholeLogUploadLayout:
     are not plain logs.
     """
 
-    records_batch_digests = False
+    should_record_batch_digests = False
 
     @property
     def log_copy_limits(self) -> CopyLimits | None:

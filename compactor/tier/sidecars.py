@@ -61,7 +61,7 @@ WrittenBytes = int
 """Number of bytes that were written to a store."""
 
 
-class SidecarKeys(NamedTuple):
+class SidecarObjectKeys(NamedTuple):
     """Object keys of a segment's sidecar and of its key directory."""
 
     sidecar: str
@@ -85,9 +85,9 @@ class LoadedKeyDirectory(NamedTuple):
     fetched_bytes: int
 
 
-def sidecar_keys(log_prefix: str, segment_id: str) -> SidecarKeys:
+def sidecar_object_keys(log_prefix: str, segment_id: str) -> SidecarObjectKeys:
     """Return the object keys of a segment's sidecar and of its key directory. log_prefix: key prefix of the partition's control log."""
-    return SidecarKeys(f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys")
+    return SidecarObjectKeys(f"{sidecar_prefix(log_prefix)}{segment_id}.bloom", f"{sidecar_prefix(log_prefix)}{segment_id}.keys")
 
 
 class SidecarHeadCache(Protocol):
@@ -110,9 +110,9 @@ class SidecarStore:
         self._log_prefix = log_prefix
         self.hash_key = hash_key
 
-    def sidecar_key(self, segment_id: str) -> str:
+    def sidecar_object_key(self, segment_id: str) -> str:
         """Return the key of a segment's sidecar."""
-        return sidecar_keys(self._log_prefix, segment_id).sidecar
+        return sidecar_object_keys(self._log_prefix, segment_id).sidecar
 
     def load_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
         """Return the sidecars of these segments without their Bloom filters. Logs a warning for each unusable one. Raises StoreError."""
@@ -127,7 +127,7 @@ class SidecarStore:
         found |= {segment_id: head for segment_id, (head, _) in fetched.items()}
         for segment_id, head in found.items():
             if head.problem not in ("", NO_SIDECAR):
-                _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_key(segment_id), head.problem)
+                _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_object_key(segment_id), head.problem)
         return found
 
     def load_sidecar(self, segment_id: str) -> Sidecar | None:
@@ -135,11 +135,11 @@ class SidecarStore:
         from bloom import sidecar as sidecars
 
         try:
-            return sidecars.decode_sidecar(self._control.get(self.sidecar_key(segment_id)), segment_id, self.hash_key)
+            return sidecars.decode_sidecar(self._control.get(self.sidecar_object_key(segment_id)), segment_id, self.hash_key)
         except NotFound:
             return None
         except sidecars.SidecarUnusable as unusable:
-            _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_key(segment_id), unusable)
+            _log.warning("%s is ignored: %s; the segment is read and gets a new one", self.sidecar_object_key(segment_id), unusable)
             return None
 
     def find_segments_that_may_hold_keys(
@@ -190,8 +190,8 @@ class SidecarStore:
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
         keys = directories.encode_key_directory(directory, self.hash_key) if directory is not None else b""
         if keys:
-            self._control.put(sidecar_keys(self._log_prefix, sidecar.segment_id).key_directory, keys)
-        self._control.put(self.sidecar_key(sidecar.segment_id), data)
+            self._control.put(sidecar_object_keys(self._log_prefix, sidecar.segment_id).key_directory, keys)
+        self._control.put(self.sidecar_object_key(sidecar.segment_id), data)
         if self._head_cache is not None:
             self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
         return len(data) + len(keys)
@@ -202,14 +202,15 @@ class SidecarStore:
         """
         from bloom import sidecar as sidecars
 
-        return self._create_object_if_absent(self.sidecar_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
+        return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
         """Create a key directory if there is none. Return the number of bytes written, or 0. A store error is only logged."""
         from bloom import directory as directories
 
         return self._create_object_if_absent(
-            sidecar_keys(self._log_prefix, directory.segment_id).key_directory, directories.encode_key_directory(directory, self.hash_key)
+            sidecar_object_keys(self._log_prefix, directory.segment_id).key_directory,
+            directories.encode_key_directory(directory, self.hash_key),
         )
 
     def _load_key_directory(self, segment_id: str) -> LoadedKeyDirectory:
@@ -217,7 +218,7 @@ class SidecarStore:
         from bloom import directory as directories
         from bloom.sidecar import SidecarUnusable
 
-        key = sidecar_keys(self._log_prefix, segment_id).key_directory
+        key = sidecar_object_keys(self._log_prefix, segment_id).key_directory
         try:
             data = self._control.get(key)
         except NotFound:
@@ -263,10 +264,10 @@ class SidecarStore:
         from bloom import sidecar as sidecars
 
         try:
-            data = self._control.get(self.sidecar_key(segment_id), 0, sidecars.HEAD_GUESS)
+            data = self._control.get(self.sidecar_object_key(segment_id), 0, sidecars.HEAD_GUESS)
             wanted = sidecars.sidecar_head_length(data)
             if wanted > len(data) == sidecars.HEAD_GUESS:
-                data += self._control.get(self.sidecar_key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
+                data += self._control.get(self.sidecar_object_key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
             return SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]
         except NotFound:
             return SidecarHead(None, NO_SIDECAR, 0), b""

@@ -16,7 +16,7 @@ from checkpoint.files import format_leader_epoch_checkpoint, format_offsets_as_c
 from checkpoint.lineage import EpochEntry, merge_segment_lineages, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import lineage_from_batch_tables
+from compactor.cleaner.passes.describe import leader_epoch_lineage_from_batch_tables
 from compactor.constants import Offset, TopicId
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
@@ -259,7 +259,7 @@ def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> 
         )
     else:  # a listed tier has the epochs only in the batches
         paths = [folder / f"{segment.start_offset:020d}.log" for segment in state.live]
-        entries = lineage_from_batch_tables([scan_batches(map_file(path), path.name) for path in paths])
+        entries = leader_epoch_lineage_from_batch_tables([scan_batches(map_file(path), path.name) for path in paths])
     # As in Kafka (LeaderEpochFileCache.truncateFromStart), the lineage begins at the log start.
     begun = [entry for entry in entries if entry.start_offset <= state.log_start][-1:]
     entries = (

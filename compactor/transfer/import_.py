@@ -46,7 +46,6 @@ from compactor.transfer.log_directory import (
     FileCheckSettings,
     SegmentFilePart,
     SegmentToImport,
-    add_staged_epochs,
     check_file_parts,
     check_lineage_matches_batches,
     combine_parts_to_segments,
@@ -54,6 +53,7 @@ from compactor.transfer.log_directory import (
     directory_errors_as_usage_errors,
     disk_bytes_needed,
     lineage_from_batches,
+    lineage_with_staged_epochs,
     read_epoch_checkpoint,
     require_no_gaps,
     require_no_orphaned_indexes,
@@ -80,7 +80,7 @@ from compactor.transfer.seam import (
 )
 from compactor.transfer.segment_upload import SegmentUpload, SegmentUploadSettings, require_free_space
 from compactor.transfer.staged_file_rules import TierEnd
-from compactor.transfer.staged_files import HeldStagedFiles
+from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 from compactor.transfer.truncation import segment_head_before_offset, undo_rounds_beyond_offset
 
 LIVE_BYTES = 256 << 20
@@ -114,9 +114,9 @@ def import_directory(
     options = options or ImportOptions()
     partition = tier.latest_incarnation(partition)
     log = tier.open_partition_log(partition)
-    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.publish_changes([log]))
+    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.publish_control_log_changes([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
-        held = options.held or stack.enter_context(closing(HeldStagedFiles(log_dir)))
+        held = options.held or stack.enter_context(closing(OpenFilesStagedForDeletion(log_dir)))
         work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgress(), options, log, shared, held)
         for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
             try:
@@ -138,7 +138,7 @@ class _DirectoryImport:
     options: ImportOptions
     log: PartitionLog
     company: ImportResources
-    held: HeldStagedFiles
+    held: OpenFilesStagedForDeletion
     identity: LogIdentityCheck = field(init=False)
     notes: list[str] = field(default_factory=list)
     done: list[SegmentToImport] = field(default_factory=list)
@@ -284,7 +284,7 @@ class _DirectoryImport:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
         for gap in self.gaps_met:
             given = fill_lineage_gap(given, self.log.state.lineage, *gap)
-        return add_staged_epochs(given, sources)
+        return lineage_with_staged_epochs(given, sources)
 
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
         return open_listed_segments(listing, self.policy, is_live=self.options.live)
@@ -442,7 +442,7 @@ class _DirectoryImport:
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        log_lineage = add_staged_epochs(log_lineage, [one.piece.source for one in file_parts])
+        log_lineage = lineage_with_staged_epochs(log_lineage, [one.piece.source for one in file_parts])
         self._upload_and_record_segments(found, self._segment_addition_record(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager

@@ -10,8 +10,8 @@ from checkpoint.lineage import Lineage
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
 from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, TopicRecreationConfirmation
-from compactor.transfer.staged_file_rules import StagedFile
-from compactor.transfer.staged_files import HeldStagedFiles
+from compactor.transfer.staged_file_rules import FileStagedForDeletion
+from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ImportOptions:
     fetched_from: int = 0
     rewritten: int = 0
     log_start: int = 0
-    held: HeldStagedFiles | None = None
-    staged_problem: Callable[[StagedFile], str] = lambda file: ""
+    held: OpenFilesStagedForDeletion | None = None
+    staged_problem: Callable[[FileStagedForDeletion], str] = lambda file: ""
     opening: TopicRecreationConfirmation = UNKNOWN_TOPIC_ID
 
 

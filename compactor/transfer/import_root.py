@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compactor.access.tier import Tier
-from compactor.control.logs import publish_hints
+from compactor.control.logs import publish_partition_change_hints
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -148,7 +148,7 @@ def import_partitions(
     :param on_partition: called with each result, by one thread at a time.
     """
     one_at_a_time = threading.Lock()
-    changes = CatalogChangeBatcher(lambda slots: publish_hints(tier.catalog, slots))
+    changes = CatalogChangeBatcher(lambda slots: publish_partition_change_hints(tier.catalog, slots))
 
     def import_source(source: tuple[TopicPartition, Source]) -> PartitionImportResult:
         try:

@@ -25,7 +25,7 @@ from compactor.control.incarnations import (
     latest_topic_id,
     topic_recreation_problem,
 )
-from compactor.control.logs import CatalogLog, open_catalog, publish_hints, write_snapshot_if_due
+from compactor.control.logs import CatalogLog, open_catalog, publish_partition_change_hints, write_snapshot_if_due
 from compactor.control.records import TopicRecreated, TopicsConfirmed
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import BadData
@@ -93,7 +93,7 @@ def find_or_open_incarnation(
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         record_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
-    publish_hints(catalog, {following.state.topic_partition: following.confirmed_slot()})
+    publish_partition_change_hints(catalog, {following.state.topic_partition: following.confirmed_slot()})
     return following.state.topic_partition
 
 
@@ -116,12 +116,12 @@ def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId
     answer = ask(sorted(unknown))
     found = {topic: given for topic, given in unknown.items() if answer.topic_ids.get(topic) == given}
 
-    def missing_confirmation(state: CatalogState) -> TopicsConfirmed | None:
+    def build_missing_topics_confirmed_record(state: CatalogState) -> TopicsConfirmed | None:
         """Return the record to append to this state of the catalog, or None if everything is recorded."""
         new = {topic: given for topic, given in found.items() if given not in state.topic_clusters}
         return TopicsConfirmed(cluster_id=answer.cluster_id, topic_ids=new) if new and answer.cluster_id else None
 
-    catalog.append_until_done(missing_confirmation)
+    catalog.append_until_done(build_missing_topics_confirmed_record)
     write_snapshot_if_due(catalog)
 
 
@@ -153,7 +153,7 @@ def _record_topic_recreation(
     former_id = latest_topic_id(state.topic_id, catalog.state.superseded.get(state.topic, {}))
     body = TopicRecreated(topic=state.topic, superseded_id=former_id, topic_id=topic_id, cluster_id=cluster_id, by=holder)
 
-    def missing_recreation(catalog_state: CatalogState) -> TopicRecreated | None:
+    def build_missing_topic_recreated_record(catalog_state: CatalogState) -> TopicRecreated | None:
         """Return the record to append to this state of the catalog, or None if the same recreation is recorded already."""
         if catalog_state.superseded.get(state.topic, {}).get(former_id) == topic_id:
             return None
@@ -162,7 +162,7 @@ def _record_topic_recreation(
             raise other_topic_error(state, topic_id, id_source, problem)
         return body
 
-    catalog.append_until_done(missing_recreation)
+    catalog.append_until_done(build_missing_topic_recreated_record)
     write_snapshot_if_due(catalog)
 
 

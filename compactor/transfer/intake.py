@@ -21,8 +21,8 @@ from compactor.control.importing import (
     register_import,
 )
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import Ports
-from compactor.control.records import TailBatch, TailTruncated
+from compactor.control.ports import EnvironmentPorts
+from compactor.control.records import LastImportedBatch, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.errors import StoreError
 from compactor.model.ids import encode_segment_id
@@ -64,7 +64,7 @@ class SegmentAddition:
     """
 
     lineage: Lineage
-    tail: tuple[TailBatch, ...] = ()
+    tail: tuple[LastImportedBatch, ...] = ()
     before: bool = False
     at_once: int = 1
     topic_id: TopicId = EMPTY_TOPIC_ID
@@ -75,7 +75,9 @@ class SegmentAddition:
     cut: TailTruncated | None = None
 
 
-def add_segments_to_tier(ports: Ports, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition) -> bool:
+def add_segments_to_tier(
+    ports: EnvironmentPorts, log: PartitionLog, incoming: Sequence[IncomingSegment], addition: SegmentAddition
+) -> bool:
     """Add segments to the tier: all of them become readable, or none.
 
     :return: False if this same import was complete before, or another process with the same import was faster.
@@ -93,7 +95,7 @@ def add_segments_to_tier(ports: Ports, log: PartitionLog, incoming: Sequence[Inc
 
 
 def _try_import_under_import_id(
-    ports: Ports, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
+    ports: EnvironmentPorts, log: PartitionLog, import_id: str, incoming: Sequence[IncomingSegment], addition: SegmentAddition
 ) -> bool:
     """Try to add the segments under one import id.
 

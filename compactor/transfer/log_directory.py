@@ -20,8 +20,8 @@ from checkpoint.files import format_leader_epoch_checkpoint, parse_leader_epoch_
 from checkpoint.lineage import EpochEntry, Lineage, restore_removed_epochs
 from compactor.cleaner.passes.describe import (
     earliest_delete_horizon_ms,
-    lineage_from_batch_tables,
-    lineage_of_offset_range,
+    leader_epoch_lineage_from_batch_tables,
+    leader_epoch_lineage_of_offset_range,
     read_earliest_delete_horizon_ms,
     summarize_timestamps_and_count,
 )
@@ -30,7 +30,7 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid, transaction_verdicts_by_source
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
 from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
-from compactor.control.records import TailBatch
+from compactor.control.records import LastImportedBatch
 from compactor.errors import BadData, UsageError
 from compactor.local.budget import BLOCK, round_up_to_disk_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
@@ -294,18 +294,18 @@ def combine_parts_to_segments(
     return found
 
 
-def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[TailBatch, ...]:
+def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[LastImportedBatch, ...]:
     """Return offsets and digest of the last ``count`` batches of these segments (the tail), by which the next import recognises the log. A
     digest covers the header with its CRC.
     """
-    found: list[TailBatch] = []
+    found: list[LastImportedBatch] = []
     for source in reversed(sources):
         first = max(0, len(source.table) - count + len(found))
         found += [describe_batch_at_log_end(source, batch) for batch in reversed(range(first, len(source.table)))]
     return tuple(reversed(found))
 
 
-def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> TailBatch:
+def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> LastImportedBatch:
     """Return offsets and digest of one batch, by which the next import recognises it. Only the last offset is known of a compressed wrapper
     of v0 or v1.
     """
@@ -313,7 +313,7 @@ def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> TailB
     last, base = int(table.last_offset[batch_number]), int(table.base_offset[batch_number])
     position, size = int(table.position[batch_number]), int(table.size[batch_number])
     header = source.buf[position : position + min(size, HEADER)].tobytes()
-    return TailBatch(
+    return LastImportedBatch(
         base_offset=Offset(base if base >= 0 else last), last_offset=Offset(last), digest=hashlib.sha256(header).hexdigest()[:32]
     )
 
@@ -364,11 +364,11 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
 
     The first one begins at the start of the first segment.
     """
-    reported = lineage_from_batch_tables([source.table for source in sources])
+    reported = leader_epoch_lineage_from_batch_tables([source.table for source in sources])
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
-def add_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+def lineage_with_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
     """Return the directory's lineage with the epochs of its staged segments added, which Kafka drops from the checkpoint as it stages them.
 
     :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
@@ -428,7 +428,7 @@ def prepare_segment_upload(
         size_bytes=source.size,
         max_timestamp_ms=TimestampMs(content.max_timestamp_ms),
         mtime_ms=source.mtime_ms,
-        leader_epochs=lineage_of_offset_range(lineage, segment.start, segment.end),
+        leader_epochs=leader_epoch_lineage_of_offset_range(lineage, segment.start, segment.end),
         files={"log": SegmentFile(size=source.size, sha256=segment.checked.sha256), **files},
         first_timestamp_ms=content.first_timestamp_ms,
         due_ms=earliest_delete_horizon_ms(source.table, builder.due)

@@ -29,7 +29,7 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.importing import record_topic_adoption
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import TopicAdopted
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
@@ -242,7 +242,7 @@ class LogIdentityCheck:
     settled: whether the log was found to be the tier's.
     """
 
-    ports: Ports
+    ports: EnvironmentPorts
     log: PartitionLog
     log_dir: Path
     given_id: TopicId

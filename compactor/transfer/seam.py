@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, truncate_lineage_at
+from checkpoint.lineage import Lineage, first_offset_of_other_epoch, leader_epoch_at, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.cleaner.offline import list_base_offsets, open_segments_of_directory
 from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
@@ -35,8 +35,13 @@ from compactor.transfer.log_directory import (
     segment_log_path,
     staged_segment_path,
 )
-from compactor.transfer.staged_file_rules import BrokerLiveLog, StagedFile, TierEnd, choose_staged_files
-from compactor.transfer.staged_files import HeldStagedFile, HeldStagedFiles, first_epoch_of_live_log, list_staged_files_before_live_log
+from compactor.transfer.staged_file_rules import BrokerLiveLog, FileStagedForDeletion, TierEnd, choose_staged_files
+from compactor.transfer.staged_files import (
+    OpenFilesStagedForDeletion,
+    OpenFileStagedForDeletion,
+    first_epoch_of_live_log,
+    list_staged_files_before_live_log,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class SegmentListing:
     log_dir: Path
     bases: tuple[int, ...]
     end: int | None = None
-    staged: Mapping[int, HeldStagedFile] = field(default_factory=dict)
+    staged: Mapping[int, OpenFileStagedForDeletion] = field(default_factory=dict)
 
     @property
     def total_size_bytes(self) -> int:
@@ -142,8 +147,8 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_l
 
 def listing_with_staged_files(
     listing: SegmentListing,
-    held_files: HeldStagedFiles,
-    refusal_reason_of: Callable[[StagedFile], str],
+    held_files: OpenFilesStagedForDeletion,
+    refusal_reason_of: Callable[[FileStagedForDeletion], str],
     policy: CleanerPolicy,
     tier_end: TierEnd,
     first_uncleaned_offset: int,
@@ -345,7 +350,7 @@ def find_divergence(state: PartitionState, lineage: Lineage, end_offset: int) ->
     :param lineage: lineage of the log.
     :param end_offset: end of the log, exclusive.
     """
-    offset = first_disowned_offset(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
+    offset = first_offset_of_other_epoch(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
     if offset is None:
         return None
     return Divergence(offset, state.lineage, lineage, lineage[-1].epoch > state.lineage[-1].epoch)

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from checkpoint.lineage import Lineage, first_disowned_offset, leader_epoch_at, merge_segment_lineages
+from checkpoint.lineage import Lineage, first_offset_of_other_epoch, leader_epoch_at, merge_segment_lineages
 
 
 @dataclass(frozen=True)
-class StagedFile:
+class FileStagedForDeletion:
     """Segment file that its broker has renamed for deletion, as the directory listing describes it.
 
     base: offset in the file's name.
@@ -33,7 +33,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True)
-class StagedSegment:
+class SegmentStagedForDeletion:
     """Offsets and leader epochs of a staged file.
 
     last_offset: last offset of its last batch; less than ``base`` if it has no batch.
@@ -83,7 +83,7 @@ class StagedFileChoice:
     refusals: Mapping[int, str] = field(default_factory=dict)
 
 
-def choose_staged_files(segments: Sequence[StagedSegment], live_log: BrokerLiveLog, tier_end: TierEnd) -> StagedFileChoice:
+def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> StagedFileChoice:
     """Choose, among files staged for deletion, those that continue the tier up to the live log. None are taken if the live log continues it
     by itself.
 
@@ -113,7 +113,7 @@ def choose_staged_files(segments: Sequence[StagedSegment], live_log: BrokerLiveL
     return StagedFileChoice(taken, {base: reason for base, reason in refusals.items() if reason})
 
 
-def reason_replaced_by_live_file(segment: StagedSegment, live_log: BrokerLiveLog) -> str:
+def reason_replaced_by_live_file(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
     """Return why a segment is not imported because the live log has a file with the same base offset, or an empty string.
 
     The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
@@ -121,7 +121,7 @@ def reason_replaced_by_live_file(segment: StagedSegment, live_log: BrokerLiveLog
     return "a live segment has its base offset: it was replaced" if segment.base in live_log.bases else ""
 
 
-def reason_not_below_live_log(segment: StagedSegment, live_log: BrokerLiveLog) -> str:
+def reason_not_below_live_log(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
     """Return why a segment is not imported because it is not entirely below the lowest base offset of the live log, or an empty string.
 
     Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
@@ -132,13 +132,15 @@ def reason_not_below_live_log(segment: StagedSegment, live_log: BrokerLiveLog) -
     return f"it is not wholly below offset {live_log.bases[0]}, where the live log begins: a truncation or the log cleaner removed it"
 
 
-def longest_chain_to_live_log(segments: Sequence[StagedSegment], live_log: BrokerLiveLog) -> tuple[StagedSegment, ...]:
+def longest_chain_to_live_log(
+    segments: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog
+) -> tuple[SegmentStagedForDeletion, ...]:
     """Return the longest chain of segments, ascending, in which each ends where the next one begins and the last one ends where the live
     log begins.
 
     The chain stops where two segments end at the same offset, because they are of two branches of the log and nothing tells them apart.
     """
-    chain: list[StagedSegment] = []
+    chain: list[SegmentStagedForDeletion] = []
     begin = live_log.bases[0]
     while len(before := [segment for segment in segments if segment.last_offset + 1 == begin]) == 1:
         chain.insert(0, before[0])
@@ -146,7 +148,7 @@ def longest_chain_to_live_log(segments: Sequence[StagedSegment], live_log: Broke
     return tuple(chain)
 
 
-def reason_not_continuing_tier(chain: Sequence[StagedSegment], tier_end: TierEnd) -> str:
+def reason_not_continuing_tier(chain: Sequence[SegmentStagedForDeletion], tier_end: TierEnd) -> str:
     """Return why a chain of segments does not continue the tier's end without a gap, or an empty string.
 
     Any chain continues an empty tier.
@@ -156,7 +158,7 @@ def reason_not_continuing_tier(chain: Sequence[StagedSegment], tier_end: TierEnd
     return f"the tier ends before offset {tier_end.position}, and what is staged begins at {chain[0].base}: it leaves a gap"
 
 
-def reason_epochs_contradict(chain: Sequence[StagedSegment], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+def reason_epochs_contradict(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why the leader epochs of a chain of segments contradict the tier's lineage or the first live batch, or an empty string.
 
     Epochs never decrease along a log. Batches of v0 and v1 have none.
@@ -171,13 +173,13 @@ def reason_epochs_contradict(chain: Sequence[StagedSegment], live_log: BrokerLiv
     if tier_end.position is None or not given:
         return ""
     older = given[0].epoch < leader_epoch_at(tier_end.lineage, given[0].start_offset)
-    if older or first_disowned_offset(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
+    if older or first_offset_of_other_epoch(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
         both = f"{_epochs_text(tier_end.lineage)} in the tier, {_epochs_text(given)} in what is staged"
         return f"its leader epochs are not those of the tier's log: {both}"
     return ""
 
 
-def reason_cleaned_by_broker(chain: Sequence[StagedSegment], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
+def reason_cleaned_by_broker(chain: Sequence[SegmentStagedForDeletion], live_log: BrokerLiveLog, tier_end: TierEnd) -> str:
     """Return why a chain of segments cannot precede a live log that the broker's own cleaner has cleaned, or an empty string.
 
     The cleaner may have dropped a tombstone after retention had staged the key's older records. Importing these would bring the key back.

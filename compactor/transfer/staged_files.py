@@ -20,17 +20,17 @@ from compactor.model.policy import CleanerPolicy
 from compactor.records.batches import BatchTable, Bytes, read_only_view
 from compactor.records.indexes import parse_txn_index
 from compactor.transfer.log_directory import DELETED, read_epoch_checkpoint, segment_log_path, staged_segment_path
-from compactor.transfer.staged_file_rules import StagedFile, StagedSegment
+from compactor.transfer.staged_file_rules import FileStagedForDeletion, SegmentStagedForDeletion
 
 STAGED_NAME = re.compile(r"(\d{20})\.log\.deleted")
 _MAGIC, _EPOCH = 16, slice(12, 16)
 
 
 @dataclass(frozen=True)
-class HeldStagedFile:
+class OpenFileStagedForDeletion:
     """Staged file that this process holds open, with the bytes of its transaction index."""
 
-    file: StagedFile
+    file: FileStagedForDeletion
     descriptor: int
     txn_index: bytes
 
@@ -60,11 +60,11 @@ class HeldStagedFile:
             0, path, file.base, next_base_offset, file.mtime_ms, -1, limit, txn_entries=entries, read_bytes=read_from_open_file
         )
 
-    def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> StagedSegment:
+    def describe_segment(self, log_dir: Path, policy: CleanerPolicy) -> SegmentStagedForDeletion:
         """Return the file's offsets and leader epochs, read from the headers of its batches. Raises BadData."""
         table = self.open_segment(log_dir, None, policy).table
         last = int(table.last_offset[-1]) if len(table) else self.file.base - 1
-        return StagedSegment(self.file.base, last, epochs_of_batches(table))
+        return SegmentStagedForDeletion(self.file.base, last, epochs_of_batches(table))
 
 
 def inode_change_ms(stat: os.stat_result) -> int:
@@ -72,12 +72,14 @@ def inode_change_ms(stat: os.stat_result) -> int:
     return stat.st_ctime_ns // 1_000_000
 
 
-def describe_staged_file(base_offset: int, stat: os.stat_result) -> StagedFile:
+def describe_staged_file(base_offset: int, stat: os.stat_result) -> FileStagedForDeletion:
     """Return the description of a staged file, from its base offset and its ``stat`` result."""
-    return StagedFile(base_offset, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino))
+    return FileStagedForDeletion(
+        base_offset, stat.st_size, stat.st_mtime_ns // 1_000_000, inode_change_ms(stat), (stat.st_dev, stat.st_ino)
+    )
 
 
-def list_staged_files_before_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> list[StagedFile]:
+def list_staged_files_before_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> list[FileStagedForDeletion]:
     """List the files staged for deletion that begin before the live log (its lowest base offset), ascending by base offset.
 
     Raises OSError.
@@ -112,7 +114,7 @@ def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> 
     return leader_epoch_at(read_epoch_checkpoint(log_dir), live_base_offsets[0])
 
 
-class HeldStagedFiles:
+class OpenFilesStagedForDeletion:
     """Files of one partition that the broker has staged for deletion and that this process holds open, so that they can be read after the
     broker deletes them.
 
@@ -125,16 +127,16 @@ class HeldStagedFiles:
         self.log_dir = log_dir
         self.refusals: dict[int, str] = {}
         self._directory = -1
-        self._held: dict[tuple[int, int], HeldStagedFile] = {}
+        self._held: dict[tuple[int, int], OpenFileStagedForDeletion] = {}
         self._changing = threading.RLock()
 
     @property
-    def held_files(self) -> tuple[HeldStagedFile, ...]:
+    def held_files(self) -> tuple[OpenFileStagedForDeletion, ...]:
         """Return the staged files that are open now, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
 
-    def open_files(self, files: Sequence[StagedFile]) -> None:
+    def open_files(self, files: Sequence[FileStagedForDeletion]) -> None:
         """Open those of these files that are not open yet; other open files stay open. A file that was deleted or replaced meanwhile is
         left out.
         """
@@ -143,7 +145,7 @@ class HeldStagedFiles:
                 if file.inode not in self._held:
                     self._open_file(file)
 
-    def close_outdated_files(self, listed_files: Sequence[StagedFile]) -> None:
+    def close_outdated_files(self, listed_files: Sequence[FileStagedForDeletion]) -> None:
         """Close the open files whose names other files have taken. Close all if another directory has taken the place of the log directory,
         because the topic was created again.
 
@@ -154,7 +156,7 @@ class HeldStagedFiles:
         inodes = {file.base: file.inode for file in listed_files}
         self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
-    def close_unwanted_files(self, is_wanted: Callable[[HeldStagedFile], bool]) -> None:
+    def close_unwanted_files(self, is_wanted: Callable[[OpenFileStagedForDeletion], bool]) -> None:
         """Close all files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
@@ -169,7 +171,7 @@ class HeldStagedFiles:
         """Close all files."""
         self.close_unwanted_files(lambda held: False)
 
-    def _open_file(self, file: StagedFile) -> None:
+    def _open_file(self, file: FileStagedForDeletion) -> None:
         """Open one staged file and add it to the open ones. Raises OSError, also if it is not the file that was listed."""
         descriptor = os.open(staged_segment_path(self.log_dir, file.base), os.O_RDONLY)
         try:
@@ -183,4 +185,4 @@ class HeldStagedFiles:
         except OSError:
             os.close(descriptor)
             raise
-        self._held[file.inode] = HeldStagedFile(file, descriptor, txn_index)
+        self._held[file.inode] = OpenFileStagedForDeletion(file, descriptor, txn_index)

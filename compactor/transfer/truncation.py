@@ -82,7 +82,7 @@ def _reason_rounds_cannot_be_undone(log: PartitionLog, offset: int) -> str:
         problem = ordering.restore_round_problem(state, run_id, state.next_compactor_epoch)
         if problem:
             return problem
-        record = log.candidate_record(RoundUndone(leader_epoch=state.next_compactor_epoch, run_id=run_id))
+        record = log.build_record_to_append(RoundUndone(leader_epoch=state.next_compactor_epoch, run_id=run_id))
         state = apply_partition_record(state, record, lambda state, record: "")
     return ""
 

@@ -23,7 +23,7 @@ AskAboutTopics = Callable[[Sequence[TopicId]], TopicIdAnswers]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
-def delete_removed_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[TopicPartition]:
+def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[TopicPartition]:
     """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
     these partitions.
 
@@ -94,6 +94,6 @@ def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
         state = log.refresh()
         if state.topic_id in topic_ids and (state.has_segments or state.registrations or state.intent):
             delete_partition(tier.ports, log, tier.lease, deleted_topic_id=state.topic_id)
-            tier.change_notifier.publish_changes([log])
+            tier.change_notifier.publish_control_log_changes([log])
             deleted.append(name)
     return deleted

@@ -15,7 +15,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus, RunStatus
 from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leader
 from compactor.round.mirroring import record_broker_segments
-from compactor.round.restoring import RestoreRound, groups_to_restore
+from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
 
 StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
 """State of a partition before a change, and after it."""
@@ -45,11 +45,11 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
         except RecordRefused as refused:
             raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
-    tier.change_notifier.publish_changes([log])
+    tier.change_notifier.publish_control_log_changes([log])
     return before, after
 
 
-def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
+def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
     """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets return to their earlier value. An
     interrupted undo is completed.
 
@@ -60,7 +60,7 @@ def undo_round_by_copies(tier: Tier, log: PartitionLog, run_id: str) -> Partitio
     """
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()
-    work = RestoreRound(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
+    work = RoundUndoingEarlierRun(tier.ports, cleaner, hash_key, tier.state_dir, run_id, tier.ports.clock_ms())
     _require_undoable_run(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:

@@ -150,7 +150,7 @@ def _require_list_of_tier(tier: Tier, orphan_list: OrphanList) -> None:
         )
     if (cluster := tier.broker_metadata.cluster_id()) != orphan_list.cluster_id:
         raise UsageError(f"the list is of the cluster {orphan_list.cluster_id}, this one is {cluster}", hint="Nothing was deleted")
-    if tier.broker_metadata.is_incomplete():
+    if tier.broker_metadata.is_metadata_incomplete():
         raise UsageError(
             f"{tier.broker_metadata.source_name} has lost records, so that objects it does not name may be segments",
             hint="Nothing was deleted. Its cleanup.policy must be delete, without a limit of time and size",

@@ -154,7 +154,7 @@ def repair_partition(
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
-    tier.change_notifier.publish_changes([log])
+    tier.change_notifier.publish_control_log_changes([log])
     return _repair_report(tier, state, decisions, new_ids)
 
 
@@ -364,7 +364,7 @@ def _create_missing_objects(
     layout = tier.ports.layout
     for damage in damaged_segments:
         segment = damage.segment
-        if segment.id not in leadership.check_still_leading().live_segments_by_id():
+        if segment.id not in leadership.refresh_and_require_leadership().live_segments_by_id():
             continue  # expired or replaced since
         with _temporary_scratch_folder(tier) as scratch:
             paths = {kind: scratch / kind for kind in damage.missing}
@@ -373,7 +373,7 @@ def _create_missing_objects(
                     raise Unavailable(
                         f"{finder.description_of_sources} no longer has the {kind} of segment {segment.id}", hint="Run it again"
                     )
-            leadership.check_still_leading()
+            leadership.refresh_and_require_leadership()
             if taken := layout.upload_segment(leadership.state.topic_partition, segment, paths):
                 raise AlreadyExists(taken)
         if problem := layout.stored_segment_problem(leadership.state.topic_partition, segment):
@@ -413,7 +413,7 @@ class RepairRound:
     def resume_problem(self, intent: RoundIntent) -> str:
         return "a repair makes a plan of its own"
 
-    def log_start_to_record(self, state: PartitionState) -> int | None:
+    def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
         return None
 
     @contextmanager
@@ -462,7 +462,7 @@ class RepairRound:
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
-            session.check_leadership()
+            session.raise_if_leadership_lost()
             yield self._replace_segment(plan, task, session.state.live_segments_by_id()[task.sources[0]])
 
     def stats_for_run_history(self, plan: CompactionPlan, receipts: Sequence[CompactionReceipt]) -> Stats:

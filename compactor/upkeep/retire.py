@@ -23,11 +23,11 @@ from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import LeaseTimes, ObjectRetention, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes, ObjectRetention
 from compactor.control.publication import delete_segment_objects
 from compactor.control.records import ImportVoided, SegmentDeletionBegun, SegmentDeletionEnded
 from compactor.control.stages import RoundStage, StageTracker
-from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
+from compactor.control.state import CatalogState, GroupAwaitingDeletion, OpenImport, PartitionState
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -125,7 +125,7 @@ class RetireReport:
 
 
 def retire_partition(
-    ports: Ports,
+    ports: EnvironmentPorts,
     log: PartitionLog,
     lease: LeaseTimes,
     retention: ObjectRetention,
@@ -186,7 +186,9 @@ def retire_as_leader(
     return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
 
-def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN) -> RetireSurvey:
+def survey_retirable_segments(
+    ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN
+) -> RetireSurvey:
     """Return what ``retire`` would delete now. Writes nothing.
 
     It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because
@@ -235,7 +237,7 @@ def survey_retirable_segments(ports: Ports, log: PartitionLog, retention: Object
 
 
 def _next_deletion_due_ms(
-    ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock, young: Sequence[ListedObject]
+    ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock, young: Sequence[ListedObject]
 ) -> int:
     state = log.state
     if state.intent is not None or state.retiring:
@@ -249,7 +251,7 @@ def _next_deletion_due_ms(
 
 
 def _sweepable_objects(
-    ports: Ports, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
+    ports: EnvironmentPorts, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
     """Return those unknown objects that may be deleted now: objects whose segment ids are void (the record that announced them has no
     effect), and objects of segments of which every object is old enough.
@@ -296,7 +298,9 @@ def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tu
     return segments
 
 
-def _split_segments_by_grace(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> DueAndWaitingSegments:
+def _split_segments_by_grace(
+    ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
+) -> DueAndWaitingSegments:
     """Return the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments of one group stay
     together.
     """
@@ -310,7 +314,7 @@ def _split_segments_by_grace(ports: Ports, log: PartitionLog, retention: ObjectR
     return tuple(due), tuple(waiting)
 
 
-def _ids_of_stale_imports(ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
+def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock) -> tuple[str, ...]:
     """Return the ids of imports that were registered so long ago that they cannot be in progress."""
     if not log.state.registrations:
         return ()
@@ -320,7 +324,7 @@ def _ids_of_stale_imports(ports: Ports, log: PartitionLog, retention: ObjectRete
     return tuple(entry.import_id for entry in entries if now >= grace.import_abandoned_at_ms(entry, retention, since, now))
 
 
-def read_grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, int]:
+def read_grace_start_ms_by_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
     """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by the record's position (slot).
     For records that were deleted, the times come from the snapshot.
     """
@@ -334,13 +338,13 @@ def read_grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, in
         return {}  # cut again meanwhile; the next call reads them
 
 
-def _grace_start_ms_by_slot(ports: Ports, log: PartitionLog) -> dict[int, int]:
-    entries: list[WaitingGroup | OpenImport] = [*log.state.waiting, *log.state.registrations.values()]
+def _grace_start_ms_by_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
+    entries: list[GroupAwaitingDeletion | OpenImport] = [*log.state.waiting, *log.state.registrations.values()]
     return {entry.slot: _grace_start_ms_of_entry(ports, log, entry) for entry in entries}
 
 
-def _grace_start_ms_of_entry(ports: Ports, log: PartitionLog, entry: WaitingGroup | OpenImport) -> int:
-    return ports.control.head(log.record_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
+def _grace_start_ms_of_entry(ports: EnvironmentPorts, log: PartitionLog, entry: GroupAwaitingDeletion | OpenImport) -> int:
+    return ports.control.head(log.control_record_object_key(entry.slot)).modified_ms if entry.since_ms is None else entry.since_ms
 
 
 def _retire_report(

@@ -52,7 +52,7 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
     slots = _list_slots_of_objects(tier, f"{log.prefix}/log/")
     snapshots = _list_slots_of_objects(tier, f"{log.prefix}/snapshot/")
     try:
-        base, steps = log.records_with_states()
+        base, steps = log.read_records_with_resulting_states()
     except BadControlRecord as error:
         add_finding("control-log", error.cause, error.segment)
         return found
@@ -62,17 +62,20 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
         add_finding("segments", detail)
     for detail in segment_beyond_cleaner_offset_problems(log.state):
         add_finding("not-granted", detail, severity="note")
-    for detail in open_intent_problems(log.state):
+    for detail in reasons_open_round_cannot_be_resumed(log.state):
         add_finding("intent", detail, severity="note")
     for entry in log.state.fenced:
         add_finding(
-            "fenced", f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}", log.record_key(entry.slot), "note"
+            "fenced",
+            f"{entry.type} of epoch {entry.leader_epoch} by {entry.by}: {entry.reason}",
+            log.control_record_object_key(entry.slot),
+            "note",
         )
     for slot in slots:
         if slot > log.state.slot:
-            add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.record_key(slot))
+            add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.control_record_object_key(slot))
         elif slot <= base.slot:
-            add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.record_key(slot), "note")
+            add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.control_record_object_key(slot), "note")
     for kind, detail, where in _compare_snapshots_with_log(
         log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots
     ):
@@ -117,7 +120,7 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
         yield f"segment {min(both)} is live, and its deletion has begun"
 
 
-def open_intent_problems(state: PartitionState) -> Iterator[str]:
+def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]:
     """Yield the reason why the open round cannot be resumed, such as a truncation of its sources. The next `run` then abandons it."""
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"

@@ -66,7 +66,7 @@ def verify_partition(
     except BadData as error:
         return [SegmentProblem("error", "control-log", partition.topic, partition.partition, error.segment, error.message)]
     found = list(_offset_gap_problems(state))
-    found += _check_balances(state) if deep else []
+    found += _uneven_round_balance_problems(state) if deep else []
     key = BalanceKey(tier.identity.hash_key()) if deep and state.has_segments else None
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
@@ -156,7 +156,7 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 
-def _check_balances(state: PartitionState) -> Iterator[SegmentProblem]:
+def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
     """Yield a problem for each recorded round whose balance (sums over all records, before and after) does not add up, and a note if live
     segments have no recorded sum.
     """

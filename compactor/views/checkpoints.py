@@ -16,8 +16,8 @@ from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
 from compactor.control.leadership import current_lease
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import Ports
-from compactor.control.state import EpochHistory, FencedAppend, PartitionState, RunHistoryEntry
+from compactor.control.ports import EnvironmentPorts
+from compactor.control.state import CompactorEpochAndEnding, FencedAppend, PartitionState, RunHistoryEntry
 from compactor.errors import UsageError
 from compactor.storage.forwarding import ReadOnlyStore
 from compactor.tier.publishers import ReadOnlyPublisher
@@ -35,7 +35,7 @@ Document = dict[str, Any]
 """A view as the fields of its JSON document."""
 
 
-def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
+def checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
     """Return the checkpoint of a partition, whose log was just refreshed, as the fields of its JSON document. ``end_offset`` is inclusive,
     and -1 for an empty partition; ``first_dirty_offset`` is the first offset that is not clean; ``open_run`` is the id of a round that was
     begun and not finished, or None.
@@ -52,7 +52,7 @@ def checkpoint_document(ports: Ports, log: PartitionLog) -> Document:
     }
 
 
-def lineage_document(ports: Ports, log: PartitionLog) -> Document:
+def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
     """Return the remembered compactor epochs of a partition whose log was just refreshed, oldest first.
 
     ``unowned``: records without effect that belong to imports or to epochs that are no longer remembered.
@@ -65,7 +65,7 @@ def lineage_document(ports: Ports, log: PartitionLog) -> Document:
     }
 
 
-def _partition_state_document(ports: Ports, log: PartitionLog) -> Document:
+def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
     """Return the fields that every view of a partition has: its name, and its state after one position (slot) of its control log."""
     state = log.state
     return {
@@ -86,7 +86,9 @@ def _void_record_document(entry: FencedAppend) -> Document:
     return entry.model_dump() | {"offset": _none_if_negative(entry.offset)}
 
 
-def _compactor_epoch_document(state: PartitionState, epoch: EpochHistory, next_epoch: EpochHistory | None) -> Document:
+def _compactor_epoch_document(
+    state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None
+) -> Document:
     """Return a compactor epoch (one process's period of leadership) with the rounds that it published and its records without effect.
 
     ``ended``: released, replaced or leading. ``granted``: its cleaner offset in the present list of cleaner offsets, or None. ``cut_off``:

@@ -71,11 +71,11 @@ class HistoryDifference:
     fenced: int | None
 
 
-class RecordedHistory:
+class PartitionHistoryInControlLog:
     """History of a partition as far as its control log still contains it. Reads the log once."""
 
     def __init__(self, log: PartitionLog) -> None:
-        self._base, self._steps = log.records_with_states()
+        self._base, self._steps = log.read_records_with_resulting_states()
 
     @property
     def latest_history_point(self) -> PartitionHistoryPoint:

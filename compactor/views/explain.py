@@ -17,7 +17,7 @@ from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.pauses import pause_reason
 from compactor.control.records import PlanAnnounced
-from compactor.control.state import PartitionState, WaitingGroup
+from compactor.control.state import GroupAwaitingDeletion, PartitionState
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
@@ -26,7 +26,7 @@ from compactor.model.status import RunStatus
 from compactor.round.compaction import OPEN_ROUND_MAX_MS
 from compactor.round.dirty_ratio import KAFKA_RATIO
 from compactor.round.plan import RoundAssessment, assess_round
-from compactor.views.difference import RecordedHistory
+from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.retention import RetentionOutlook, retention_outlook
 from compactor.views.search import FoundRecord, RecordSearch
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
@@ -34,7 +34,7 @@ from compactor.views.time_formats import count_noun, format_duration, format_iso
 OnRead = Callable[[int], None]
 RecordDocument = dict[str, Any]
 """Fields of a JSON object."""
-RemovedRecord = tuple[WaitingGroup, FoundRecord]
+RemovedRecord = tuple[GroupAwaitingDeletion, FoundRecord]
 """A removed record, after the group of replaced segments that still holds it."""
 
 
@@ -63,7 +63,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     if not tier.kind.compacts:
         return _explain_listed_partition(tier, partition)
     log = tier.open_partition_log(partition)
-    past = RecordedHistory(log)
+    past = PartitionHistoryInControlLog(log)
     state = log.state
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     lease = current_lease(tier.ports, log)
@@ -240,7 +240,7 @@ def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -
         yield ExplanationFact("import", text, {"import_id": entry.import_id, "holder": entry.holder, "segments": len(entry.ids)})
 
 
-def _latest_round_facts(history: RecordedHistory, state: PartitionState) -> Iterator[ExplanationFact]:
+def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionState) -> Iterator[ExplanationFact]:
     """Yield the reason why the latest round rewrote or skipped each segment, if its plan is still in the control log."""
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
@@ -294,7 +294,7 @@ def explain_key(
         log_start = tier.first_readable_offset(state)
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
-        facts = _RecordExplainer(state, now_ms, tier.kind.compacts).record_facts(found)
+        facts = _RecordExplainer(state, now_ms, tier.kind.compacts).facts_about_records(found)
         facts += _removed_record_facts(_find_removed_records(tier, state, found, on_bytes, key=key), found)
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [ExplanationFact("below_log_start", _describe_record(record) + hidden, _record_document(record)) for record in below]
@@ -328,7 +328,7 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
         if here.key is not None and not here.control:
             later = [s for s in RecordSearch(tier, partition, on_bytes).find_records(later_segments, key=here.key) if s.offset >= offset]
         outlook = _RecordExplainer(state, now_ms, tier.kind.compacts)
-        return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.record_facts(later or [here])))
+        return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.facts_about_records(later or [here])))
 
     return _explain_present_state(tier, partition, explain_offset_in_state)
 
@@ -420,7 +420,7 @@ class _RecordExplainer:
     now_ms: int
     rounds: bool
 
-    def record_facts(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
+    def facts_about_records(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
         """Return a fact for each record, newest first: whether it sets the key's value, or why it is still there."""
         facts = []
         latest: FoundRecord | None = None

@@ -37,7 +37,7 @@ class PartitionSummaryOrError:
     error: CompactorError | None = None
 
 
-def read_summaries(
+def read_partition_summaries_or_errors(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     *,
@@ -72,9 +72,9 @@ def read_summaries(
             unread.append(name)
     confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
 
-    def read_partition(partition: TopicPartition) -> PartitionSummaryOrError:
+    def read_partition_summary_or_error(partition: TopicPartition) -> PartitionSummaryOrError:
         known = kept.get(str(partition))
-        if known and partition in trusted and _log_still_has_last_record(tier, partition, known[0]):
+        if known and partition in trusted and _control_log_still_has_last_read_record(tier, partition, known[0]):
             result = PartitionSummaryOrError(partition, known[1])
         else:
             result = _read_summary(tier, partition, hints.get(str(partition), 0), known, confirmed, now)
@@ -83,7 +83,7 @@ def read_summaries(
 
     if unread:
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
-            found |= zip(unread, pool.map(read_partition, unread), strict=True)
+            found |= zip(unread, pool.map(read_partition_summary_or_error, unread), strict=True)
     if tier.local and confirmed:
         tier.local.record_times_of_last_check(confirmed)
     return [found[name] for name in partitions]
@@ -103,7 +103,7 @@ def is_summary_fresh(
     return progress.hint == latest_hint_number and 0 <= now_ms - progress.checked_ms < max_age_ms and not at_work
 
 
-def _log_still_has_last_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
+def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
     """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
     log is read.
     """

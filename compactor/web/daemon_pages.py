@@ -10,7 +10,7 @@ from typing import ClassVar
 from compactor import __version__
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
-from compactor.control.state import EpochHistory, RunHistoryEntry
+from compactor.control.state import CompactorEpochAndEnding, RunHistoryEntry
 from compactor.control.summary import LastRound
 from compactor.daemon.metrics import daemon_metrics
 from compactor.daemon.progress import RunningJob
@@ -202,7 +202,7 @@ def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> 
 def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotals:
     """Return the totals of the daemon's first page."""
     statuses = [schedule.status for schedule in status.schedules if schedule.status is not None]
-    due = [schedule.status_if_due for schedule in status.schedules if schedule.status_if_due is not None]
+    due = [schedule.status_if_round_may_begin for schedule in status.schedules if schedule.status_if_round_may_begin is not None]
     moments = [partition.retire_at_ms for partition in statuses if partition.retire_at_ms < NEVER_MS]
     yesterday_ms = status.now_ms - DAY_MS
     return DaemonTotals(
@@ -348,7 +348,7 @@ def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntry:
     )
 
 
-def _compactor_epoch_entry(entry: EpochHistory) -> CompactorEpochSpan:
+def _compactor_epoch_entry(entry: CompactorEpochAndEnding) -> CompactorEpochSpan:
     """Return a compactor epoch (one process's period of leadership) as the partition's page shows it."""
     ended_ms = entry.ended_ms if entry.ended_ms >= 0 else None
     return CompactorEpochSpan(epoch=entry.epoch, holder=entry.holder, since_ms=entry.at_ms, ended=entry.ended, ended_ms=ended_ms)

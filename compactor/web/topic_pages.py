@@ -36,7 +36,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
         topic=topic,
         partitions=len(found),
         attention_partitions=sum(bool(failure_reason(schedule)) for schedule in found),
-        due_partitions=sum(schedule.status_if_due is not None for schedule in found),
+        due_partitions=sum(schedule.status_if_round_may_begin is not None for schedule in found),
         segments=sum(each.segments for each in statuses),
         bytes=sum(each.bytes for each in statuses),
         dirty_bytes=sum(each.dirty_bytes for each in statuses),

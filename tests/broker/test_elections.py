@@ -13,8 +13,8 @@ from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.model.segment import SegmentState
 from tests.broker.test_compaction import BrokerTierCli, Onlooker, assert_compacted, cli
 from tests.support.kafka_admin import METADATA_TOPIC, ClusterAdmin, wait_until
@@ -59,8 +59,8 @@ def readable_segments(cluster: KafkaCluster, topic: str) -> list[RemoteLogSegmen
     """Return what the metadata topic says of the readable segments of a topic with one partition."""
     reading = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap))
     try:
-        followed = FoldedMetadataTopic(reading, PersistedStates(KeptNowhere()), clock_ms=lambda: 0)
-        assert followed.catch_up(60).unread == {}
+        followed = FoldingMetadataTopicReader(reading, FoldedMetadataStore(KeptNowhere()), clock_ms=lambda: 0)
+        assert followed.fold_records_to_topic_end(60).unread == {}
         [where] = [one.partition for one in followed.tiered_partitions() if one.partition.topic == topic]
         found = followed.partition_from_metadata_records(where.topic_id, where.partition)
     finally:

@@ -17,8 +17,8 @@ from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.constants import LeaderEpoch, Offset
 from compactor.local.rocks import RocksDatabase
 from compactor.model.segment import SegmentState
@@ -36,10 +36,10 @@ VERSIONS = ["4.4.0", pytest.param("3.9.2", marks=pytest.mark.slow_broker)]
 
 
 @contextmanager
-def followed(cluster: KafkaCluster, state: Path) -> Iterator[FoldedMetadataTopic]:
+def followed(cluster: KafkaCluster, state: Path) -> Iterator[FoldingMetadataTopicReader]:
     topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), RocksDatabase(state)
     try:
-        yield FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0)
+        yield FoldingMetadataTopicReader(topic, FoldedMetadataStore(store), clock_ms=lambda: 0)
     finally:
         topic.close()
         store.close()
@@ -130,7 +130,7 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
         moved.tell(2, calm=False)
         for story in (cut, short, gone):
             story.plain(count=200)
-        assert incremental.catch_up(TIMEOUT_S).unread == {}
+        assert incremental.fold_records_to_topic_end(TIMEOUT_S).unread == {}
 
         leader = admin.leadership("moved").leader
         cluster.restart(leader, kill=True)
@@ -160,16 +160,16 @@ def test_the_fold_and_the_brokers_agree(new_cluster: Callable[..., KafkaCluster]
         assert consume(cluster, "moved", 1) == moved.partitions[1].uncommitted()
 
 
-def folded(ours: FoldedMetadataTopic, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
+def folded(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topic: str, partition: int) -> RemoteLogMetadataCache:
     found = ours.partition_from_metadata_records(uuid_bytes(admin.topic_id(topic)), partition)
     assert found is not None
     assert (found.findings, list(lookup_holes(found.cache))) == ([], [])
     return found.cache
 
 
-def settled(ours: FoldedMetadataTopic, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
+def settled(ours: FoldingMetadataTopicReader, admin: ClusterAdmin, topics: tuple[str, ...], gone_id: bytes) -> bool:
     """Nothing is in mid-deletion. For a deleted topic brokers write a segment's events only, none of the partition."""
-    progress = ours.catch_up(TIMEOUT_S)
+    progress = ours.fold_records_to_topic_end(TIMEOUT_S)
     gone = ours.partition_from_metadata_records(gone_id, 0)
     if progress.unread or gone is None or gone.cache.segments:
         return False

@@ -12,8 +12,8 @@ from compactor.brokers.metadata_topic import chain
 from compactor.brokers.metadata_topic.admin import KafkaAdmin, metadata_topic_problem
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore, FoldedPartitionMetadata
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import Refused, Unavailable
 from compactor.local.rocks import RocksDatabase
@@ -25,7 +25,7 @@ from tests.support.lookup_holes import lookup_holes
 
 TIMEOUT_S = 60.0
 PASSWORD = "reader-secret"
-Follower = Callable[[], FoldedMetadataTopic]
+Follower = Callable[[], FoldingMetadataTopicReader]
 
 
 @pytest.fixture
@@ -33,12 +33,12 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
     """A new process's view, each time; what the one before it kept lies in the same folder."""
     opened: list[tuple[ConfluentMetadataTopic, RocksDatabase]] = []
 
-    def start() -> FoldedMetadataTopic:
+    def start() -> FoldingMetadataTopicReader:
         for topic, store in opened:
             topic.close()
             store.close()
         opened.append((ConfluentMetadataTopic(KafkaConnection(broker.bootstrap)), RocksDatabase(tmp_path / "state")))
-        return FoldedMetadataTopic(opened[-1][0], PersistedStates(opened[-1][1]), clock_ms=lambda: 0)
+        return FoldingMetadataTopicReader(opened[-1][0], FoldedMetadataStore(opened[-1][1]), clock_ms=lambda: 0)
 
     yield start
     for topic, store in opened:
@@ -46,8 +46,8 @@ def follower(broker: KafkaCluster, tmp_path: Path) -> Iterator[Follower]:
         store.close()
 
 
-def folded(followed: FoldedMetadataTopic, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartition:
-    progress = followed.catch_up(TIMEOUT_S)
+def folded(followed: FoldingMetadataTopicReader, admin: KafkaAdmin, topic: str, partition: int) -> FoldedPartitionMetadata:
+    progress = followed.fold_records_to_topic_end(TIMEOUT_S)
     assert progress.unread == {}
     found = followed.partition_from_metadata_records(admin.describe_topics([topic])[topic].topic_id, partition)
     assert found is not None
@@ -105,7 +105,7 @@ def test_a_second_start_reads_on_while_the_broker_goes_on_tiering(
     after = folded(again, admin, story.topic, 0).cache.list_segments()
     assert after[: len(before)] == before
     assert len(after) > len(before) > 1
-    assert again.catch_up(TIMEOUT_S).refold_reason == ""
+    assert again.fold_records_to_topic_end(TIMEOUT_S).refold_reason == ""
     assert story.topic in {one.partition.topic for one in again.tiered_partitions()}
 
 
@@ -183,7 +183,7 @@ def test_an_older_broker(new_cluster: Callable[..., KafkaCluster], tmp_path: Pat
         story.plain(count=300)
         offsets = story.tiered()[0]
         topic, store = ConfluentMetadataTopic(KafkaConnection(cluster.bootstrap)), RocksDatabase(tmp_path / "state")
-        found = folded(FoldedMetadataTopic(topic, PersistedStates(store), clock_ms=lambda: 0), admin, story.topic, 0)
+        found = folded(FoldingMetadataTopicReader(topic, FoldedMetadataStore(store), clock_ms=lambda: 0), admin, story.topic, 0)
         links = chain.segment_read_ranges(found.cache, lineage_in(theirs.tier_files(story.topic)))
         assert (links[0].first, links[-1].last, chain.offset_gaps(links)) == (0, offsets.latest_tiered, [])
         topic.close()

@@ -14,7 +14,7 @@ from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
 from compactor.brokers.topic_ids import TopicIdAnswers, query_topic_ids
 from compactor.control.incarnations import CONFIRMATION_MS
-from compactor.upkeep.deleted_topics import delete_removed_topics
+from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from tests.support.agents import beside
 from tests.support.deployment import Deployment
 from tests.support.kafka_admin import ClusterAdmin, wait_until
@@ -72,7 +72,7 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
 
         def ask_at(later_ms: int) -> list[str]:
             opened = with_clocks(tier, cluster, later_ms)
-            return [str(name) for name in delete_removed_topics(opened, lambda ids: query_topic_ids(connection, ids))]
+            return [str(name) for name in delete_partitions_of_missing_topics(opened, lambda ids: query_topic_ids(connection, ids))]
 
         assert ask_at(0) == ask_at(CONFIRMATION_MS - 1) == ask_at(CONFIRMATION_MS) == []
         assert ask_at(2 * CONFIRMATION_MS) == ["orders-0"]

@@ -13,10 +13,10 @@ _DROPPED_RECORDS = """
 import os
 os.environ["TIERED_COMPACTOR__CLEANER__VERIFY_BEFORE_PUBLISH"] = "false"
 from compactor.cleaner.passes import chunks
-plain = chunks.decide_batches_by_records
+plain = chunks.decide_batch_retention_by_records
 def dropped(table, chunk, rows, first_row, superseded, *more):
     return plain(table, chunk, rows, first_row, superseded | (rows.offset % 97 == 0), *more)
-chunks.decide_batches_by_records = dropped
+chunks.decide_batch_retention_by_records = dropped
 from compactor.control import publication
 publication.receipt_balance_problem = lambda state, intent: ""
 """

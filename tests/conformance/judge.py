@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.cleaner.gate.failures import GateFailed
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from tests import naive_cleaner
 from tests.compare import directories_differ, segments_differ
@@ -60,10 +60,10 @@ def judge_product(kafka: Kafka, log_dir: Path, request: dict[str, Any], scratch:
     return Verdict(difference, next_dirty_offset=theirs["next_dirty_offset"])
 
 
-def gated(request: dict[str, Any]) -> CleanRequest:
+def gated(request: dict[str, Any]) -> OfflineCleanOptions:
     """Under the eyes of the equivalence gate, whose refusal is raised; in every third case it has room for a part of the keys only."""
     turn = request["now_ms"] % 3
-    return CleanRequest(**request, threads=1 + turn, gate_budget_bytes=(1 << 24, 1 << 24, 500)[turn])
+    return OfflineCleanOptions(**request, threads=1 + turn, gate_budget_bytes=(1 << 24, 1 << 24, 500)[turn])
 
 
 def judge_naive(kafka: Kafka, log_dir: Path, request: dict[str, Any], scratch: Path) -> Verdict:

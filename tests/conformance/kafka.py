@@ -54,7 +54,7 @@ class Kafka:
         self._errors.close()
 
     def generate(self, seed: int, profile: str, target: Path, *, parts: int = 1) -> dict[str, Any]:
-        """Writes a random log; returns ``request`` (the fields of CleanRequest) and ``parts`` (end and last stable offset)."""
+        """Writes a random log; returns ``request`` (the fields of OfflineCleanOptions) and ``parts`` (end and last stable offset)."""
         return self._ask({"do": "generate", "seed": seed, "profile": profile, "parts": parts, "dir": str(target)})
 
     def clean(self, log_dir: Path, out_dir: Path, request: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.consumer.group import ConfluentGroupClient, GroupClient, GroupOffset
+from compactor.consumer.group import ConfluentGroupClient, GroupClient, OffsetWithLeaderEpoch
 from compactor.model.ids import TopicPartition
 from tests.support.memory_group import MemoryCoordinator
 from tests.support.waiting import wait_for
@@ -92,21 +92,21 @@ def test_a_member_commits_and_reads_offsets_with_leader_epochs(rig: GroupRig) ->
     poll_until([client], lambda: held.names == rig.names)
     first, second = sorted(rig.names)[:2]
     assert client.committed_offsets(rig.names) == {}
-    client.commit({first: GroupOffset(7, 3), second: GroupOffset(9)}, wait=True)
-    assert client.committed_offsets(rig.names) == {first: GroupOffset(7, 3), second: GroupOffset(9)}
+    client.commit({first: OffsetWithLeaderEpoch(7, 3), second: OffsetWithLeaderEpoch(9)}, wait=True)
+    assert client.committed_offsets(rig.names) == {first: OffsetWithLeaderEpoch(7, 3), second: OffsetWithLeaderEpoch(9)}
 
 
 def test_members_share_partitions_and_commit_before_they_give_one_up(rig: GroupRig) -> None:
     client, other = rig.open(), rig.open()
     held, others = Held(), Held()
-    held.on_revoke = lambda names: client.commit({name: GroupOffset(5, 0) for name in names}, wait=True)
+    held.on_revoke = lambda names: client.commit({name: OffsetWithLeaderEpoch(5, 0) for name in names}, wait=True)
     client.subscribe([rig.topic], held)
     poll_until([client], lambda: held.names == rig.names)
     other.subscribe([rig.topic], others)
     poll_until([client, other], lambda: len(held.names) == len(others.names) == 2)
     assert held.names | others.names == rig.names
     assert len(held.revoked) == (2 if rig.is_cooperative else 4)
-    assert set(other.committed_offsets(others.names).values()) == {GroupOffset(5, 0)}
+    assert set(other.committed_offsets(others.names).values()) == {OffsetWithLeaderEpoch(5, 0)}
     client.close()
     poll_until([other], lambda: others.names == rig.names)
 

@@ -23,7 +23,7 @@ from compactor.errors import BadData, CannotCopy, NotFound, Unavailable
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import FILE_KINDS, EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.build import NO_PRODUCER, prepend_batch_header
-from compactor.records.headers import header_digest_of_verified_file
+from compactor.records.headers import header_digest_if_batch_crcs_match
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
@@ -154,7 +154,9 @@ STORES = ("directory", "memory", "moto")
 
 def rigs(*, composing: bool = False) -> list[str]:
     """All layouts in all stores, or those that compose logs of copied ranges."""
-    return [f"{name} in {store}" for name, row in RIGS.items() for store in STORES if row.layout.records_batch_digests or not composing]
+    return [
+        f"{name} in {store}" for name, row in RIGS.items() for store in STORES if row.layout.should_record_batch_digests or not composing
+    ]
 
 
 composing_rigs = pytest.mark.parametrize("rig", rigs(composing=True), indirect=True)
@@ -224,8 +226,8 @@ class TestReading:
         folder = rig.layout.partition_folder(NAME)
         assert folder.endswith("/")
         assert all(one.key.startswith(folder) for one in listed)
-        assert rig.layout.required_parts <= {one.kind for one in listed if one.segment_id == segment.id}
-        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.required_parts} <= {one.key for one in listed}
+        assert rig.layout.required_object_kinds <= {one.kind for one in listed if one.segment_id == segment.id}
+        assert {rig.layout.object_name(NAME, segment, part) for part in rig.layout.required_object_kinds} <= {one.key for one in listed}
 
     def test_what_is_not_there_is_not_found(self, rig: Rig, tmp_path: Path) -> None:
         segment = rig.segment(0, rig.contents(3))
@@ -325,8 +327,8 @@ class TestPuttingTogether:
     def test_only_plain_objects_with_digests_of_ours_are_copied(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(1))
         rig.stored(segment, rig.contents(1))
-        assert rig.layout.log_copy_limits == (rig.store.server_copy_limits if rig.layout.records_batch_digests else None)
-        if not rig.layout.records_batch_digests:
+        assert rig.layout.log_copy_limits == (rig.store.server_copy_limits if rig.layout.should_record_batch_digests else None)
+        if not rig.layout.should_record_batch_digests:
             with pytest.raises(CannotCopy, match="cannot compose logs"):
                 rig.layout.log_object_version(NAME, segment)
             with pytest.raises(CannotCopy, match="cannot compose logs"):
@@ -485,7 +487,7 @@ def log_of(*texts: bytes) -> bytes:
 
 def digest_of(scratch: Path, log: bytes) -> str:
     (scratch / "digested").write_bytes(log)
-    return header_digest_of_verified_file(scratch / "digested")
+    return header_digest_if_batch_crcs_match(scratch / "digested")
 
 
 def flipped(data: bytes) -> bytes:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from tests.compare import directories_differ
 from tests.golden_cases import Round
 
 
 def agrees(case: Round, out: Path, *, threads: int = 1, gate: int = 1 << 24) -> None:
-    request = CleanRequest(**case.request(), threads=threads, gate_budget_bytes=gate)
+    request = OfflineCleanOptions(**case.request(), threads=threads, gate_budget_bytes=gate)
     if case.refused:
         with pytest.raises(BadData):
             clean_log_directory(case.log_dir, out, request)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.codec import MetadataRecord, RemoteLogSegmentMetadataRecord, uuid_bytes
@@ -41,7 +41,7 @@ class Left:
 
     def now_with(self, *events: MetadataRecord) -> Tier:
         scratch = self.folder / f"folded {len(events)}"
-        return replace(self.tier, metadata=BrokerManagedMetadata(brokers_of([*self.events, *events], scratch)))
+        return replace(self.tier, metadata=BrokerManagedTierMetadataSource(brokers_of([*self.events, *events], scratch)))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def left(tmp_path: Path) -> Left:
             os.utime(path, (path.stat().st_mtime - 30 * DAY_S,) * 2)
     cli = broker_cli(tmp_path, golden, "kafka-local", events)
     opened = open_tier(load_settings(str(cli.config), {}))
-    tier = replace(opened, metadata=BrokerManagedMetadata(brokers_of(events, tmp_path / "live")))
+    tier = replace(opened, metadata=BrokerManagedTierMetadataSource(brokers_of(events, tmp_path / "live")))
     keys = [str(path.relative_to(golden.objects)) for path in (*objects, stray, young)]
     return Left(tier, cli, events, tmp_path, keys[:-2], keys[-2], keys[-1])
 

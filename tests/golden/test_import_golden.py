@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from tests.builders import next_directory
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
@@ -43,7 +43,7 @@ def test_only_log_files(name: str, cleaner_cases: Path, tmp_path: Path) -> None:
 
 def through_the_tier(case: Round, scratch: Path) -> None:
     request = replace(
-        CleanRequest(**case.request()), first_dirty_offset=None, first_uncleanable_offset=None, map_entries=None, high_watermark=None
+        OfflineCleanOptions(**case.request()), first_dirty_offset=None, first_uncleanable_offset=None, map_entries=None, high_watermark=None
     )
     cli = TierCli(scratch / "some tier", {"cleaner": cleaner_settings(request)})
     imported = cli.bring(case.log_dir)
@@ -98,7 +98,7 @@ def again(cli: TierCli, now: int, retention: int, case: Round) -> None:
     assert cli.do("topics") == topics
 
 
-def cleaner_settings(request: CleanRequest) -> dict[str, Any]:
+def cleaner_settings(request: OfflineCleanOptions) -> dict[str, Any]:
     """[cleaner] for one of Kafka's rounds: nothing expires, and the disk is large enough."""
     names = ("delete_retention_ms", "segment_bytes", "segment_index_bytes", "index_interval_bytes")
     return {name: getattr(request, name) for name in names} | {"producer_id_expiration_ms": NEVER}

@@ -21,9 +21,9 @@ from compactor.model.plan import CompactionPlan
 from compactor.round import compaction
 from compactor.round.compaction import RoundReport
 from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from compactor.upkeep.retire import retire_partition
-from compactor.views.difference import RecordedHistory
+from compactor.views.difference import PartitionHistoryInControlLog
 from compactor.views.explain import ExplanationFact, explain_partition
 from compactor.views.forecast import forecast_partition
 from tests.builders import read
@@ -86,10 +86,10 @@ class Expiring:
 
     def undo(self) -> PartitionState:
         tier = self.opened()
-        return undo_round_by_copies(tier, tier.open_partition_log(NAME, leads=True), self.state().published[-1])
+        return undo_run_by_publishing_copies(tier, tier.open_partition_log(NAME, leads=True), self.state().published[-1])
 
     def published(self) -> RoundPublished:
-        records = RecordedHistory(self.opened().open_partition_log(NAME, leads=True)).records
+        records = PartitionHistoryInControlLog(self.opened().open_partition_log(NAME, leads=True)).records
         return [record.body for record in records if isinstance(record.body, RoundPublished)][-1]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from tests.builders import next_directory
 from tests.conformance.__main__ import GROWING, PROFILES, run_seed
 from tests.conformance.kafka import Kafka
@@ -28,7 +28,7 @@ def test_ten_rounds_over_a_growing_log(kafka: Kafka, profile: str, seed: int) ->
 def test_kafka_reads_what_we_wrote(kafka: Kafka, profile: str, tmp_path: Path) -> None:
     """Opened as after a crash, so that Kafka checks every batch: the views are those of its own cleaner's output."""
     request = kafka.generate(99, profile, tmp_path / "in")["request"]
-    summary = clean_log_directory(tmp_path / "in", tmp_path / "ours", CleanRequest(**request))
+    summary = clean_log_directory(tmp_path / "in", tmp_path / "ours", OfflineCleanOptions(**request))
     theirs = kafka.clean(tmp_path / "in", tmp_path / "theirs", request)
     views = []
     for name, end in (("ours", summary.next_dirty_offset), ("theirs", theirs["next_dirty_offset"])):

@@ -21,7 +21,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.service.retry_delay import RETRY_MS
 from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from compactor.views.history import undo_problem
 from tests.builders import LogBuilder
 from tests.simulation.memory_topic import Loss, MemoryMetadataTopic
@@ -291,7 +291,7 @@ def test_no_later_hint_is_the_one_of_an_earlier_process_with_another_policy(worl
     world.write(ORDERS)
     opened = world.brokers.opened()
     hearing = BrokerChangeFeed(opened.broker_metadata)
-    assert hint_of_orders(hearing, opened) == opened.broker_metadata.partition_versions()[ORDERS].applied
+    assert hint_of_orders(hearing, opened) == opened.broker_metadata.partition_metadata_versions()[ORDERS].applied
     world.brokers.topic("orders", {"segment.bytes": "20000"})
     kept = hint_of_orders(hearing, opened)
     again = world.brokers.opened()
@@ -415,5 +415,5 @@ def test_no_segment_without_a_record_is_made_where_a_neighbour_has_one(world: Wo
     state = opened.open_partition_log(ORDERS).refresh()
     assert (len(state.live), state.live[0].records) == (2, 1)
     assert undo_problem(state, state.published[-1]) == ""
-    undo_round_by_copies(opened, opened.open_partition_log(ORDERS, leads=True), state.published[-1])
+    undo_run_by_publishing_copies(opened, opened.open_partition_log(ORDERS, leads=True), state.published[-1])
     assert opened.open_partition_log(ORDERS).refresh().live[0].records == 140

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.erasure.partition import KeySearchRequest, find_key_holders
+from compactor.upkeep.erasure.partition import KeySearchRequest, survey_objects_holding_keys
 from compactor.upkeep.erasure.topic import (
     ErasureReportHeader,
     erasure_report_json,
     expedite_erasure,
-    find_key_holders_in_topic,
     partitions_of_topic,
+    survey_objects_holding_keys_in_topic,
 )
 from tests.builders import LogBuilder
 from tests.support.memory_brokers import MemoryBrokers
@@ -25,7 +25,7 @@ def asked(brokers: MemoryBrokers, *keys: bytes) -> KeySearchRequest:
 
 
 def held(opened: Tier, question: KeySearchRequest) -> list[tuple[str, str]]:
-    return sorted((holder.state.value, holder.what) for holder in find_key_holders(opened, NAME, question).holders)
+    return sorted((holder.state.value, holder.what) for holder in survey_objects_holding_keys(opened, NAME, question).holders)
 
 
 def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path) -> None:
@@ -47,15 +47,15 @@ def test_what_is_needed_is_done_up_to_the_brokers_newest_segment(tmp_path: Path)
     told: list[str] = []
     brokers.hurried_ms += 1_000
     found = expedite_erasure(
-        opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
+        opened, survey_objects_holding_keys(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
     )
     assert found.holders == (), (told, found.holders)
     assert any("cleaned" in line for line in told)
     # b was deleted in the newest segment: until the next one is tiered nobody touches it, and the value before it has to wait, too.
-    rest = find_key_holders(opened, NAME, asked(brokers, b"b"))
+    rest = survey_objects_holding_keys(opened, NAME, asked(brokers, b"b"))
     (tombstone,) = [one for one in rest.holders if one.what == "tombstone"]
     assert "the newest one is not cleaned" in tombstone.waits_for
-    everything = find_key_holders_in_topic(opened, partitions_of_topic(opened, "orders"), asked(brokers, b"a", b"b"))
+    everything = survey_objects_holding_keys_in_topic(opened, partitions_of_topic(opened, "orders"), asked(brokers, b"a", b"b"))
     report = erasure_report_json(ErasureReportHeader({}, "orders", brokers.clock_ms(), ("digest of a", "digest of b")), everything, told)
     assert [key["erased"] for key in report["keys"]] == [True, False]
     assert any("have not uploaded" in one["what"] for one in report["not_covered"])
@@ -88,7 +88,7 @@ def test_what_lies_behind_the_end_up_to_which_a_segment_is_read(tmp_path: Path) 
     told: list[str] = []
     brokers.hurried_ms += 1_000
     found = expedite_erasure(
-        opened, find_key_holders(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
+        opened, survey_objects_holding_keys(opened, NAME, question), asked(brokers, b"a"), shorten_grace=False, report_step=told.append
     )
     assert found.holders == (), (told, found.movable, found.holders)
     assert held(opened, asked(brokers, b"a")) == []

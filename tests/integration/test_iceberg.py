@@ -29,7 +29,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.outputs import iceberg
 from compactor.outputs.iceberg import IcebergOutput
-from compactor.outputs.iceberg_plan import DataFileName, TablePartitionEntry, partition_entry_key
+from compactor.outputs.iceberg_plan import DataFileName, PartitionEntryInSnapshot, snapshot_summary_key_of_partition
 from compactor.outputs.iceberg_table import TopicTable, open_table_loader
 from compactor.outputs.port import OutputReport
 from tests.builders import LogBuilder
@@ -84,11 +84,13 @@ class House(GrowingTier):
     def scan(self, snapshot_id: int | None = None) -> pa.Table:
         return self.table().scan(snapshot_id=snapshot_id).to_arrow()
 
-    def entry(self, partition: int = 0) -> TablePartitionEntry:
+    def entry(self, partition: int = 0) -> PartitionEntryInSnapshot:
         snapshot = self.table().current_snapshot()
         assert snapshot is not None
         assert snapshot.summary is not None
-        return TablePartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(partition)])
+        return PartitionEntryInSnapshot.model_validate_json(
+            snapshot.summary.additional_properties[snapshot_summary_key_of_partition(partition)]
+        )
 
     def files(self) -> set[str]:
         return {task.file.file_path for task in self.table().scan().plan_files()}
@@ -463,7 +465,7 @@ def test_a_table_shows_the_last_values_throughout_a_random_life(tmp_path: Path, 
     views = live_through(house, random.Random(seed), monkeypatch)
     assert {snapshot: house.rows(snapshot) for snapshot in views} == views
     entries = [
-        TablePartitionEntry.model_validate_json(snapshot.summary.additional_properties[partition_entry_key(0)])
+        PartitionEntryInSnapshot.model_validate_json(snapshot.summary.additional_properties[snapshot_summary_key_of_partition(0)])
         for snapshot in house.table().snapshots()
         if snapshot.summary
     ]

@@ -21,7 +21,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.outputs.iceberg import IcebergOutput, read_table_status
-from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from tests.integration.test_undo_on_brokers_tiers import after
 from tests.simulation.memory_topic import MemoryMetadataTopic
 from tests.support.deployment import GrowingLog
@@ -54,7 +54,7 @@ class BrokersTable:
 
     @staticmethod
     def undo(opened: Tier, run_id: str) -> None:
-        undo_round_by_copies(opened, opened.open_partition_log(NAME, leads=True), run_id)
+        undo_run_by_publishing_copies(opened, opened.open_partition_log(NAME, leads=True), run_id)
 
     def delete_segment(self, segment_id: str) -> None:
         """Brokers delete a segment."""

@@ -22,7 +22,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
-from compactor.upkeep.erasure.partition import KeySearchRequest, find_key_holders
+from compactor.upkeep.erasure.partition import KeySearchRequest, survey_objects_holding_keys
 from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import GraceClock, retire_partition
 from compactor.upkeep.verify_tier import verify_partition
@@ -253,7 +253,7 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     raised(tier, 6)
 
     def held(key: bytes) -> list[str]:
-        holders = find_key_holders(tier, NAME, KeySearchRequest((key,), NOW_MS)).holders
+        holders = survey_objects_holding_keys(tier, NAME, KeySearchRequest((key,), NOW_MS)).holders
         return sorted({holder.object.split("/")[1][:20].lstrip("0") for holder in holders if holder.what != "keyed hash"})
 
     assert (held(b"d"), held(b"b")) == ([""], ["", "5"]), "d=4 is in a removed segment, b=5 in the one that is divided"

@@ -19,7 +19,7 @@ from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.model.segment import SegmentState
 from compactor.transfer.export import export_partition
-from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from compactor.upkeep.retire import retire_partition
 from compactor.views.history import undo_problem
 from tests.builders import LogBuilder, read
@@ -60,7 +60,7 @@ class Undoing:
 
     def undo(self, opened: Tier | None = None) -> PartitionState:
         tier = opened or self.brokers.opened()
-        return undo_round_by_copies(tier, tier.open_partition_log(NAME, leads=True), self.run_id)
+        return undo_run_by_publishing_copies(tier, tier.open_partition_log(NAME, leads=True), self.run_id)
 
     def retire(self) -> None:
         tier = self.brokers.opened()
@@ -207,7 +207,7 @@ def test_where_brokers_have_tiered_a_part_again_it_is_refused_before_anything_is
 def test_what_is_deleted_or_built_on_is_refused(undoing: Undoing) -> None:
     before = undoing.batches()
     with pytest.raises(UsageError, match="no run nothing that is remembered"):
-        undo_round_by_copies(undoing.opened, undoing.opened.open_partition_log(NAME, leads=True), "nothing")
+        undo_run_by_publishing_copies(undoing.opened, undoing.opened.open_partition_log(NAME, leads=True), "nothing")
     undoing.retire()
     with pytest.raises(UsageError, match="cannot be undone: retiring what run .* replaced has begun"):
         undoing.undo()

@@ -14,10 +14,10 @@ from compactor.errors import BadData, Refused
 from compactor.storage.counting import RequestCounters
 from compactor.tier.layouts.aiven.chunk_index import (
     InvalidAivenDataError,
+    chunk_index_of_compressed_log,
+    chunk_index_of_uncompressed_log,
     decode_chunk_sizes,
     encode_chunk_sizes,
-    fixed_chunk_index,
-    variable_chunk_index,
 )
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
 from compactor.tier.layouts.aiven.layout import AivenLayout
@@ -77,11 +77,11 @@ def test_custom_metadata_that_is_cut_off_is_refused(custom: CustomMetadata, data
 @given(st.integers(1, 5000), st.integers(1, 20_000), st.data())
 def test_chunks_cover_the_log_and_the_object(chunk_size: int, file_size: int, data: st.DataObject) -> None:
     count = -(-file_size // chunk_size)
-    index = fixed_chunk_index(chunk_size, file_size, 28)
+    index = chunk_index_of_uncompressed_log(chunk_size, file_size, 28)
     index.require_uncompressed_chunks(28)
     if count <= 300:
         lengths = data.draw(st.lists(st.integers(1, 9000), min_size=count, max_size=count))
-        index = data.draw(st.sampled_from([index, variable_chunk_index(chunk_size, file_size, lengths)]))
+        index = data.draw(st.sampled_from([index, chunk_index_of_compressed_log(chunk_size, file_size, lengths)]))
     start = data.draw(st.integers(0, file_size - 1))
     end = data.draw(st.integers(start + 1, file_size))
     chunks = [index.stored_chunk(number) for number in index.chunk_numbers(start, end)]

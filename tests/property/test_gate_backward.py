@@ -28,9 +28,9 @@ def gate_of(round_: Round, *, behind: bool = True) -> tuple[Gate, list[SourceSeg
     sources = opened.sources if behind else [source for source in opened.sources if source.base <= rules.latest_offset]
     for source in reversed(sources):
         if gate._terms.has_dirty_offsets(source):
-            gate.read_dirty_segment_keys(source)
+            gate.add_keys_of_dirty_segment_to_key_table(source)
         elif source.base > rules.latest_offset:
-            gate.read_markers_after_dirty_range(source)
+            gate.collect_txn_outcomes_after_dirty_range(source)
     return gate, opened.sources
 
 
@@ -76,7 +76,7 @@ def test_gate_knows_outcomes_from_the_end_as_from_the_beginning(made: tuple[LogB
         for source, whole in zip(sources, transaction_outcomes_by_source(sources, {}), strict=True):
             if source.ordinal in gate._dirty:
                 assert gate._outcomes_of[source.ordinal].aborted.tolist() == whole.aborted.tolist()
-        gate.compute_transaction_outcomes(sources)
+        gate.compute_and_keep_txn_outcomes(sources)
         assert round_.refusal() == ""
 
 
@@ -89,7 +89,7 @@ def test_gate_refuses_a_fold_that_differs_from_what_it_read_from_the_end(tmp_pat
     request = {"now_ms": 1_000_000, "first_uncleanable_offset": 1}
     round_ = Round.of(log.write(tmp_path / "log"), tmp_path / "out", request)
     gate, sources = gate_of(round_)
-    gate.compute_transaction_outcomes(sources)
+    gate.compute_and_keep_txn_outcomes(sources)
     gate, sources = gate_of(round_, behind=False)
     with pytest.raises(GateFailed, match="other aborted batches"):
-        gate.compute_transaction_outcomes(sources)
+        gate.compute_and_keep_txn_outcomes(sources)

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
 from compactor.control.state import PartitionState
-from compactor.model.balance import DigestSum
+from compactor.model.balance import CountAndDigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
 Span = tuple[int, int]
@@ -56,7 +56,7 @@ def segment(name: str, span: Span) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=name, start_offset=Offset(span[0]), end_offset=Offset(span[1]), size_bytes=1, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
         leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(span[0])),), files={"log": SegmentFile(size=1)},
-        content=DigestSum.from_digest_halves(1, span[0], span[1]),
+        content=CountAndDigestSum.from_digest_halves(1, span[0], span[1]),
     )  # fmt: skip
 
 
@@ -116,10 +116,10 @@ class History:
         elif wrong == "fewer" and named:
             named -= {sorted(named)[drawn % len(named)]}
         ordered = sorted(named, key=lambda name: self.model.spans[name])
-        removed = DigestSum()
-        content = DigestSum()
+        removed = CountAndDigestSum()
+        content = CountAndDigestSum()
         for name, (first, last) in self.model.spans.items():
-            one = DigestSum.from_digest_halves(1, first, last)
+            one = CountAndDigestSum.from_digest_halves(1, first, last)
             removed, content = (removed.plus(one), content) if name in named else (removed, content.plus(one))
         epoch = 1 if wrong == "epoch" else 0
         sound = self.model.is_sound(offset, frozenset(named), leads=epoch == 0)

@@ -17,9 +17,9 @@ from compactor.brokers.metadata_topic.codec import (
     RemotePartitionDeleteMetadataRecord,
     TopicIdPartition,
     decode_record,
-    decode_segment_state,
+    decode_unframed_segment_metadata,
     encode_record,
-    encode_segment_state,
+    encode_unframed_segment_metadata,
 )
 from compactor.errors import BadData, NotFound
 from compactor.model.segment import SegmentState
@@ -58,7 +58,10 @@ def test_segments_come_back_from_their_bytes(record: RemoteLogSegmentMetadataRec
     assert decode_record(value) == record
     assert encode_record(decode_record(value)) == value
     kept = record._replace(state=state)
-    assert decode_segment_state(b"before" + encode_segment_state(kept), 6) == (kept, 6 + len(encode_segment_state(kept)))
+    assert decode_unframed_segment_metadata(b"before" + encode_unframed_segment_metadata(kept), 6) == (
+        kept,
+        6 + len(encode_unframed_segment_metadata(kept)),
+    )
 
 
 @given(

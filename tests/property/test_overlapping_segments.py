@@ -12,7 +12,12 @@ import pytest
 from checkpoint.lineage import EpochEntry, first_divergent_offset
 from compactor.brokers.metadata_topic import chain as chaining
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
-from compactor.brokers.metadata_topic.chain import SegmentReadRange, lineage_from_segments, merged_read_ranges, segment_read_ranges
+from compactor.brokers.metadata_topic.chain import (
+    SegmentReadRange,
+    lineage_from_segments,
+    read_ranges_with_each_segment_once,
+    segment_read_ranges,
+)
 from compactor.constants import LeaderEpoch, Offset
 from tests.metadata_events import PARTITION, finished
 from tests.plain_metadata_cache import PlainCache
@@ -57,7 +62,7 @@ def by_chain(replicas: Replicas, links: list[SegmentReadRange], end: int) -> lis
 def verdict(replicas: Replicas) -> str:
     """``same``, ``hole`` where brokers leave one and so do we, ``refused`` where the newest checkpoint disagrees; raises otherwise."""
     told = lineage_from_segments(replicas.cache)
-    links = merged_read_ranges(segment_read_ranges(replicas.cache, told), told)
+    links = read_ranges_with_each_segment_once(segment_read_ranges(replicas.cache, told), told)
     end = links[-1].last
     if first_divergent_offset(told, end + 1, newest_lineage(replicas, links), end + 1) is not None:
         return "refused"
@@ -103,7 +108,7 @@ def every_lower_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def segments_twice(patch: pytest.MonkeyPatch) -> None:
     """A segment that brokers come back to is in the chain twice, or begins behind its start."""
-    patch.setattr(sys.modules[__name__], "merged_read_ranges", lambda links, lineage: links)
+    patch.setattr(sys.modules[__name__], "read_ranges_with_each_segment_once", lambda links, lineage: links)
 
 
 @pytest.mark.parametrize("drop", [every_lower_epoch, segments_twice])

@@ -16,8 +16,8 @@ from compactor.brokers.metadata_topic.token_bucket import (
     MINUTE_MS,
     MINUTES_PER_HOUR,
     MetadataTokenBucket,
-    add_record_counts,
     record_counts_of_last_hour,
+    record_counts_with_timestamps_added,
 )
 from compactor.model.ids import TopicPartition
 
@@ -102,18 +102,18 @@ class TestReservations:
 
 class TestCounting:
     def test_records_are_counted_by_minute_for_two_hours(self) -> None:
-        written = add_record_counts((), [NOW, NOW + 1, NOW - MINUTE_MS], NOW)
+        written = record_counts_with_timestamps_added((), [NOW, NOW + 1, NOW - MINUTE_MS], NOW)
         assert written == ((MINUTE - 1, 1), (MINUTE, 2))
-        assert add_record_counts(written, [], NOW) == written
+        assert record_counts_with_timestamps_added(written, [], NOW) == written
         later = NOW + COUNTED_MINUTES * MINUTE_MS
-        assert add_record_counts(written, [later], later) == ((MINUTE + COUNTED_MINUTES, 1),)
+        assert record_counts_with_timestamps_added(written, [later], later) == ((MINUTE + COUNTED_MINUTES, 1),)
 
     @pytest.mark.parametrize(("minutes", "left"), [(0, {MINUTE - 1: 1, MINUTE: 2}), (59, {MINUTE: 2}), (60, {})])
     def test_the_last_hour_has_sixty_minutes(self, minutes: int, left: dict[int, int]) -> None:
         assert record_counts_of_last_hour({MINUTE - 1: 1, MINUTE: 2}, NOW + minutes * MINUTE_MS) == left
 
     def test_a_timestamp_in_the_future_counts_as_the_time_of_reading(self) -> None:
-        written = add_record_counts(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
+        written = record_counts_with_timestamps_added(((MINUTE - 1, 3),), [NOW + 1000 * _HOUR_MS], NOW)
         assert written == ((MINUTE - 1, 3), (MINUTE, 1))
         assert record_counts_of_last_hour(dict(written), NOW + _HOUR_MS) == {}
 

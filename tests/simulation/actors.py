@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from checkpoint.lineage import EpochEntry, first_disowned_offset
+from checkpoint.lineage import EpochEntry, first_offset_of_other_epoch
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
@@ -14,8 +14,8 @@ from compactor.control.identity import DataRootOwnership
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
-from compactor.control.ports import LeaseTimes, ObjectRetention, Ports
-from compactor.control.records import BadControlRecord, TailBatch, TailTruncated
+from compactor.control.ports import EnvironmentPorts, LeaseTimes, ObjectRetention
+from compactor.control.records import BadControlRecord, LastImportedBatch, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, NotFound, OutOfBudget, StoreError, UsageError
@@ -61,7 +61,7 @@ class Actors:
         expired = find_expired_segments(state, cleaner, 0)
         return expired.log_start_offset if expired else None
 
-    def work(self, ports: Ports, *, fails: bool = False) -> SymbolicRound:
+    def work(self, ports: EnvironmentPorts, *, fails: bool = False) -> SymbolicRound:
         rng = self.world.rng
         worker = SymbolicWorker(
             ports, keeps_survivors=rng.random() < 0.3, fails=(lambda: rng.random() < 0.05) if fails else (lambda: False)
@@ -76,16 +76,18 @@ class Actors:
             expires=self.expires,
         )
 
-    def restarting(self, name: str, holder: str, body: Callable[[Ports, PartitionLog], None]) -> Callable[[Ports], None]:
+    def restarting(
+        self, name: str, holder: str, body: Callable[[EnvironmentPorts, PartitionLog], None]
+    ) -> Callable[[EnvironmentPorts], None]:
         """A process that does ``body`` again and again, survives what a daemon survives, and is started anew after a crash."""
         world, losses = self.world, self.losses
         if losses:
             losses.joins(name)
 
-        def opened(ports: Ports) -> PartitionLog:
+        def opened(ports: EnvironmentPorts) -> PartitionLog:
             return losses.opened(ports, name, holder) if losses else open_partition_log(ports, self.name)
 
-        def run(ports: Ports) -> None:
+        def run(ports: EnvironmentPorts) -> None:
             log = opened(ports)
             try:
                 while True:
@@ -111,7 +113,7 @@ class Actors:
 
         return run
 
-    def compactor(self, ports: Ports, log: PartitionLog) -> None:
+    def compactor(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         dice = self.world.rng.random()
         if dice < self.runs:
             run_round(ports, log, LEASE, self.work(ports, fails=True))
@@ -123,7 +125,7 @@ class Actors:
         else:
             log.write_snapshot_and_delete_records(self.world.rng.choice((1, 4)))
 
-    def take_back(self, ports: Ports, log: PartitionLog) -> None:
+    def take_back(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Undo the latest round."""
         self.undoing += 1
         try:
@@ -131,7 +133,7 @@ class Actors:
         finally:
             self.undoing -= 1
 
-    def deleter(self, ports: Ports, log: PartitionLog) -> None:
+    def deleter(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Delete records below any offset, also where there is none. Some do not settle an open round first, some undo a round after it."""
         dice = self.world.hazards
         state = log.refresh()
@@ -149,18 +151,18 @@ class Actors:
         if log.state.published and dice.random() < 0.4:
             self.take_back(ports, log)
 
-    def collector(self, ports: Ports, log: PartitionLog) -> None:
+    def collector(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         log.write_snapshot_and_delete_records(self.world.rng.choice((1, 1, 6)))
 
-    def sweeper(self, ports: Ports, log: PartitionLog) -> None:
+    def sweeper(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """With another configuration, where there is one: what was recorded with what waits counts, too."""
         retire_partition(ports, log, LEASE, HASTY if ports.retention else RETENTION, dry_run=self.world.rng.random() < 0.2)
 
-    def importer(self, ports: Ports, log: PartitionLog) -> None:
+    def importer(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
         rng, broker = self.world.rng, self.live
         state = log.refresh()
-        parted = first_disowned_offset(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
+        parted = first_offset_of_other_epoch(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
         if state.live and parted is not None:
             self.truncation(ports, log, parted)
             return
@@ -174,7 +176,7 @@ class Actors:
             return
         chosen = [SymbolicIncoming(self, ports, rows) for rows in missing[: rng.choice((1, 1, 2))]]
         last = chosen[-1].rows[-1][0]
-        tail = (TailBatch(base_offset=Offset(last), last_offset=Offset(last), digest=str(chosen[-1].rows[-1])),)
+        tail = (LastImportedBatch(base_offset=Offset(last), last_offset=Offset(last), digest=str(chosen[-1].rows[-1])),)
         add_segments_to_tier(ports, log, chosen, SegmentAddition(broker.lineage(last + 1), tail))
 
     def elect(self) -> None:
@@ -183,7 +185,7 @@ class Actors:
         self.live.elect(self.world.rng, max(1, self.oracle.state.end_offset - 3))
         self.world.note(f"the broker goes on at {self.live.lineage(self.live.end)}")
 
-    def truncation(self, ports: Ports, log: PartitionLog, offset: int) -> None:
+    def truncation(self, ports: EnvironmentPorts, log: PartitionLog, offset: int) -> None:
         """What `import --accept-truncation` does: the segment in the middle is cut, and one record takes the rest out."""
         state = log.state
         voided = [segment for segment in state.live if segment.end_offset >= offset]
@@ -199,7 +201,7 @@ class Actors:
         )
         record_tail_truncation(ports, log, body)
 
-    def stranger(self, ports: Ports, log: PartitionLog) -> None:
+    def stranger(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Somebody whose control store was mistyped: an empty one over the same data. He imports nothing, and would sweep everything."""
         mine = replace(ports, control=self.world.mistyped, ownership=DataRootOwnership())
         owner, catalog = mine.ownership, open_catalog(mine)
@@ -217,7 +219,7 @@ class Actors:
             if self.world.data.objects.pop(key, None):
                 self.world.note(f"lost: {key}")
 
-    def reader(self, ports: Ports, log: PartitionLog) -> None:
+    def reader(self, ports: EnvironmentPorts, log: PartitionLog) -> None:
         """Folds, then reads; starts over with a fresh fold when an object is gone."""
         before, truncated = self.oracle.state.end_offset, self.oracle.truncated
         state = log.refresh()
@@ -241,7 +243,7 @@ class Actors:
 class SymbolicIncoming:
     """Incoming (transfer.intake): a segment of the broker's, read once to be described and once to be uploaded."""
 
-    def __init__(self, actors: Actors, ports: Ports, rows: Rows) -> None:
+    def __init__(self, actors: Actors, ports: EnvironmentPorts, rows: Rows) -> None:
         self.actors = actors
         self.ports = ports
         self.rows = rows

@@ -21,8 +21,8 @@ from compactor.brokers.metadata_topic.chain import (
     BrokerView,
     SegmentReadRange,
     lineage_from_segments,
-    merged_read_ranges,
     offset_gaps,
+    read_ranges_with_each_segment_once,
     segment_read_ranges,
 )
 from compactor.brokers.metadata_topic.codec import (
@@ -33,14 +33,14 @@ from compactor.brokers.metadata_topic.codec import (
     decode_record,
     uuid_text,
 )
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
 from compactor.control.logs import PartitionLog, open_partition_log
-from compactor.control.ports import ObjectRetention, Ports
+from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Fenced, OutOfBudget, Refused, StoreError, Unavailable, UsageError
@@ -383,17 +383,19 @@ class Simulated:
 
     # --- processes ---
 
-    def ports(self, process: Process) -> Ports:
-        followed = FoldedMetadataTopic(SimTopic(self), PersistedStates(KeptNowhere()), clock_ms=lambda: int(self.world.now_ms))
+    def ports(self, process: Process) -> EnvironmentPorts:
+        followed = FoldingMetadataTopicReader(SimTopic(self), FoldedMetadataStore(KeptNowhere()), clock_ms=lambda: int(self.world.now_ms))
         plain = self.world.ports(process)
 
         def view(name: TopicPartition) -> BrokerView:
-            followed.catch_up(30)
+            followed.fold_records_to_topic_end(30)
             found = followed.partition_from_metadata_records(WHERE.topic_id, WHERE.partition)
             if found is None:
                 return BrokerView((), ())
             lineage = lineage_from_segments(found.cache)
-            return BrokerView(merged_read_ranges(segment_read_ranges(found.cache, lineage), lineage), lineage, found.cache.applied)
+            return BrokerView(
+                read_ranges_with_each_segment_once(segment_read_ranges(found.cache, lineage), lineage), lineage, found.cache.applied
+            )
 
         publisher = KafkaPublisher(
             followed,
@@ -429,11 +431,11 @@ class Simulated:
             replicas.tier(slow=rng.random() < replicas.zombies)
         self.world.push(self.world.now_ms + rng.random() * 250, self.broker_step)
 
-    def compacting(self, name: str, holder: str) -> Callable[[Ports], None]:
+    def compacting(self, name: str, holder: str) -> Callable[[EnvironmentPorts], None]:
         """A process that runs and retires again and again, and is started anew after a crash."""
         world = self.world
 
-        def run(plain: Ports) -> None:
+        def run(plain: EnvironmentPorts) -> None:
             ports = self.ports(world.owners[getcurrent()])
             log = open_partition_log(ports, NAME)
             try:
@@ -458,7 +460,7 @@ class Simulated:
 
         return run
 
-    def work(self, ports: Ports, rng: random.Random, *, fails: float = 0.03) -> SymbolicRound:
+    def work(self, ports: EnvironmentPorts, rng: random.Random, *, fails: float = 0.03) -> SymbolicRound:
         cleaner = CleanerSettings(
             min_cleanable_dirty_ratio=0.0, delete_retention_ms=RETENTION_MS, segment_bytes=rng.choice((60, 200, 600)), bloom=False
         )
@@ -537,7 +539,7 @@ def rows_of(rows: Rows, segment: RemoteLogSegmentMetadata) -> Rows:
 class PlanWorker:
     """Two passes over symbols; each new segment is told to the publisher before its object is created."""
 
-    def __init__(self, ports: Ports, fails: Callable[[], bool]) -> None:
+    def __init__(self, ports: EnvironmentPorts, fails: Callable[[], bool]) -> None:
         self.ports = ports
         self.fails = fails
 

@@ -76,13 +76,13 @@ def unasked(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 def sources_first() -> AbstractContextManager[Any]:
     def switched(
         self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
-    ) -> kafka._GroupSwitchOutcome:
+    ) -> kafka._ReaderSwitchOutcome:
         where, cache = self._read_newest_metadata(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
         self._append_copy_finished(where, cache.segments[uuid_bytes(replacement.segment.id)])
-        return kafka._GroupSwitchOutcome.SWITCHED
+        return kafka._ReaderSwitchOutcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
 
@@ -123,7 +123,7 @@ def no_look() -> AbstractContextManager[Any]:
 
     def switched(
         self: KafkaPublisher, name: TopicPartition, replacement: Replacement, expired: Any, *, must_withdraw: bool
-    ) -> kafka._GroupSwitchOutcome:
+    ) -> kafka._ReaderSwitchOutcome:
         where, cache = self._read_newest_metadata(name)
         known = cache.segments.get(uuid_bytes(replacement.segment.id))
         if known is not None and known.state is kafka._S.COPY_SEGMENT_STARTED:
@@ -131,7 +131,7 @@ def no_look() -> AbstractContextManager[Any]:
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
         self._append_records(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
-        return kafka._GroupSwitchOutcome.SWITCHED
+        return kafka._ReaderSwitchOutcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
 

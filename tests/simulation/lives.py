@@ -36,7 +36,7 @@ from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
 from compactor.transfer.incarnations import TopicRecreationConfirmation, record_confirmed_topics
 from compactor.upkeep import deleted_topics
-from compactor.upkeep.deleted_topics import delete_removed_topics
+from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.operator_changes import delete_records
 from compactor.upkeep.retire import retire_partition
 from tests.simulation.actors import LEASE, RETENTION
@@ -330,7 +330,7 @@ class Life(WayIn):
             state = log.refresh()
             if dice < 0.3:
                 asked_ms, current = self.world.now_ms, self.brokers.topic_id
-                delete_removed_topics(opened, self.ask_about)
+                delete_partitions_of_missing_topics(opened, self.ask_about)
                 self.asked[current] = asked_ms
             elif not state.live:
                 return

@@ -11,7 +11,7 @@ from typing import Any
 
 from compactor.control.control_log import StateIdentity
 from compactor.control.logs import CatalogLog, PartitionLog, open_catalog, open_partition_log, record_min_slots
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import StoreError
 from tests.simulation.oracle import Oracle
@@ -38,13 +38,13 @@ class Losses:
     def joins(self, process: str) -> None:
         self._heard.setdefault(process, 0)
 
-    def opened(self, ports: Ports, process: str, holder: str) -> PartitionLog:
+    def opened(self, ports: EnvironmentPorts, process: str, holder: str) -> PartitionLog:
         """Its log, begun from what its host remembers, of whatever age."""
         self._catalogs[process] = open_catalog(ports)
         log = open_partition_log(ports, self.oracle.name)
         kept = self._kept.get(holder)
         if kept and self.world.hazards.random() < REMEMBERED:
-            log.adopt_state(*self.world.hazards.choice(kept))
+            log.continue_from_cached_state(*self.world.hazards.choice(kept))
         return log
 
     def hear(self, process: str, log: PartitionLog) -> None:

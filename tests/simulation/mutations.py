@@ -35,9 +35,9 @@ from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import ObjectRetention, Ports
+from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.state import OpenImport, PartitionState
-from compactor.control.summary import WaitingGroupSummary
+from compactor.control.summary import AwaitingDeletionSummary
 from compactor.errors import CompactorError
 from compactor.tier.ports import SegmentIdAndStart
 from compactor.transfer import intake
@@ -173,7 +173,7 @@ def delete_before_retire_begun() -> Iterator[None]:
 def grace_by_the_publishers_clock() -> Iterator[None]:
     """Grace is counted from the time that the publisher wrote into its record."""
 
-    def since(ports: Ports, log: PartitionLog) -> dict[int, int]:
+    def since(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
         return real(ports, log) | {run.published_slot: run.ended_ms for run in log.state.runs}
 
     real = retire.read_grace_start_ms_by_slot
@@ -187,7 +187,7 @@ def fold_before_list() -> Iterator[None]:
     survey = retire.survey_retirable_segments
 
     def early(
-        ports: Ports, log: PartitionLog, retention: ObjectRetention, clock: retire.GraceClock = retire.STORES_OWN
+        ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: retire.GraceClock = retire.STORES_OWN
     ) -> retire.RetireSurvey:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
@@ -229,7 +229,7 @@ def slots_deleted_before_the_boundary() -> Iterator[None]:
     create = ControlLog._create_boundary
 
     def late(self: ControlLog[Any], slot: int) -> None:
-        self.store.delete([self.record_key(number) for number in range(self._boundary.slot + 1, slot + 1)])
+        self.store.delete([self.control_record_object_key(number) for number in range(self._boundary.slot + 1, slot + 1)])
         create(self, slot)
 
     with patch.object(ControlLog, "_create_boundary", late):
@@ -289,7 +289,14 @@ def blind_import() -> Iterator[None]:
     """An importer does not look whether its registration still stands."""
 
     def tier(
-        ports: Ports, log: PartitionLog, import_id: str, segments: Any, lineage: Any = (), tail: Any = (), topic_id: str = "", *_: Any
+        ports: EnvironmentPorts,
+        log: PartitionLog,
+        import_id: str,
+        segments: Any,
+        lineage: Any = (),
+        tail: Any = (),
+        topic_id: str = "",
+        *_: Any,
     ) -> PartitionState:
         body = r.SegmentsTiered(
             import_id=import_id, segments=tuple(segments), lineage=tuple(lineage), tail=tuple(tail), topic_id=TopicId(topic_id)
@@ -386,7 +393,8 @@ def grace_by_whoever_retires() -> Iterator[None]:
 
     def configured(group: grace.ReplacedGroup, retention: ObjectRetention) -> int:
         return keep_ms(
-            WaitingGroupSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0), retention
+            AwaitingDeletionSummary(slot=group.slot, since_ms=None, run_id="", undone=group.undone, segments=0, size_bytes=0),
+            retention,
         )
 
     with patch.object(grace, "grace_period_ms", configured):

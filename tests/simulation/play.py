@@ -18,7 +18,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control.importing import register_import
 from compactor.control.logs import PartitionLog, open_partition_log
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.errors import Unavailable
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -51,7 +51,7 @@ class Actor:
     """One process: its ports and its view of the log."""
 
     play: Play
-    ports: Ports
+    ports: EnvironmentPorts
     log: PartitionLog
 
     def run(self, **changes: Any) -> RoundResult:

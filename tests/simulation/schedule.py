@@ -17,7 +17,7 @@ from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
-from compactor.control.ports import LeaseTimes, Ports
+from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
 from compactor.round.drive import run_round
@@ -76,7 +76,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: st
             _add_hazards(world, oracle, actors, first, steps)
         actors.importer(first, open_partition_log(first, NAME))
         actors.elections = rng.choice((0, 1, 3))
-        cast: list[tuple[str, str, Callable[[Ports, PartitionLog], None]]] = [
+        cast: list[tuple[str, str, Callable[[EnvironmentPorts, PartitionLog], None]]] = [
             ("compactor-1", "host-a", actors.compactor),
             ("compactor-2", "host-a", actors.compactor),  # two processes of one host write alike
             ("importer-1", "host-b", actors.importer),
@@ -109,7 +109,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: st
     return Outcome(seed, tuple(world.violations), world.steps, dict(oracle.counts), tuple(world.trace or ()))
 
 
-def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: Ports, steps: int) -> None:
+def _add_hazards(world: World, oracle: Oracle, actors: Actors, ports: EnvironmentPorts, steps: int) -> None:
     """Objects that get lost, disks that are full, workers that hang, and somebody with a mistyped control store."""
     owner = DataRootOwnership()
     owner.tier_id = create_tier(ports, kind="object-log", layout="native").tier_id
@@ -141,7 +141,7 @@ def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
                 world.violate(f"verify: {finding.object}: {finding.detail}")
 
 
-def _finish(world: World, actors: Actors, ports: Ports) -> None:
+def _finish(world: World, actors: Actors, ports: EnvironmentPorts) -> None:
     oracle, log = actors.oracle, open_partition_log(ports, actors.name)
     for _ in range(END_ROUNDS):
         try:
@@ -168,7 +168,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         upkeep.survey_retirable_segments,
     )
 
-    def watched_survey(ports: Ports, log: PartitionLog, *means: Any) -> upkeep.RetireSurvey:
+    def watched_survey(ports: EnvironmentPorts, log: PartitionLog, *means: Any) -> upkeep.RetireSurvey:
         found = survey(ports, log, *means)
         if ports.control.url == world.control.url:
             judges[log.name].surveyed(found, log.state)
@@ -182,7 +182,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
             judge.believed(state, tail)
         return state
 
-    def watched_acquire(ports: Ports, log: PartitionLog, lease: LeaseTimes) -> Leadership:
+    def watched_acquire(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes) -> Leadership:
         if ports.control.url == world.control.url:
             judges[log.name].asked[log.incarnation] = world.now_ms
         leadership = acquire(ports, log, lease)

@@ -14,7 +14,7 @@ from itertools import chain
 
 from checkpoint import lineage
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import ScratchObject
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
@@ -118,7 +118,7 @@ def describe(segment_id: str, start: int, end: int, data: bytes, epochs: Sequenc
     )
 
 
-def upload(ports: Ports, segment: RemoteLogSegmentMetadata, data: bytes, name: TopicPartition = NAME) -> bool:
+def upload(ports: EnvironmentPorts, segment: RemoteLogSegmentMetadata, data: bytes, name: TopicPartition = NAME) -> bool:
     """Creates the object; False where another one has the name (I7)."""
     key = object_key(name, segment)
     try:
@@ -195,7 +195,7 @@ class SymbolicRound:
 
     def __init__(
         self,
-        ports: Ports,
+        ports: EnvironmentPorts,
         now_ms: int,
         planner: Planner,
         worker: PlanWorker,
@@ -207,10 +207,10 @@ class SymbolicRound:
         self._planner = planner
         self._worker = worker
         self._resumable = resumable
-        self.log_start_to_record = expires
+        self.log_start_offset_raised_by_retention = expires
 
     def is_round_due(self, state: PartitionState) -> bool:
-        if self.log_start_to_record(state) is not None:
+        if self.log_start_offset_raised_by_retention(state) is not None:
             return True
         return self._planner(state, self._now_ms, state.next_compactor_epoch, self._ports.new_id) is not None
 
@@ -242,7 +242,7 @@ class SymbolicRound:
 class SymbolicWorker:
     """Worker: two passes over symbols, with real store calls. ``fails`` makes it give up a task, as bad data would."""
 
-    def __init__(self, ports: Ports, *, keeps_survivors: bool = False, fails: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, ports: EnvironmentPorts, *, keeps_survivors: bool = False, fails: Callable[[], bool] = lambda: False) -> None:
         self.ports = ports
         self.keeps_survivors = keeps_survivors
         self.fails = fails
@@ -276,7 +276,7 @@ class SymbolicWorker:
 
     def _pass_one(self, plan: CompactionPlan, session: WorkerSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
-        for item in session.stored_survivor_objects:
+        for item in session.scratch_objects_of_earlier_survivor_scan:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))
             return found
         latest: dict[str, int] = {}

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from compactor.control.control_log import ControlLog, StateIdentity
 from compactor.control.logs import PartitionLog, open_partition_log
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from tests.simulation import actors, schedule
@@ -32,12 +32,12 @@ def remembering(seed: int) -> Iterator[list[int]]:
             kept.append((state, StateIdentity.model_validate_json(mark.model_dump_json())))
         return state
 
-    def opened(ports: Ports, name: TopicPartition) -> PartitionLog:
+    def opened(ports: EnvironmentPorts, name: TopicPartition) -> PartitionLog:
         log = open_partition_log(ports, name)
         if kept and rng.random() < 0.8:
             chosen = rng.choice(kept)
             ages.append(kept[-1][0].slot - chosen[0].slot)
-            log.adopt_state(*chosen)
+            log.continue_from_cached_state(*chosen)
         return log
 
     with (

@@ -18,7 +18,7 @@ from typing_extensions import override
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.agent.agent import OpenStagedFiles
-from compactor.agent.leadership import LeadershipAtRename, leadership_at_rename
+from compactor.agent.leadership import LeadershipAtDeletionRename, leadership_at_deletion_rename
 from compactor.agent.log_directories import scan_log_directory
 from compactor.agent.plan import (
     PartitionUploadState,
@@ -33,14 +33,14 @@ from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer, tiered
-from compactor.consumer.feed import PartitionReadFailed, TierPrefetcher
+from compactor.consumer.feed import QueuedPartitionError, TierPrefetcher
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import RecordRefused
 from compactor.control.logs import open_catalog
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, CompactorError, Fenced, Leased, OutOfBudget, StoreError, UsageError
 from compactor.local import staging
@@ -116,7 +116,7 @@ def in_one_thread(world: World) -> Iterator[None]:
                 feed._requeue_partition(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
-                item = PartitionReadFailed(turn.partition, error)
+                item = QueuedPartitionError(turn.partition, error)
             if item is not None:
                 feed._enqueue_item_unless_stopped(turn, item, is_last=True)
         return real(feed, 0)
@@ -199,11 +199,13 @@ class WayIn:
         """Agents learn who leads, and where the log ends."""
         self.heard = (self.brokers.leader.number, self.brokers.end(), self.brokers.incarnation, int(self.world.now_ms))
 
-    def restarting(self, name: str, holder: str, side: Side, body: Callable[[Tier], Callable[[], None]]) -> Callable[[Ports], None]:
+    def restarting(
+        self, name: str, holder: str, side: Side, body: Callable[[Tier], Callable[[], None]]
+    ) -> Callable[[EnvironmentPorts], None]:
         """A process that does ``body`` again and again, survives what a command may end with, and is started anew after a crash."""
         world = self.world
 
-        def run(ports: Ports) -> None:
+        def run(ports: EnvironmentPorts) -> None:
             process = world.owners[getcurrent()]
             act = body(side.tier(process))
             try:
@@ -288,7 +290,9 @@ class WayIn:
                 hides = (agent.allow_gaps or ends) and self.hides_truncation(self.mine, disk)
                 if hides or not is_upload_due(watch, now, accept_truncation=agent.accept_truncation):
                     return
-                source = self.source(disk, lambda ms: leadership_at_rename(watch.leadership, ms) is LeadershipAtRename.SAME_EPOCH)
+                source = self.source(
+                    disk, lambda ms: leadership_at_deletion_rename(watch.leadership, ms) is LeadershipAtDeletionRename.SAME_EPOCH
+                )
                 with self.attempt(self.mine, source, gaps=agent.allow_gaps) as attempt:
                     outcome = uploads.upload_partition(watch, holder.held_files(NAME))
                 known[0] = with_upload_outcome(watch, outcome, now)

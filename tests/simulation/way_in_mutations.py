@@ -13,14 +13,14 @@ from typing import Any
 from unittest.mock import patch
 
 from compactor.agent import leadership, plan
-from compactor.agent.leadership import LeadershipAtRename
+from compactor.agent.leadership import LeadershipAtDeletionRename
 from compactor.consumer import feed, sources
 from compactor.control import importing, incarnations
 from compactor.errors import CompactorError
 from compactor.transfer import broker_cleaning, from_tier, import_, intake, log_identity, seam, staged_file_rules
 from compactor.transfer.import_ import _DirectoryImport
 from compactor.transfer.seam import Divergence
-from compactor.transfer.staged_file_rules import BrokerLiveLog, StagedSegment
+from compactor.transfer.staged_file_rules import BrokerLiveLog, SegmentStagedForDeletion
 from tests.simulation.mutations import Mutation, noticed, together
 from tests.simulation.way_in import run_way_in
 
@@ -114,12 +114,12 @@ def divergence_not_noticed() -> AbstractContextManager[Any]:
 def leadership_not_compared() -> AbstractContextManager[Any]:
     """An agent takes every staged file that the other rules let in."""
     return together(
-        lambda: patch.object(plan, "leadership_at_rename", lambda *_: LeadershipAtRename.SAME_EPOCH),
-        lambda: patch.object(leadership, "leadership_at_rename", lambda *_: LeadershipAtRename.SAME_EPOCH),
+        lambda: patch.object(plan, "leadership_at_deletion_rename", lambda *_: LeadershipAtDeletionRename.SAME_EPOCH),
+        lambda: patch.object(leadership, "leadership_at_deletion_rename", lambda *_: LeadershipAtDeletionRename.SAME_EPOCH),
     )()
 
 
-def in_order(segments: Sequence[StagedSegment], live: BrokerLiveLog) -> tuple[StagedSegment, ...]:
+def in_order(segments: Sequence[SegmentStagedForDeletion], live: BrokerLiveLog) -> tuple[SegmentStagedForDeletion, ...]:
     """Staged segments as they come, whether or not one ends where the next one begins."""
     return tuple(sorted(segments, key=lambda segment: segment.base))
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 from typing_extensions import override
 
-from compactor.control.ports import ObjectRetention, Ports
+from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.errors import AlreadyExists, NotFound, OutOfBudget, Unavailable
 from compactor.storage.answers import PreconditionFailed
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
@@ -43,7 +43,7 @@ class Unheard(FirstAnswerTracker):
     """Nobody wants to read of each request that is tried again: a schedule has hundreds, ``--trace`` tells them."""
 
     @override
-    def may_log_silence(self, now: float) -> bool:
+    def claim_next_log_line_about_silence(self, now: float) -> bool:
         return False
 
 
@@ -134,7 +134,7 @@ class World:
 
     # --- processes ---
 
-    def spawn(self, name: str, body: Callable[[Ports], None], holder: str = "") -> Process:
+    def spawn(self, name: str, body: Callable[[EnvironmentPorts], None], holder: str = "") -> Process:
         process = Process(name, holder or name, clock_offset_ms=self.rng.choice((0, 0, 700, -700)))
         ports = self.ports(process)
 
@@ -154,7 +154,7 @@ class World:
         self.push(self.now_ms + self.rng.random() * 20, process.thread)
         return process
 
-    def ports(self, process: Process, control: SimStore | None = None, data: SimStore | None = None) -> Ports:
+    def ports(self, process: Process, control: SimStore | None = None, data: SimStore | None = None) -> EnvironmentPorts:
         """What a process has of the world. ``control`` and ``data``: of another tier than the first one."""
         data = data or self.data
 
@@ -167,7 +167,7 @@ class World:
                 process.beat = None
 
         opened_data = self.opened(data, tries_again=False)
-        return Ports(
+        return EnvironmentPorts(
             control=self.opened(control or self.control, tries_again=True),
             data=opened_data,
             layout=NativeLayout(opened_data),

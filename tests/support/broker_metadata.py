@@ -9,8 +9,8 @@ from pathlib import Path
 
 from compactor.brokers.metadata_snapshot import save_metadata_snapshot, take_metadata_snapshot
 from compactor.brokers.metadata_topic.codec import MetadataRecord, decode_record
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.local.rocks import RocksDatabase
 from compactor.storage.factory import open_store
@@ -55,7 +55,7 @@ def brokers_of(
     log = MemoryTopicLog()
     log.write(events)
     known = {record.partition.topic: TopicStatus(record.partition.topic_id) for record in events} if topics is None else topics
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(RocksDatabase(scratch)), clock_ms=lambda: 0)
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(RocksDatabase(scratch)), clock_ms=lambda: 0)
     return LiveBrokerMetadata(followed, MemoryCluster(known), patterns, "the metadata topic of tests")
 
 

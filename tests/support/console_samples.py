@@ -12,7 +12,7 @@ from compactor.agent.status import AgentCounters, AgentStatus
 from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
-from compactor.control.state import EpochHistory, Leader, RunHistoryEntry
+from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, RunHistoryEntry
 from compactor.control.summary import LastRound, SegmentSummary
 from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
 from compactor.daemon.progress import RunningJob
@@ -210,10 +210,10 @@ def picture(segments: int = 36, *, trouble: bool = False) -> PartitionDetails:
     left_alone = format_skipped_ranges(spared)
     story = PartitionHistory(
         slot=90,
-        leader=Leader(epoch=CompactorEpoch(6), incarnation="a", holder=HOLDER, slot=80, at_ms=NOW - HOUR_MS, ttl_ms=30_000),
+        leader=CompactorLeader(epoch=CompactorEpoch(6), incarnation="a", holder=HOLDER, slot=80, at_ms=NOW - HOUR_MS, ttl_ms=30_000),
         runs=tuple(_run(number, dirty, left_alone) for number in range(5)),
         epochs=tuple(
-            EpochHistory(
+            CompactorEpochAndEnding(
                 epoch=CompactorEpoch(number),
                 holder=HOLDER if number != 4 else "compactor-7f9c-1.example",
                 incarnation=str(number),

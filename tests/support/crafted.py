@@ -10,7 +10,7 @@ from checkpoint.offsets import CleanerOffset
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import records as r
 from compactor.control.logs import PartitionLog, open_partition_log
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
@@ -44,7 +44,7 @@ def segment(segment_id: str, start: int, end: int) -> RemoteLogSegmentMetadata:
 class Author:
     """One process that writes into the log, with or without the right to. ``epoch``: the one that it believes to have."""
 
-    ports: Ports
+    ports: EnvironmentPorts
     log: PartitionLog
     epoch: int = -1
 

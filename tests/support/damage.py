@@ -17,7 +17,7 @@ from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import LatestRecordTable
 from compactor.cleaner.gate.parameters import GateParameters, GateReport
-from compactor.cleaner.offline import CleanRequest, OpenedLogDirectory, clean_log_directory, open_log_directory_for_round
+from compactor.cleaner.offline import LogDirectoryWithRangeToClean, OfflineCleanOptions, clean_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
 from compactor.cleaner.passes.source import SourceSegment
@@ -53,16 +53,16 @@ class Round:
 
     log_dir: Path
     out_dir: Path
-    request: CleanRequest
+    request: OfflineCleanOptions
     next_dirty_offset: int
 
     @staticmethod
     def of(log_dir: Path, out_dir: Path, request: dict[str, Any]) -> Round:
-        asked = CleanRequest(**request)
+        asked = OfflineCleanOptions(**request)
         return Round(log_dir, out_dir, asked, clean_log_directory(log_dir, out_dir, asked).next_dirty_offset)
 
     def gate(
-        self, budget_bytes: int = AMPLE, point: int | None = None, opened: OpenedLogDirectory | None = None
+        self, budget_bytes: int = AMPLE, point: int | None = None, opened: LogDirectoryWithRangeToClean | None = None
     ) -> tuple[Gate, list[list[SourceSegment]]]:
         """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
         opened = opened or open_log_directory_for_round(self.log_dir, self.request)
@@ -71,7 +71,7 @@ class Round:
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
         gate = Gate(terms, LatestRecordTable(budget_bytes, 10_000))
-        gate.read_dirty_range(opened.sources)
+        gate.collect_keys_and_txn_outcomes_of_dirty_range(opened.sources)
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
         return gate, group_segments(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
 

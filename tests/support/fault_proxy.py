@@ -191,11 +191,11 @@ def place_of(target: str, body: bytes) -> str:
 def kind_of(method: str, target: str, copies: bool = False) -> str:
     """The same names that the stores count by."""
     if _GOOGLE_PATH.match(target):
-        return gcs.meter_kind_of_request(method, target)
+        return gcs.request_kind_for_metering(method, target)
     if _HADOOP_PATH.match(target):
-        return hdfs.meter_kind_of_request(method, target)
+        return hdfs.request_kind_for_metering(method, target)
     if target.startswith(f"/{ACCOUNT}/"):
-        return azure.meter_kind_of_request(method, target, copies=copies)
+        return azure.request_kind_for_metering(method, target, copies=copies)
     parts = urlsplit(target)
     query = parse_qs(parts.query, keep_blank_values=True)
     is_object = parts.path.strip("/").count("/") > 0

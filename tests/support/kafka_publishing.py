@@ -17,8 +17,8 @@ from compactor.brokers.metadata_topic.codec import (
     uuid_bytes,
     uuid_text,
 )
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
-from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader, metadata_partition
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.constants import LeaderEpoch, Offset, TimestampMs
 from compactor.model.ids import TopicPartition, encode_segment_id
@@ -62,7 +62,9 @@ class BrokerWorld:
     ) -> KafkaPublisher:
         """Of one process: its own consumer, its own fold. ``appending``: through which it appends."""
         topic = appending or MemoryMetadataTopic(self.log, fate=fate)
-        followed = FoldedMetadataTopic(MemoryMetadataTopic(self.log), PersistedStates(KeptNowhere()), clock_ms=lambda: self.time_ms)
+        followed = FoldingMetadataTopicReader(
+            MemoryMetadataTopic(self.log), FoldedMetadataStore(KeptNowhere()), clock_ms=lambda: self.time_ms
+        )
         return KafkaPublisher(
             followed, topic, lambda name: uuid_text(TOPIC_ID), clock_ms=lambda: self.time_ms, max_delivery_ms=max_delivery_ms
         )

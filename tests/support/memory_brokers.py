@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.conditions import topic_settings_problem
@@ -24,8 +24,8 @@ from compactor.brokers.metadata_topic.codec import (
     uuid_bytes,
     uuid_text,
 )
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.config.settings import load_settings
@@ -118,7 +118,7 @@ class MemoryBrokers:
         made = self._opened(self.folder / "objects", **settings)
         reader = MemoryMetadataTopic(self.log, lag=lag)
         self.readers.append(reader)
-        followed = FoldedMetadataTopic(reader, PersistedStates(KeptNowhere()), clock_ms=self.clock_ms)
+        followed = FoldingMetadataTopicReader(reader, FoldedMetadataStore(KeptNowhere()), clock_ms=self.clock_ms)
         brokers = LiveBrokerMetadata(followed, self.cluster, patterns or (".*",), "the metadata topic of tests")
 
         def conditions(name: TopicPartition) -> None:
@@ -126,7 +126,7 @@ class MemoryBrokers:
             if why := self.cluster.cluster_problem() or topic_settings_problem(name.topic, self.cluster.known[name.topic].settings, policy):
                 raise Refused(why)
 
-        metadata = BrokerManagedMetadata(brokers)
+        metadata = BrokerManagedTierMetadataSource(brokers)
         topic = appending or MemoryMetadataTopic(self.log)
         publisher = KafkaPublisher(
             followed, topic, metadata.topic_id, clock_ms=self.clock_ms, max_delivery_ms=0, require_allowed=conditions

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compactor.consumer.group import GroupOffset, RebalanceListener
+from compactor.consumer.group import OffsetWithLeaderEpoch, RebalanceListener
 from compactor.model.ids import TopicPartition
 
 
@@ -16,7 +16,7 @@ class MemoryCoordinator:
 
     partitions: list[TopicPartition]
     is_cooperative: bool = False
-    committed: dict[TopicPartition, GroupOffset] = field(default_factory=dict)
+    committed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
     members: list[MemoryGroup] = field(default_factory=list)
 
     def open(self) -> MemoryGroup:
@@ -58,10 +58,10 @@ class MemoryGroup:
                 self.listener.on_partitions_assigned(sorted(added))
         return []
 
-    def commit(self, offsets: Mapping[TopicPartition, GroupOffset], *, wait: bool) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, OffsetWithLeaderEpoch], *, wait: bool) -> None:
         self.coordinator.committed.update(offsets)
 
-    def committed_offsets(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, GroupOffset]:
+    def committed_offsets(self, names: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
         return {name: self.coordinator.committed[name] for name in names if name in self.coordinator.committed}
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from compactor.control.ports import Ports
+from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.counting import RequestCounters
 from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
@@ -166,8 +166,8 @@ def no_beats(send_heartbeat: Callable[[], None], interval_s: float) -> Iterator[
     yield
 
 
-def ports_on(store: MemoryStore, clock: Clock, holder: str = "test") -> Ports:
+def ports_on(store: MemoryStore, clock: Clock, holder: str = "test") -> EnvironmentPorts:
     """One process's view of it; waiting takes no time."""
-    return Ports(
+    return EnvironmentPorts(
         store, store, NativeLayout(store), ControlLogPublisher(), clock, lambda seconds: None, secrets.token_bytes, holder, no_beats
     )

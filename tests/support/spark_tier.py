@@ -68,13 +68,13 @@ class HereCluster:
         item_count: int,
         *,
         plan: CompactionPlan | None = None,
-        check_leadership: Callable[[], object] = lambda: None,
+        raise_if_leadership_lost: Callable[[], object] = lambda: None,
         job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
         self.said.append(description)
         assert len(rdd) == item_count
         for index, item in rdd:
-            check_leadership()
+            raise_if_leadership_lost()
             function, travelled = pickle.loads(pickle.dumps((work, item)))
             yield pickle.loads(pickle.dumps(run_task(index, partial(function, index, travelled), plan)))
 

@@ -15,10 +15,10 @@ from compactor.agent.agent import OpenStagedFiles
 from compactor.agent.leadership import (
     MAX_INTERVALS,
     TICK_MS,
-    LeadershipAtRename,
+    LeadershipAtDeletionRename,
     LeadershipInterval,
     add_leader_answer,
-    leadership_at_rename,
+    leadership_at_deletion_rename,
     make_staged_file_refusal_check,
 )
 from compactor.agent.plan import (
@@ -37,14 +37,14 @@ from compactor.brokers.metadata_topic.leaders import LogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
-from compactor.transfer.staged_file_rules import StagedFile
-from compactor.transfer.staged_files import HeldStagedFiles, list_staged_files_before_live_log
+from compactor.transfer.staged_file_rules import FileStagedForDeletion
+from compactor.transfer.staged_files import OpenFilesStagedForDeletion, list_staged_files_before_live_log
 
 NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
 RENAMED = NOW - 10_000
 LED = (LeadershipInterval(LeaderEpoch(5), NOW - 60_000, NOW),)
-FILE = StagedFile(20, 300, NOW - 50_000, RENAMED, (1, 7))
+FILE = FileStagedForDeletion(20, 300, NOW - 50_000, RENAMED, (1, 7))
 SEEN = PartitionDirectoryListing(ORDERS, "/somewhere", NOW - 5_000, NOW, active_base=40, staged=(FILE,))
 WATCH = PartitionUploadState(SEEN, leads=True, position=20, end=LogEnd(LeaderEpoch(5), 40), checked_ms=NOW, leadership=LED)
 UNDECIDED = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), NOW - 60_000, RENAMED + TICK_MS - 1),))
@@ -54,26 +54,30 @@ UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), RENAMED 
 @pytest.mark.parametrize(
     ("intervals", "evidence"),
     [
-        pytest.param(LED, LeadershipAtRename.SAME_EPOCH, id="before and after"),
-        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED - 1, RENAMED + TICK_MS),), LeadershipAtRename.SAME_EPOCH, id="just"),
-        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED, NOW),), LeadershipAtRename.UNKNOWN, id="perhaps not seen before"),
+        pytest.param(LED, LeadershipAtDeletionRename.SAME_EPOCH, id="before and after"),
         pytest.param(
-            (*LED, LeadershipInterval(LeaderEpoch(6), NOW, NOW)), LeadershipAtRename.SAME_EPOCH, id="a later epoch of the same leader"
+            (LeadershipInterval(LeaderEpoch(5), RENAMED - 1, RENAMED + TICK_MS),), LeadershipAtDeletionRename.SAME_EPOCH, id="just"
         ),
-        pytest.param(UNDECIDED.leadership, LeadershipAtRename.UNDECIDED, id="nobody has answered since"),
-        pytest.param(UNKNOWN.leadership, LeadershipAtRename.UNKNOWN, id="not seen before"),
+        pytest.param((LeadershipInterval(LeaderEpoch(5), RENAMED, NOW),), LeadershipAtDeletionRename.UNKNOWN, id="perhaps not seen before"),
+        pytest.param(
+            (*LED, LeadershipInterval(LeaderEpoch(6), NOW, NOW)),
+            LeadershipAtDeletionRename.SAME_EPOCH,
+            id="a later epoch of the same leader",
+        ),
+        pytest.param(UNDECIDED.leadership, LeadershipAtDeletionRename.UNDECIDED, id="nobody has answered since"),
+        pytest.param(UNKNOWN.leadership, LeadershipAtDeletionRename.UNKNOWN, id="not seen before"),
         pytest.param(
             (LeadershipInterval(LeaderEpoch(5), 0, RENAMED - 1), LeadershipInterval(LeaderEpoch(6), RENAMED + 1, NOW)),
-            LeadershipAtRename.UNKNOWN,
+            LeadershipAtDeletionRename.UNKNOWN,
             id="another epoch after",
         ),
-        pytest.param((), LeadershipAtRename.UNKNOWN, id="nothing known"),
+        pytest.param((), LeadershipAtDeletionRename.UNKNOWN, id="nothing known"),
     ],
 )
 def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
-    intervals: Sequence[LeadershipInterval], evidence: LeadershipAtRename
+    intervals: Sequence[LeadershipInterval], evidence: LeadershipAtDeletionRename
 ) -> None:
-    assert leadership_at_rename(intervals, RENAMED) is evidence
+    assert leadership_at_deletion_rename(intervals, RENAMED) is evidence
 
 
 def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
@@ -140,7 +144,7 @@ def test_the_upload_asks_for_the_same_leadership() -> None:
 
 
 def test_a_dropped_leadership_rule_is_noticed() -> None:
-    with patch.object(plan, "leadership_at_rename", lambda *_: LeadershipAtRename.SAME_EPOCH):
+    with patch.object(plan, "leadership_at_deletion_rename", lambda *_: LeadershipAtDeletionRename.SAME_EPOCH):
         assert UNKNOWN.uploadable_staged_files != ()
         assert not UNKNOWN.skipped_staged_files
 
@@ -148,7 +152,7 @@ def test_a_dropped_leadership_rule_is_noticed() -> None:
 # ---- files that are held open -------------------------------------------------------------------------------------------------
 
 
-def stage(folder: Path, base: int, data: bytes) -> StagedFile:
+def stage(folder: Path, base: int, data: bytes) -> FileStagedForDeletion:
     folder.mkdir(exist_ok=True)
     path = folder / f"{base:020}.log.deleted"
     path.with_suffix(".new").write_bytes(data)
@@ -201,7 +205,7 @@ def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> N
 
 
 def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> None:
-    held = HeldStagedFiles(tmp_path / "orders-0")
+    held = OpenFilesStagedForDeletion(tmp_path / "orders-0")
     held.open_files([stage(held.log_dir, 20, b"truncated")])
     later = stage(held.log_dir, 20, b"expired")
     held.close_outdated_files([later])
@@ -211,7 +215,7 @@ def test_a_file_whose_name_another_one_has_taken_is_closed(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_not_the_listed_one_any_more_is_not_opened(tmp_path: Path) -> None:
-    held = HeldStagedFiles(tmp_path / "orders-0")
+    held = OpenFilesStagedForDeletion(tmp_path / "orders-0")
     file = stage(held.log_dir, 20, b"truncated")
     stage(held.log_dir, 20, b"expired")
     held.open_files([file])

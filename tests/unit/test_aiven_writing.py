@@ -345,8 +345,8 @@ def test_the_room_that_is_asked_for_suffices(kind: str, chunk_size: int, key_fil
     layout = layout_on(tmp_path, settings_of(kind, key_files, chunk_size))
     assert layout.upload_segment(NAME, segment_of(files), files) == ""
     staged = 0 if kind == "plain" else (tmp_path / f"{MAIN}.log").stat().st_size
-    assert staged <= layout.upload_space_bytes(200_000)
-    assert layout.upload_space_bytes(200_000) == 0 if kind == "plain" else staged > 190_000
+    assert staged <= layout.upload_scratch_disk_bytes(200_000)
+    assert layout.upload_scratch_disk_bytes(200_000) == 0 if kind == "plain" else staged > 190_000
 
 
 def test_an_unpacked_log_is_not_staged(tmp_path: Path) -> None:

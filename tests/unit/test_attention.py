@@ -10,13 +10,13 @@ import pytest
 
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import apply_catalog_record
-from compactor.control.logs import collect_queued_hints, open_catalog, publish_hints
+from compactor.control.logs import collect_queued_hints, open_catalog, publish_partition_change_hints
 from compactor.control.pauses import pause_reason, pause_rounds, request_round, resume_rounds
 from compactor.control.records import (
     CatalogRecord,
     PartitionChanged,
     PartitionsInspected,
-    RetireInspection,
+    RetireCheckResult,
     SlotsReached,
     append_checksum,
 )
@@ -39,8 +39,8 @@ def folded(*bodies: Any) -> CatalogState:
     return state
 
 
-def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_MS) -> dict[str, RetireInspection]:
-    return {str(name): RetireInspection(slot, next_ms, at_ms) for name in NAMES}
+def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_MS) -> dict[str, RetireCheckResult]:
+    return {str(name): RetireCheckResult(slot, next_ms, at_ms) for name in NAMES}
 
 
 class TestWhere:
@@ -52,14 +52,14 @@ class TestWhere:
         assert partitions_to_inspect(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
 
     def test_of_many_idle_ones_some_an_hour_the_oldest_first(self) -> None:
-        oldest = {str(name): RetireInspection(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
+        oldest = {str(name): RetireCheckResult(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
         state = folded(PartitionsInspected(looks=looked() | oldest))
         found = partitions_to_inspect(state, NAMES, NOW)
         assert len(found) == MAX_UNHINTED_INSPECTIONS
         assert set(NAMES[7:20]) <= set(found)
         again = folded(
             PartitionsInspected(looks=looked()),
-            PartitionsInspected(looks={str(name): RetireInspection(5, NEVER_MS, NOW) for name in found}),
+            PartitionsInspected(looks={str(name): RetireCheckResult(5, NEVER_MS, NOW) for name in found}),
         )
         assert partitions_to_inspect(again, NAMES, NOW + 1) == []
         later = set(partitions_to_inspect(again, NAMES, NOW + HOUR_MS))
@@ -72,22 +72,22 @@ class TestWhere:
             now += HOUR_MS
             found = partitions_to_inspect(state, NAMES, now)
             seen.update(found)
-            body = PartitionsInspected(looks={str(name): RetireInspection(5, NEVER_MS, now) for name in found})
+            body = PartitionsInspected(looks={str(name): RetireCheckResult(5, NEVER_MS, now) for name in found})
             state = apply_catalog_record(
                 state, CatalogRecord(version=4, log="catalog", slot=slot, incarnation="x", attempt=1, at_ms=now, body=body)
             )
         assert seen == set(NAMES)
 
     def test_looks_that_hints_asked_for_do_not_put_off_the_others_for_ever(self) -> None:
-        busy = {str(name): RetireInspection(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
+        busy = {str(name): RetireCheckResult(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
         assert partitions_to_inspect(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
 
     def test_what_is_due_by_its_time(self) -> None:
         due = {
-            str(NAMES[40]): RetireInspection(5, NOW - 1, NOW),
-            str(NAMES[41]): RetireInspection(5, 0, NOW),
-            str(NAMES[42]): RetireInspection(5, NOW + 1, NOW),
+            str(NAMES[40]): RetireCheckResult(5, NOW - 1, NOW),
+            str(NAMES[41]): RetireCheckResult(5, 0, NOW),
+            str(NAMES[42]): RetireCheckResult(5, NOW + 1, NOW),
         }
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW) | due))
         assert partitions_to_inspect(state, NAMES, NOW) == NAMES[40:42]
@@ -114,13 +114,13 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
     base = open_catalog(ports).refresh()
     logs = [open_catalog(ports) for _ in idle.names]
     for log in logs:
-        log.adopt_state(base)
+        log.continue_from_cached_state(base)
     before = idle.counters.usage()
     together = threading.Barrier(len(logs))
 
     def hint(number: int) -> None:
         together.wait()
-        publish_hints(logs[number], {idle.names[number]: 99})
+        publish_partition_change_hints(logs[number], {idle.names[number]: 99})
 
     threads = [threading.Thread(target=hint, args=(number,)) for number in range(len(logs))]
     for thread in threads:
@@ -141,9 +141,9 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
     late.refresh()
     busy = open_catalog(ports)
     for number in range(40):
-        publish_hints(busy, {idle.names[number]: 7 + number})
+        publish_partition_change_hints(busy, {idle.names[number]: 7 + number})
     before = idle.counters.usage()
-    publish_hints(late, {idle.names[49]: 77})
+    publish_partition_change_hints(late, {idle.names[49]: 77})
     assert idle.counters.usage().usage_since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
@@ -158,8 +158,8 @@ def test_a_partition_that_nobody_has_listed_never_goes_by_the_inbox(tmp_path: Pa
     late, busy = open_catalog(ports), open_catalog(ports)
     late.refresh()
     for slot in range(40):
-        publish_hints(busy, {idle.names[0]: 7 + slot})
-    publish_hints(late, {TopicPartition("new", 0): 1})
+        publish_partition_change_hints(busy, {idle.names[0]: 7 + slot})
+    publish_partition_change_hints(late, {TopicPartition("new", 0): 1})
     assert not list(idle.store.list("catalog/inbox/"))
     assert "new-0" in busy.refresh().partitions
 
@@ -202,7 +202,7 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
 
     def overtaken() -> CatalogState:
         state = refresh()
-        publish_hints(other, {name: 7})
+        publish_partition_change_hints(other, {name: 7})
         return state
 
     monkeypatch.setattr(catalog, "refresh", overtaken)

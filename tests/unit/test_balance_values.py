@@ -7,12 +7,12 @@ import pytest
 from compactor.constants import CompactorEpoch, Offset, TimestampMs
 from compactor.control import publication
 from compactor.control.state import PartitionState, RoundIntent
-from compactor.model.balance import Balance, DigestSum, add_sums
+from compactor.model.balance import Balance, CountAndDigestSum, add_sums
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.policy import CleanerPolicy
 from tests.support.crafted import LINEAGE, segment
 
-ONE, TWO = DigestSum.from_digest_halves(1, 2**64 - 1, 5), DigestSum.from_digest_halves(2, 3, 2**64 - 2)
+ONE, TWO = CountAndDigestSum.from_digest_halves(1, 2**64 - 1, 5), CountAndDigestSum.from_digest_halves(2, 3, 2**64 - 2)
 BALANCE = Balance(
     sources=add_sums((ONE, TWO)),
     left=ONE,
@@ -20,13 +20,13 @@ BALANCE = Balance(
     result=ONE,
     records=TWO,
     written=ONE,
-    records_dropped={"superseded": DigestSum.from_digest_halves(1, 4, 2**64 - 7)},
+    records_dropped={"superseded": CountAndDigestSum.from_digest_halves(1, 4, 2**64 - 7)},
 )
 
 
 def test_sums_depend_on_no_order_and_wrap_around() -> None:
-    assert ONE.plus(TWO) == TWO.plus(ONE) == DigestSum.from_digest_halves(3, 2, 3)
-    assert add_sums(()) == DigestSum()
+    assert ONE.plus(TWO) == TWO.plus(ONE) == CountAndDigestSum.from_digest_halves(3, 2, 3)
+    assert add_sums(()) == CountAndDigestSum()
 
 
 def test_a_balance_adds_up_alone_and_with_others() -> None:
@@ -37,16 +37,18 @@ def test_a_balance_adds_up_alone_and_with_others() -> None:
 
 @pytest.mark.parametrize("field", ["sources", "left", "opened", "records", "written"])
 def test_a_digest_or_a_count_that_is_off_is_a_problem(field: str) -> None:
-    right: DigestSum = getattr(BALANCE, field)
+    right: CountAndDigestSum = getattr(BALANCE, field)
     for wrong in (
-        right.plus(DigestSum.from_digest_halves(1, 0, 0)),
-        right.plus(DigestSum.from_digest_halves(0, 1, 0)),
-        right.plus(DigestSum.from_digest_halves(0, 0, 1)),
+        right.plus(CountAndDigestSum.from_digest_halves(1, 0, 0)),
+        right.plus(CountAndDigestSum.from_digest_halves(0, 1, 0)),
+        right.plus(CountAndDigestSum.from_digest_halves(0, 0, 1)),
     ):
         assert BALANCE.model_copy(update={field: wrong}).imbalance_problem() != ""
 
 
-def announced(balance: Balance | None, *, recorded: DigestSum | None, result: DigestSum | None) -> tuple[PartitionState, RoundIntent]:
+def announced(
+    balance: Balance | None, *, recorded: CountAndDigestSum | None, result: CountAndDigestSum | None
+) -> tuple[PartitionState, RoundIntent]:
     """One group of one segment, with a receipt. ``recorded``: of the source when it was written, ``result``: by the new metadata."""
     source, made = segment("S" * 22, 0, 9), segment("N" * 22, 0, 9)
     task = CompactionTask(
@@ -78,18 +80,18 @@ def test_the_driver_goes_by_receipts_and_metadata() -> None:
     assert publication.receipt_balance_problem(*announced(BALANCE, recorded=None, result=ONE)) == "", "whoever wrote the source did not say"
     assert "were recorded when they were written" in publication.receipt_balance_problem(*announced(BALANCE, recorded=ONE, result=ONE))
     assert "its metadata says" in publication.receipt_balance_problem(*announced(BALANCE, recorded=None, result=TWO))
-    lost = BALANCE.model_copy(update={"left": DigestSum()})
+    lost = BALANCE.model_copy(update={"left": CountAndDigestSum()})
     assert "group 0: the sources hold" in publication.receipt_balance_problem(*announced(lost, recorded=None, result=ONE))
 
 
 def test_what_was_recorded_of_a_segment_says_nothing_of_the_part_that_is_read() -> None:
     """Brokers have tiered its end anew: a round is given fewer batches than it was written with."""
     balance = Balance(
-        sources=DigestSum.from_digest_halves(1, 1, 1),
-        left=DigestSum.from_digest_halves(1, 1, 1),
-        result=DigestSum.from_digest_halves(1, 1, 1),
+        sources=CountAndDigestSum.from_digest_halves(1, 1, 1),
+        left=CountAndDigestSum.from_digest_halves(1, 1, 1),
+        result=CountAndDigestSum.from_digest_halves(1, 1, 1),
     )
-    state, intent = announced(balance, recorded=DigestSum.from_digest_halves(2, 3, 4), result=balance.result)
+    state, intent = announced(balance, recorded=CountAndDigestSum.from_digest_halves(2, 3, 4), result=balance.result)
     assert "were recorded" in publication.receipt_balance_problem(state, intent)
     cut = [one.model_copy(update={"copied_end_offset": one.end_offset + 1}) for one in state.live]
     assert publication.receipt_balance_problem(state.model_copy(update={"live": tuple(cut)}), intent) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.admin import (
     BrokerDescription,
@@ -127,7 +127,7 @@ def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour:
     brokers = brokers_of(events, tmp_path)
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=PublishSettings(metadata_records_per_hour=per_hour))
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
-    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
+    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     found = check_metadata_record_budget(opened, brokers.list_topic_partitions())
     assert [finding.kind for finding in found] == ["budget"] * said
     assert all("a first round over orders-7 with its 2 segments writes about 6 records" in finding.detail for finding in found)

@@ -284,7 +284,7 @@ def test_progress_as_json_lines() -> None:
     progress = Progress("reading", None, "records", "json", stderr, clock)
     clock.now = 3
     progress.advance(5)
-    progress.begin_step("writing", 7)
+    progress.begin_step_with_new_total("writing", 7)
     clock.now = 9
     progress.advance(1)
     progress.close()
@@ -316,7 +316,7 @@ def test_steps_that_are_not_counted_show_no_number() -> None:
     stderr, clock = io.StringIO(), Clock()
     progress = Progress("cleaning", None, "", "table", stderr, clock)
     clock.now += 100
-    progress.begin_step("round: announced")
+    progress.begin_step_with_new_total("round: announced")
     assert stderr.getvalue() == "round: announced\n"
 
 

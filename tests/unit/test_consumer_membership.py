@@ -9,8 +9,8 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.consumer import OFFSET_INVALID, ConsumerOptions, Place, TieredConsumer, open_consumer
-from compactor.consumer.group import GroupOffset
-from compactor.consumer.membership import CommitOptions
+from compactor.consumer.group import OffsetWithLeaderEpoch
+from compactor.consumer.membership import AutoCommitOptions
 from compactor.consumer.messages import BrokerMessage, MessageLike, PartitionReadError, TierMessage, to_broker_messages
 from compactor.consumer.opening import parse_consumer_settings
 from compactor.consumer.serving import MODES, NEXT_SOURCE, compute_assignment_change
@@ -55,9 +55,9 @@ def tier(tmp_path: Path) -> Tier:
     return tier
 
 
-def member(tier: Tier, group: MemoryCoordinator, commits: CommitOptions | None = None, reset: Any = "earliest") -> TieredConsumer:
+def member(tier: Tier, group: MemoryCoordinator, commits: AutoCommitOptions | None = None, reset: Any = "earliest") -> TieredConsumer:
     options = ConsumerOptions(refresh_s=0.01, offset_reset=reset)
-    return TieredConsumer(tier, None, options, group.open(), commits or CommitOptions())
+    return TieredConsumer(tier, None, options, group.open(), commits or AutoCommitOptions())
 
 
 def consume(consumer: TieredConsumer, count: int) -> list[MessageLike]:
@@ -92,7 +92,7 @@ def test_a_revocation_drops_the_queue_and_commits_what_was_returned(is_cooperati
 
 def test_only_stored_offsets_are_committed_if_the_application_stores_them(tier: Tier) -> None:
     group = MemoryCoordinator([NAME])
-    with member(tier, group, CommitOptions(auto_store=False)) as consumer:
+    with member(tier, group, AutoCommitOptions(auto_store=False)) as consumer:
         consumer.subscribe(["orders"])
         messages = consume(consumer, 5)
         consumer.store_offsets(messages[2])
@@ -100,23 +100,23 @@ def test_only_stored_offsets_are_committed_if_the_application_stores_them(tier: 
         consumer.store_offsets(offsets=[Place(*NAME, 4, leader_epoch=0)])
         with pytest.raises(UsageError, match="orders-2 is not assigned"):
             consumer.store_offsets(offsets=[Place(*NAMES[2], 1)])
-    assert group.committed == {NAME: GroupOffset(4, 0)}
+    assert group.committed == {NAME: OffsetWithLeaderEpoch(4, 0)}
 
 
 def test_nothing_is_committed_without_a_call_if_auto_commit_is_off(tier: Tier) -> None:
     group = MemoryCoordinator([NAME])
-    with member(tier, group, CommitOptions(auto_commit=False)) as consumer:
+    with member(tier, group, AutoCommitOptions(auto_commit=False)) as consumer:
         consumer.subscribe(["orders"])
         (message,) = consume(consumer, 1)
         consumer.commit(message)
         consume(consumer, 5)
-    assert group.committed == {NAME: GroupOffset(1, 0)}
+    assert group.committed == {NAME: OffsetWithLeaderEpoch(1, 0)}
     with member(tier, group) as consumer:
         assert consumer.committed([Place(*NAME), Place(*NAMES[1])])[1].offset == OFFSET_INVALID
 
 
 def test_on_assign_may_choose_where_to_begin(tier: Tier) -> None:
-    group = MemoryCoordinator([NAME], committed={NAME: GroupOffset(4, 0)})
+    group = MemoryCoordinator([NAME], committed={NAME: OffsetWithLeaderEpoch(4, 0)})
     begun: list[Place] = []
 
     def rewind(consumer: TieredConsumer, places: list[Place]) -> None:
@@ -142,7 +142,7 @@ def test_an_error_of_the_group_is_a_message_like_any_other(tier: Tier, monkeypat
     client = MemoryCoordinator([NAME]).open()
     error = TierMessage("", -1, -1, error=PartitionReadError(-147, "_MAX_POLL_EXCEEDED", "too slow"))
     monkeypatch.setattr(client, "poll_rebalances", lambda: [error])
-    with TieredConsumer(tier, None, ConsumerOptions(), client, CommitOptions()) as consumer:
+    with TieredConsumer(tier, None, ConsumerOptions(), client, AutoCommitOptions()) as consumer:
         consumer.subscribe(["orders"])
         message = consumer.poll(0)
     assert isinstance(message, BrokerMessage)
@@ -180,7 +180,7 @@ def test_settings_are_those_of_kafka_and_of_the_tier() -> None:
     parsed = parse_consumer_settings(given)
     assert (parsed.tier_config, parsed.bootstrap_servers, parsed.group_id) == ("t.toml", "b:9092", "g")
     assert parsed.options == ConsumerOptions(isolation="read_uncommitted", offset_reset="latest", mode="kafka_preferred")
-    assert parsed.commits == CommitOptions(auto_commit=False, interval_s=0.1)
+    assert parsed.commits == AutoCommitOptions(auto_commit=False, interval_s=0.1)
     assert (parsed.properties, parsed.group_properties) == ({"client.id": "c"}, {"session.timeout.ms": 6000})
 
 

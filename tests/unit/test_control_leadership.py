@@ -62,7 +62,7 @@ def test_a_silent_leader_is_replaced_within_one_ttl_and_learns_of_it(play: Play)
     taken = acquire_leadership(other.ports, other.log, LEASE)
     assert taken.epoch == leadership.epoch + 1
     with pytest.raises(Fenced, match="b, which acquired epoch 1") as error:
-        leadership.check_still_leading()
+        leadership.refresh_and_require_leadership()
     assert error.value.exit_code == 4
     with pytest.raises(Fenced):
         leadership.release_leadership()
@@ -145,9 +145,9 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
             return len(play.requests)
 
         assert heard(6) == 6
-        leadership.check_still_leading()
+        leadership.refresh_and_require_leadership()
         assert heard(6) == 6, "a step begins the time anew"
-        leadership.check_still_leading(is_waiting=True)
+        leadership.refresh_and_require_leadership(is_waiting=True)
         assert heard(6) == 1, "looking at others is no step"
         play.pass_time(TTL_MS + 1)
         other = play.process("other")
@@ -171,7 +171,7 @@ def test_what_a_replaced_leader_has_said_is_waited_for_by_its_own_timeout(play: 
         actor = play.process(f"host:{number}")
         leaders.append(acquire_leadership(replace(actor.ports, publisher=LatePublisher(max_delivery_ms)), actor.log, LEASE))
     log, control = leaders[-1].log, leaders[-1].ports.control
-    taken_ms = control.head(log.record_key(log.state.slot)).modified_ms
+    taken_ms = control.head(log.control_record_object_key(log.state.slot)).modified_ms
     publication._wait_until_former_leaders_cannot_write(leaders[-1])
     waited = control.clock_ms() - taken_ms
     assert (waits <= waited <= waits + 2 * publication.POLL_INTERVAL_MS) if waits else waited < publication.POLL_INTERVAL_MS

@@ -10,8 +10,8 @@ import pytest
 
 from compactor.control import control_log
 from compactor.control.leadership import send_heartbeats_in_background
-from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_hints
-from compactor.control.ports import Ports
+from compactor.control.logs import CatalogLog, create_tier, open_catalog, publish_partition_change_hints
+from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import BadControlRecord, PartitionChanged
 from compactor.control.state import CatalogState
 from compactor.errors import Unavailable
@@ -57,7 +57,9 @@ def test_an_uncertain_append_is_tried_in_the_same_slot_again(play: Play) -> None
     append(log, 1)
     play.hold("create catalog/log/")
     append(log, 1)
-    assert [what for what in play.requests if what.startswith("create catalog/log/")][1:] == [f"create {log.record_key(2)}"] * 2
+    assert [what for what in play.requests if what.startswith("create catalog/log/")][1:] == [
+        f"create {log.control_record_object_key(2)}"
+    ] * 2
     play.land()
     assert catalog(play).refresh() == log.state
 
@@ -80,7 +82,7 @@ class TestCut:
         assert log.write_snapshot_and_delete_records(4)
         append(log, 3)
         assert catalog(play).refresh() == log.state
-        assert not [key for key in play.world.control.objects if "/log/" in key and key <= log.record_key(9)]
+        assert not [key for key in play.world.control.objects if "/log/" in key and key <= log.control_record_object_key(9)]
 
     def test_start_up_reads_what_is_recent_and_never_lists(self, play: Play) -> None:
         log = catalog(play)
@@ -178,7 +180,7 @@ class TestShortLogs:
         append(log, 5)
         log.write_snapshot_and_delete_records(1)
         play.land()
-        assert log.record_key(1) in play.world.control.objects
+        assert log.control_record_object_key(1) in play.world.control.objects
         assert self.opened(play, 5).refresh() == log.refresh()
 
 
@@ -255,7 +257,7 @@ class TestLostObjects:
         log = catalog(play)
         append(log, 7)
         for number in range(4):
-            play.world.control.objects[f"catalog/inbox/{number}.json"] = play.world.control.objects[log.record_key(1)]
+            play.world.control.objects[f"catalog/inbox/{number}.json"] = play.world.control.objects[log.control_record_object_key(1)]
         assert catalog(play).refresh_and_check_gaps().slot == 7
         play.world.control.objects.pop("catalog/log/00000000000000000005.json")
         with pytest.raises(BadControlRecord, match="what can be read ends at catalog/log/00000000000000000004.json"):
@@ -272,8 +274,8 @@ def test_racing_writers_on_a_directory_lose_nothing_and_write_nothing_twice(tmp_
     writers, each = 4, 12
     store = LocalStore(tmp_path / "control")
 
-    def ports(name: str) -> Ports:
-        return Ports(
+    def ports(name: str) -> EnvironmentPorts:
+        return EnvironmentPorts(
             store,
             store,
             NativeLayout(store),
@@ -305,12 +307,12 @@ class TestBadRecords:
         log = catalog(play)
         append(log, 3)
         objects = play.world.control.objects
-        key = log.record_key(2)
+        key = log.control_record_object_key(2)
         play.importing(1)
         objects[key].data = {
             "cut short": objects[key].data[:-9],
             "garbage": b"garbage",
-            "another slot's": objects[log.record_key(3)].data,
+            "another slot's": objects[log.control_record_object_key(3)].data,
             "another log's": objects["partitions/t-0/log/00000000000000000002.json"].data,
         }[what]
         with pytest.raises(BadControlRecord) as error:
@@ -321,13 +323,13 @@ class TestBadRecords:
     def test_a_body_that_was_garbled_on_its_way_is_fetched_again(self, play: Play) -> None:
         log = catalog(play)
         append(log, 3)
-        good = play.world.control.objects[log.record_key(2)].data
-        play.world.control.objects[log.record_key(2)].data = good[:-4]
+        good = play.world.control.objects[log.control_record_object_key(2)].data
+        play.world.control.objects[log.control_record_object_key(2)].data = good[:-4]
 
         def heal() -> None:
-            play.world.control.objects[log.record_key(2)].data = good
+            play.world.control.objects[log.control_record_object_key(2)].data = good
 
-        play.before(f"get {log.record_key(2)}", heal, skip=1)
+        play.before(f"get {log.control_record_object_key(2)}", heal, skip=1)
         assert catalog(play).refresh() == log.state
 
 
@@ -347,7 +349,7 @@ class TestTier:
         play.requests.clear()
         log = open_catalog(ports)
         for name in (TopicPartition("b", 1), TopicPartition("a", 10), TopicPartition("a", 9), TopicPartition("b", 1)):
-            publish_hints(log, {name: 0})
+            publish_partition_change_hints(log, {name: 0})
         state = open_catalog(ports).refresh()
         assert state.topic_partitions == [TopicPartition("a", 9), TopicPartition("a", 10), TopicPartition("b", 1)]
         assert state.partitions["b-1"] == 5  # the slot of the latest hint

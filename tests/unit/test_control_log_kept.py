@@ -31,7 +31,7 @@ def kept(log: CatalogLog) -> tuple[CatalogState, StateIdentity]:
 def after(play: Play, known: tuple[CatalogState, StateIdentity]) -> CatalogLog:
     """Another process that goes on from there."""
     log = catalog(play)
-    log.adopt_state(*known)
+    log.continue_from_cached_state(*known)
     play.requests.clear()
     log.refresh()
     return log

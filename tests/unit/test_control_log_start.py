@@ -12,7 +12,7 @@ from compactor.control import fold, ordering, records
 from compactor.control.log_start import build_log_start_record, check_groups_expired_at_brokers, segments_removable_below
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
-from compactor.model.balance import DigestSum, add_sums
+from compactor.model.balance import CountAndDigestSum, add_sums
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 
@@ -20,7 +20,7 @@ NAME = TopicPartition("orders", 0)
 EPOCH = 0
 
 
-def segment(name: str, start: int, end: int, content: DigestSum | None = None) -> RemoteLogSegmentMetadata:
+def segment(name: str, start: int, end: int, content: CountAndDigestSum | None = None) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
         id=name, start_offset=Offset(start), end_offset=Offset(end), size_bytes=9, max_timestamp_ms=TimestampMs(-1), mtime_ms=0,
         leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(start)),), files={"log": SegmentFile(size=9, sha256="0" * 64)}, content=content,
@@ -44,7 +44,7 @@ def tiered(number: int, *segments: RemoteLogSegmentMetadata) -> tuple[Any, Any]:
 
 def three() -> PartitionState:
     """Segments a (0..9), b (10..19), c (20..29), led by "me"."""
-    parts = [segment(name, 10 * n, 10 * n + 9, DigestSum.from_digest_halves(n + 1, n, 7 * n)) for n, name in enumerate("abc")]
+    parts = [segment(name, 10 * n, 10 * n + 9, CountAndDigestSum.from_digest_halves(n + 1, n, 7 * n)) for n, name in enumerate("abc")]
     acquired = records.LeadershipAcquired(leader_epoch=CompactorEpoch(EPOCH), holder="me", ttl_ms=1)
     return folded(PartitionState(topic="orders", partition=0), *tiered(0, *parts), acquired)
 

@@ -172,7 +172,7 @@ class Led:
         return plan.model_copy(update=changes)
 
     def refusal(self, body: Any) -> str:
-        return ordering.find_rule_violation(self.state, self.actor.log.candidate_record(body))
+        return ordering.find_rule_violation(self.state, self.actor.log.build_record_to_append(body))
 
     def announce(self, **changes: Any) -> str:
         return self.refusal(records.PlanAnnounced(leader_epoch=CompactorEpoch(self.epoch), plan=self.plan(**changes)))
@@ -202,7 +202,7 @@ class TestAnnouncing:
     def test_from_another_vector(self, led: Led) -> None:
         state = led.state.model_copy(update={"vector": (*led.plan().vector, (5, 5))})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(led.epoch), plan=led.plan())
-        assert "cleaner offsets" in ordering.find_rule_violation(state, led.actor.log.candidate_record(body))
+        assert "cleaner offsets" in ordering.find_rule_violation(state, led.actor.log.build_record_to_append(body))
 
     def test_with_a_source_that_is_not_live(self, led: Led) -> None:
         task = led.plan().tasks[0]
@@ -245,7 +245,7 @@ class TestLeaders:
         stranger = led.play.process("leader")  # the same name, another process
         stranger.state()
         body = records.LeadershipReleased(leader_epoch=CompactorEpoch(led.epoch))
-        assert "fenced" in ordering.find_rule_violation(led.state, stranger.log.candidate_record(body))
+        assert "fenced" in ordering.find_rule_violation(led.state, stranger.log.build_record_to_append(body))
         assert led.refusal(body) == ""
 
     def test_a_released_epoch_is_over(self, led: Led) -> None:
@@ -277,7 +277,7 @@ class TestDeleting:
         assert "does not wait" in led.refusal(begin.model_copy(update={"ids": (led.state.live[0].id,)}))
         assert "not begun" in led.refusal(records.SegmentDeletionEnded(leader_epoch=CompactorEpoch(led.epoch), ids=waiting))
         voided = led.state.model_copy(update={"vector": ()})
-        assert "do not grant" in ordering.find_rule_violation(voided, led.actor.log.candidate_record(begin))
+        assert "do not grant" in ordering.find_rule_violation(voided, led.actor.log.build_record_to_append(begin))
 
 
 class TestTakingBack:
@@ -342,19 +342,19 @@ class TestTakingBack:
         more = task.model_copy(update={"group": 7, "sources": ("untouched",), "start_offset": 99, "end_offset": 99, "new_segment_id": "x"})
         plan = self.plan(compacted).model_copy(update={"tasks": (task, more)})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=plan)
-        assert "a part of run" in ordering.find_rule_violation(state, compacted.actor.log.candidate_record(body))
+        assert "a part of run" in ordering.find_rule_violation(state, compacted.actor.log.build_record_to_append(body))
 
     def test_not_once_its_sources_go(self, compacted: Led) -> None:
         plan = self.plan(compacted)
         state = compacted.state.model_copy(update={"waiting": ()})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=plan)
-        assert "has begun" in ordering.find_rule_violation(state, compacted.actor.log.candidate_record(body))
+        assert "has begun" in ordering.find_rule_violation(state, compacted.actor.log.build_record_to_append(body))
 
     def test_not_by_the_epoch_that_published_it(self, compacted: Led) -> None:
         group = compacted.state.waiting[-1].model_copy(update={"leader_epoch": compacted.epoch})
         state = compacted.state.model_copy(update={"waiting": (group,)})
         body = records.PlanAnnounced(leader_epoch=CompactorEpoch(compacted.epoch), plan=self.plan(compacted))
-        assert "is not above the epoch" in ordering.find_rule_violation(state, compacted.actor.log.candidate_record(body))
+        assert "is not above the epoch" in ordering.find_rule_violation(state, compacted.actor.log.build_record_to_append(body))
 
 
 TOPIC, ANOTHER = "Xy3Jr0mXSGaBcbTsZBZfJA", "Qm9CQm9CQm9CQm9CQm9CQg"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, first_disowned_offset, restore_removed_epochs, truncate_lineage_at
+from checkpoint.lineage import EpochEntry, first_offset_of_other_epoch, restore_removed_epochs, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
@@ -15,7 +15,7 @@ from compactor.control.deletion import delete_partition
 from compactor.control.fold import apply_partition_record
 from compactor.control.importing import record_prepended_segments, record_tail_truncation, record_tiered_segments, register_import
 from compactor.control.ports import ObjectRetention
-from compactor.control.records import SegmentsPrepended, TailBatch, TailTruncated
+from compactor.control.records import LastImportedBatch, SegmentsPrepended, TailTruncated
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, UsageError
 from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
@@ -72,13 +72,13 @@ class TestLineages:
         ],
     )
     def test_who_disowns_what(self, given: tuple[EpochEntry, ...], end: int, parted: int | None) -> None:
-        assert first_disowned_offset((ZERO, ONE), 100, given, end) == parted
+        assert first_offset_of_other_epoch((ZERO, ONE), 100, given, end) == parted
 
     def test_an_epoch_that_is_known_to_begin_after_the_end(self) -> None:
         known = (ZERO, EpochEntry(LeaderEpoch(2), Offset(200)))
-        assert first_disowned_offset(known, 180, (ZERO,), 200) is None  # an older copy
-        assert first_disowned_offset(known, 180, (ZERO,), 230) == 200
-        assert first_disowned_offset(known, 180, (ZERO, EpochEntry(LeaderEpoch(3), Offset(200))), 230) is None
+        assert first_offset_of_other_epoch(known, 180, (ZERO,), 200) is None  # an older copy
+        assert first_offset_of_other_epoch(known, 180, (ZERO,), 230) == 200
+        assert first_offset_of_other_epoch(known, 180, (ZERO, EpochEntry(LeaderEpoch(3), Offset(200))), 230) is None
 
     def test_cut(self) -> None:
         assert truncate_lineage_at((ZERO, ONE, TWO), 80) == (ZERO, ONE)
@@ -141,7 +141,7 @@ class TestTruncation:
         overtaken = uploaded(play, actor, 4)
         offset = before.live[-1].start_offset
         cut_id, (new,) = uploaded(play, actor, 2)
-        tail = (TailBatch(base_offset=new.end_offset, last_offset=new.end_offset, digest="d"),)
+        tail = (LastImportedBatch(base_offset=new.end_offset, last_offset=new.end_offset, digest="d"),)
         lineage = (
             EpochEntry(LeaderEpoch(0), Offset(0)),
             EpochEntry(LeaderEpoch(1), offset),
@@ -155,7 +155,7 @@ class TestTruncation:
             (body.model_copy(update={"offset": offset - 1}), "are others"),
             (body.model_copy(update={"segments": (new.model_copy(update={"start_offset": offset + 1}),)}), "the log is cut at"),
         ):
-            assert cause in ordering.find_rule_violation(actor.state(), actor.log.candidate_record(broken))
+            assert cause in ordering.find_rule_violation(actor.state(), actor.log.build_record_to_append(broken))
         state = record_tail_truncation(actor.ports, actor.log, body)
         assert state.live == (*before.live[:-1], new)
         kept = tuple(batch for batch in before.tail if batch.last_offset < offset)
@@ -189,7 +189,7 @@ class TestTruncation:
         actor = play.process("b")
         body = truncated_at(play, actor, actor.state().live[-1].start_offset + 1)
         assert body.accept_loss
-        careless = actor.log.candidate_record(body.model_copy(update={"accept_loss": False}))
+        careless = actor.log.build_record_to_append(body.model_copy(update={"accept_loss": False}))
         assert "was compacted up to" in ordering.find_rule_violation(actor.state(), careless)
         earlier = careless.model_copy(update={"version": 4})
         assert ordering.find_rule_violation(actor.state(), earlier) == ""
@@ -201,9 +201,11 @@ class TestTruncation:
         open_import = uploaded(play, actor, 4)
         before = actor.state()
         body = truncated_at(play, actor, before.live[-1].start_offset)
-        record = actor.log.candidate_record(body).model_copy(update={"version": 4})
+        record = actor.log.build_record_to_append(body).model_copy(update={"version": 4})
         assert set(apply_partition_record(actor.state(), record, ordering.find_rule_violation).registrations) == {open_import[0]}
-        assert apply_partition_record(actor.state(), actor.log.candidate_record(body), ordering.find_rule_violation).registrations == {}
+        assert (
+            apply_partition_record(actor.state(), actor.log.build_record_to_append(body), ordering.find_rule_violation).registrations == {}
+        )
 
     def test_a_program_of_an_earlier_version_refuses_every_truncation_by_name(self) -> None:
         """It would keep imports open that are void, and end the log where new segments follow."""
@@ -222,7 +224,7 @@ class TestTruncation:
         first, second = uploaded(play, actor, 0), None
         end = record_tiered_segments(actor.ports, actor.log, *first, (EpochEntry(LeaderEpoch(0), Offset(0)),)).end_offset
         second = uploaded(play, actor, 1)
-        tail = (TailBatch(base_offset=Offset(end + 1), last_offset=Offset(end + 1), digest="d"),)
+        tail = (LastImportedBatch(base_offset=Offset(end + 1), last_offset=Offset(end + 1), digest="d"),)
         with pytest.raises(BadData, match=f"offset {end} to another"):
             record_tiered_segments(
                 actor.ports, actor.log, *second, (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(end))), tail
@@ -271,7 +273,7 @@ class TestPrepending:
         with pytest.raises(BadData, match="the log starts at"):
             record_prepended_segments(actor.ports, actor.log, *uploaded(play, actor, 0))
         fitting = uploaded(play, actor, 0, 1)
-        record = actor.log.candidate_record(SegmentsPrepended(import_id=fitting[0], segments=tuple(fitting[1])))
+        record = actor.log.build_record_to_append(SegmentsPrepended(import_id=fitting[0], segments=tuple(fitting[1])))
         assert ordering.find_rule_violation(actor.state(), record) == ""
         assert play.process("b").run().status == "cleaned"
         assert "was compacted up to" in ordering.find_rule_violation(actor.state(), record)

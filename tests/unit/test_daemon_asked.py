@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compactor.config.settings import CleanerSettings, Settings
-from compactor.control.logs import open_catalog, publish_hints
+from compactor.control.logs import open_catalog, publish_partition_change_hints
 from compactor.control.pauses import pause_rounds, request_round, resume_rounds
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.scheduling import (
@@ -72,10 +72,10 @@ def test_hints_in_the_inbox_are_taken_in_within_a_minute(tmp_path: Path) -> None
     late.refresh()
     busy = open_catalog(idle.tier().ports)
     for number in range(40):
-        publish_hints(busy, {idle.names[number % 39]: 0})
+        publish_partition_change_hints(busy, {idle.names[number % 39]: 0})
     log = idle.tier().open_partition_log(idle.names[39])
     idle.grow(idle.tier(), idle.names[39], hint=False)
-    publish_hints(late, {idle.names[39]: log.refresh().slot})
+    publish_partition_change_hints(late, {idle.names[39]: log.refresh().slot})
     assert list(idle.store.list("catalog/inbox/"))
     idle.pass_time(daemon, 60_000 + INTERVAL)
     (schedule,) = (one for one in daemon.status().schedules if one.partition == idle.names[39])

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartition, PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader
+from compactor.brokers.metadata_topic.persisted_state import FoldedMetadataStore, FoldedPartitionMetadata
 from compactor.brokers.view import LiveBrokerMetadata, TopicStatus
 from compactor.config.settings import CleanerSettings, DaemonSettings, Settings, TierSettings
 from compactor.control.logs import open_catalog
@@ -37,12 +37,12 @@ class Brokers:
         self.clock, self.counters = Clock(), RequestCounters()
         self.log = MemoryTopicLog()
         self.reader = MemoryMetadataTopic(self.log)
-        self.kept = PersistedStates(KeptNowhere())
+        self.kept = FoldedMetadataStore(KeptNowhere())
         cluster = MemoryCluster({"orders": TopicStatus(TOPIC_ID, settings=RIGHT)})
         brokers = LiveBrokerMetadata(
-            FoldedMetadataTopic(self.reader, self.kept, clock_ms=lambda: 0), cluster, ("orders",), "the metadata topic of tests"
+            FoldingMetadataTopicReader(self.reader, self.kept, clock_ms=lambda: 0), cluster, ("orders",), "the metadata topic of tests"
         )
-        metadata = BrokerManagedMetadata(brokers)
+        metadata = BrokerManagedTierMetadataSource(brokers)
         ports = ports_on(MemoryStore(self.clock, self.counters), self.clock)
         ports = replace(ports, brokers=metadata.broker_view)
         settings = Settings(
@@ -77,7 +77,7 @@ def test_an_idle_tier_costs_its_metadata_topics_ends_and_looks_now_and_then(tmp_
     loads: list[Sequence[TopicIdPartition]] = []
     load = world.kept.load_partitions
 
-    def counted(number: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
+    def counted(number: int, names: Sequence[TopicIdPartition]) -> list[FoldedPartitionMetadata | None]:
         loads.append(names)
         return load(number, names)
 

@@ -12,7 +12,15 @@ from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.ports import ObjectRetention
-from compactor.control.state import Leader, OpenImport, PartitionState, Quarantine, RoundIntent, RunHistoryEntry, WaitingGroup
+from compactor.control.state import (
+    CompactorLeader,
+    GroupAwaitingDeletion,
+    OpenImport,
+    PartitionState,
+    Quarantine,
+    RoundIntent,
+    RunHistoryEntry,
+)
 from compactor.control.summary import summarize_state
 from compactor.daemon.scheduling import (
     CLOCK_RESOLUTION_MS,
@@ -94,12 +102,14 @@ class TestSight:
         assert (found.due, found.open_run) == (True, "r")
 
     def test_a_leader_who_released_is_none(self) -> None:
-        leader = Leader(epoch=CompactorEpoch(4), incarnation="i", holder="h", slot=1, at_ms=NOW, ttl_ms=TTL)
+        leader = CompactorLeader(epoch=CompactorEpoch(4), incarnation="i", holder="h", slot=1, at_ms=NOW, ttl_ms=TTL)
         assert seen(state(leader=leader)).leader == "h"
         assert seen(state(leader=leader.model_copy(update={"released": True}))).leader == ""
 
     def test_when_something_may_be_deleted(self) -> None:
-        group = WaitingGroup(slot=5, run_id="r", leader_epoch=CompactorEpoch(0), segments=(segment(0),), vector_before=(), vector=())
+        group = GroupAwaitingDeletion(
+            slot=5, run_id="r", leader_epoch=CompactorEpoch(0), segments=(segment(0),), vector_before=(), vector=()
+        )
         undone = group.model_copy(update={"slot": 6, "undone": True})
         registered = OpenImport(import_id="i", ids=("x",), holder="h", slot=4)
         since = {4: NOW, 5: NOW, 6: NOW}
@@ -368,6 +378,6 @@ def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retr
 
 def test_a_paused_or_failing_partition_does_not_count_as_due() -> None:
     due = with_poll_result(new_schedule(A, 0, NOW), PartitionStatus(A, 7, due=True), NOW, 0.0)
-    assert due.status_if_due is not None
+    assert due.status_if_round_may_begin is not None
     held = (replace(due, paused="p"), replace(due, suspended="s"), replace(due, problem="no disk"), replace(due, unreadable="no store"))
-    assert [one for one in held if one.status_if_due is not None] == []
+    assert [one for one in held if one.status_if_round_may_begin is not None] == []

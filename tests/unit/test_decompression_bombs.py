@@ -22,13 +22,13 @@ LIMIT = 16 << 20
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 sound, bad, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-clean_log_directory(sound, sound.with_name("out"), CleanRequest(now_ms=1))
+clean_log_directory(sound, sound.with_name("out"), OfflineCleanOptions(now_ms=1))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    clean_log_directory(bad, bad.with_name("never"), CleanRequest(now_ms=1, max_decompressed_batch_bytes=limit))
+    clean_log_directory(bad, bad.with_name("never"), OfflineCleanOptions(now_ms=1, max_decompressed_batch_bytes=limit))
 except BadData as error:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error.position, error)
 """

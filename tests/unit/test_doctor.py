@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.access.metadata import BrokerManagedMetadata
+from compactor.access.metadata import BrokerManagedTierMetadataSource
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.admin import BrokerDescription, ClusterDescription, KafkaSetting, LeaderOffsets, TopicDescription
 from compactor.brokers.metadata_topic.codec import TOPIC, RemoteLogSegmentMetadataRecord
@@ -21,7 +21,7 @@ from compactor.model.segment import SegmentState
 from compactor.storage.counting import RequestCounters
 from compactor.upkeep.brokers.check import check_known_kafka_problems
 from compactor.upkeep.brokers.checkup import examine_tier
-from compactor.upkeep.brokers.doctor import SLACK_MS, ExaminedPartition, FirstUntieredRecord, partition_findings
+from compactor.upkeep.brokers.doctor import SLACK_MS, FirstUntieredRecord, PartitionHealthFacts, partition_findings
 from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
 from compactor.views.prices import NO_PRICES, PriceTable
 from tests.metadata_events import segment, update
@@ -40,12 +40,12 @@ def at(state: SegmentState, number: int, start: int, end: int, *, begun_ms: int 
     return segment(number, start, end, max_ms=begun_ms)._replace(state=state, event_timestamp_ms=begun_ms, broker_id=broker)
 
 
-def kinds(facts: ExaminedPartition) -> list[tuple[str, str]]:
+def kinds(facts: PartitionHealthFacts) -> list[tuple[str, str]]:
     return [(found.severity, found.kind) for found in partition_findings(facts, NOW, NO_PRICES)]
 
 
-def facts(*segments: RemoteLogSegmentMetadataRecord, settings: Mapping[str, str] | None = None) -> ExaminedPartition:
-    return ExaminedPartition(NAME, segments, SETTINGS | dict(settings or {}))
+def facts(*segments: RemoteLogSegmentMetadataRecord, settings: Mapping[str, str] | None = None) -> PartitionHealthFacts:
+    return PartitionHealthFacts(NAME, segments, SETTINGS | dict(settings or {}))
 
 
 LONG_AGO = NOW - SLACK_MS - 1
@@ -167,7 +167,7 @@ class Cluster:
     def describe_topics(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         return dict.fromkeys(names, self.known)
 
-    def offsets_by_timestamp(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
+    def first_offsets_at_or_after_timestamps(self, wanted: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
         [(partition, at_ms)] = wanted.items()
         if self.pending is None:
             raise Refused("list offsets by time: Unknown broker error")
@@ -196,7 +196,7 @@ def test_doctor_examines_cluster_metadata_and_objects(
     brokers = brokers_of([event for one in copies for event in (one, update(one.segment_id[-1], S.COPY_SEGMENT_FINISHED))], tmp_path)
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
-    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
+    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(retention_bytes="1000"), pending, tiered_ms=1001)  # of a segment that is not the newest
     found = examine_tier(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
@@ -215,7 +215,7 @@ def test_doctor_examines_a_topic_that_the_metadata_topic_does_not_name(
     brokers = brokers_of([], tmp_path)
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
-    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedMetadata(brokers))
+    opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(remote_storage_enable="true"), pending)
     found = examine_tier(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
     assert [one.kind for one in found if one.topic == "orders"] == told

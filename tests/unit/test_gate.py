@@ -21,7 +21,7 @@ from compactor.cleaner.gate.key_table import (
     zero_fingerprint_sums,
 )
 from compactor.cleaner.gate.parameters import GateParameters
-from compactor.cleaner.offline import CleanRequest, clean_log_directory, open_log_directory, open_log_directory_for_round
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory, open_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
 from compactor.records.batches import NOT_CONTROL
@@ -151,7 +151,7 @@ def test_bad_data_is_not_the_gates_business(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     for number, entries in enumerate((None, 1)):
         with pytest.raises(BadData):
-            clean_log_directory(folder, tmp_path / str(number), CleanRequest(now_ms=1, map_entries=entries, gate_budget_bytes=AMPLE))
+            clean_log_directory(folder, tmp_path / str(number), OfflineCleanOptions(now_ms=1, map_entries=entries, gate_budget_bytes=AMPLE))
 
 
 def test_an_old_wrapper_that_counts_from_zero(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_an_old_wrapper_that_reaches_into_the_next_batch_is_refused_by_the_clean
     folder = log.write(tmp_path / "log")
     for gate in (0, AMPLE):
         with pytest.raises(BadData, match="the last inner offset is not below") as refused:
-            clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+            clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, gate_budget_bytes=gate))
         assert (refused.value.position, refused.value.offset) == (0, 2)
 
 
@@ -185,7 +185,7 @@ def test_an_old_wrapper_that_reaches_into_the_next_segment_is_refused_by_the_cle
     folder = log.write(tmp_path / "log")
     for gate in (0, AMPLE):
         with pytest.raises(BadData, match="the last inner offset is not below the end of the segment") as refused:
-            clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+            clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, gate_budget_bytes=gate))
         assert (refused.value.position, refused.value.offset) == (0, 1)
 
 

@@ -23,7 +23,7 @@ from compactor.records.headers import (
     copy_batch_headers,
     crc32c_of_batches_from_headers,
     digest_of_headers,
-    header_digest_of_verified_file,
+    header_digest_if_batch_crcs_match,
 )
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
@@ -69,7 +69,7 @@ class TestDigest:
         expected = plain_digest(list(read_batches(data)))
         assert digest_of_headers(headers_in(data)) == expected
         assert digest_of(data) == expected
-        assert header_digest_of_verified_file(tmp_path / "log") == expected
+        assert header_digest_if_batch_crcs_match(tmp_path / "log") == expected
 
     def test_a_range_s_headers(self) -> None:
         data = log_of()
@@ -81,7 +81,7 @@ class TestDigest:
         (tmp_path / "log").touch()
         nothing = copy_batch_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
-        assert header_digest_of_verified_file(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
+        assert header_digest_if_batch_crcs_match(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
@@ -109,7 +109,7 @@ class TestDigest:
         data = log_of()
         (tmp_path / "log").write_bytes(data)
         monkeypatch.setattr(headers, "SCAN_BYTES", 100)
-        assert header_digest_of_verified_file(tmp_path / "log") == plain_digest(list(read_batches(data)))
+        assert header_digest_if_batch_crcs_match(tmp_path / "log") == plain_digest(list(read_batches(data)))
 
 
 class TestDamage:
@@ -150,7 +150,7 @@ class TestDamage:
         for size in range(len(data) + 1):
             assert bool(digest_of(data[:size])) == (size in ends), size
         (tmp_path / "log").write_bytes(data[:-1])
-        assert header_digest_of_verified_file(tmp_path / "log") == ""
+        assert header_digest_if_batch_crcs_match(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("magic", [0, 1])
     @pytest.mark.parametrize("packed", [False, True])
@@ -160,7 +160,7 @@ class TestDamage:
         old = wrapper(magic, 0, [old], GZIP) if packed else old
         new = log_of(1, 3)
         (tmp_path / "log").write_bytes({"alone": old, "first": old + new, "last": new + old}[place])
-        assert header_digest_of_verified_file(tmp_path / "log") == ""
+        assert header_digest_if_batch_crcs_match(tmp_path / "log") == ""
 
     @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48])
     def test_a_batch_that_claims_less_than_its_header(self, length: int) -> None:

@@ -12,8 +12,8 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
 from compactor.outputs.iceberg_plan import (
     DataFileName,
+    PartitionEntryInSnapshot,
     SnapshotAge,
-    TablePartitionEntry,
     ViewSlice,
     end_offset_of_unfinished_round,
     parse_partition_entry,
@@ -48,9 +48,9 @@ def run(slot: int, status: RunStatus, next_dirty: int, cut_off: int = -1) -> Run
     )  # fmt: skip
 
 
-def entry(**changes: object) -> TablePartitionEntry:
+def entry(**changes: object) -> PartitionEntryInSnapshot:
     values = {"topic_id": "", "incarnation": 1, "log_start": 0, "cleaner_offset": 10, "leader_epochs": (), "slot": 9, "run": ""}
-    return TablePartitionEntry.model_validate(values | changes)
+    return PartitionEntryInSnapshot.model_validate(values | changes)
 
 
 def path(name: str, first: int, last: int, incarnation: int = 1) -> str:

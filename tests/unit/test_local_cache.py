@@ -18,7 +18,7 @@ from checkpoint.lineage import EpochEntry
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control.control_log import LogBoundary, StateIdentity
-from compactor.control.state import CatalogState, OpenImport, PartitionState, WaitingGroup
+from compactor.control.state import CatalogState, GroupAwaitingDeletion, OpenImport, PartitionState
 from compactor.control.summary import PartitionSummary, SegmentSummary, decode_summary, encode_summary, summarize_state
 from compactor.local import cache as local_state
 from compactor.local.cache import LocalState
@@ -50,7 +50,7 @@ def segment(number: int, dice: random.Random) -> RemoteLogSegmentMetadata:
 
 def state(dice: random.Random, slot: int = 7, name: TopicPartition = NAME) -> PartitionState:
     live = tuple(segment(number, dice) for number in range(dice.randrange(12)))
-    waiting = WaitingGroup(slot=3, run_id="r", leader_epoch=CompactorEpoch(0), segments=live[:2], vector_before=(), vector=())
+    waiting = GroupAwaitingDeletion(slot=3, run_id="r", leader_epoch=CompactorEpoch(0), segments=live[:2], vector_before=(), vector=())
     return PartitionState(
         slot=slot,
         topic=name.topic,

@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from compactor.records.build import NO_PRODUCER, RecordToEncode, encode_batch, encode_txn_marker, encode_varint, prepend_batch_header
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, Life, LogBuilder, entry, live, read, snapshot, txn_index, wrapper
@@ -255,7 +255,7 @@ def test_wrong_crc_is_refused(tmp_path: Path) -> None:
         batches[damaged] = batches[damaged][:-2] + b"?\x00"
         folder = log.write(tmp_path / f"log-{damaged}")
         with pytest.raises(BadData, match="CRC") as refused:
-            clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+            clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
         assert refused.value.position == (0, len(batches[0]))[damaged]
 
 
@@ -270,7 +270,7 @@ def test_negative_timestamp_is_refused_where_it_must_be_rewritten(tmp_path: Path
     log.put("a=2")
     log.write(life.folder)
     with pytest.raises(BadData, match="timestamp") as refused:
-        clean_log_directory(life.folder, tmp_path / "refused", CleanRequest(now_ms=1))
+        clean_log_directory(life.folder, tmp_path / "refused", OfflineCleanOptions(now_ms=1))
     assert refused.value.position == 0
 
 
@@ -281,7 +281,7 @@ def test_equal_offsets_in_a_batch_are_refused_where_they_must_be_rewritten(tmp_p
     log.put("a=2")
     folder = log.write(tmp_path / "log")
     with pytest.raises(BadData, match="offset"):
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
 
 
 def test_empty_keys_and_values_are_keys_and_values(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_outcomes_come_from_markers_not_from_the_index(tmp_path: Path) -> None:
     log.put("b=1", pid=5)
     folder = log.write(tmp_path / "log", indexes=True)
     assert not list(folder.glob("*.txnindex"))
-    clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert live(tmp_path / "out") == ["2:b=1"]
     assert transaction_index(tmp_path / "out") == {1: struct.pack(">hqqqq", 0, 5, 0, 1, 2)}
 
@@ -425,7 +425,7 @@ def test_unreadable_snapshot_gives_way_to_an_older_one(tmp_path: Path) -> None:
     snapshot(folder, 2, [])
     newest = folder / f"{2:020}.snapshot"
     newest.write_bytes(newest.read_bytes()[:-1] + b"?")
-    clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert [(b.base_offset, b.producer_id) for batches in read(tmp_path / "out").values() for b in batches] == [(0, 5), (1, 6), (2, -1)]
 
 
@@ -437,7 +437,7 @@ def test_what_the_round_does_not_read_it_does_not_judge(tmp_path: Path) -> None:
     log.put("b=1")
     log.segments[1][1][0] = log.segments[1][1][0][:-2] + b"?\x00"
     folder = log.write(tmp_path / "log")
-    clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, first_uncleanable_offset=2))
+    clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, first_uncleanable_offset=2))
     assert live(tmp_path / "out") == ["1:a=2"]
 
 
@@ -463,7 +463,7 @@ def test_damage_under_a_right_crc_is_refused(tmp_path: Path, kind: str, damage: 
     log.segments[0][1][1] = fix_crc(damage(log.segments[0][1][1]))
     folder = log.write(tmp_path / "log")
     with pytest.raises(BadData) as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert (refused.value.position, refused.value.offset) == (len(log.segments[0][1][0]), 1)
 
 
@@ -560,7 +560,7 @@ def test_every_framing_is_read(tmp_path: Path, codec: int) -> None:
         log.raw(prepend_batch_header(0, 7, 0, codec, 1, 1, NO_PRODUCER, 8, data), 7)
         log.put("key3=new")
         folder = log.write(tmp_path / f"log-{number}")
-        clean_log_directory(folder, tmp_path / f"out-{number}", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / f"out-{number}", OfflineCleanOptions(now_ms=1))
         assert [text.split(":")[0] for text in live(tmp_path / f"out-{number}")] == ["0", "1", "2", "4", "5", "6", "7", "8"]
         assert read(tmp_path / f"out-{number}")[0][0].codec == codec
 
@@ -571,7 +571,7 @@ def test_what_inflates_too_far_is_refused(tmp_path: Path, codec: int) -> None:
     log.put("a=" + "x" * 300_000, codec=codec)
     folder = log.write(tmp_path / "log")
     with pytest.raises(BadData, match="max_decompressed_batch_bytes") as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, max_decompressed_batch_bytes=200_000))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, max_decompressed_batch_bytes=200_000))
     assert (refused.value.position, refused.value.offset) == (0, 0)
 
 
@@ -585,7 +585,7 @@ def test_offsets_that_go_back_are_refused(tmp_path: Path) -> None:
         log.put("d=1", offsets=[2])
         folder = log.write(tmp_path / f"log-{number}")
         with pytest.raises(BadData, match="offset") as refused:
-            clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+            clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
         assert refused.value.offset == 2
 
 
@@ -596,5 +596,5 @@ def test_record_outside_its_batch_is_refused(tmp_path: Path) -> None:
     log.put("c=1")
     folder = log.write(tmp_path / "log")
     with pytest.raises(BadData, match="outside its batch") as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert (refused.value.position, refused.value.offset) == (0, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from tests.builders import GZIP, Life, LogBuilder, entry, wrapper
 
@@ -138,7 +138,7 @@ def test_bad_magic_is_named(tmp_path: Path) -> None:
     data[position + 16] = 127
     path.write_bytes(data)
     with pytest.raises(BadData, match="magic") as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert (refused.value.segment, refused.value.position) == (path.name, position)
     assert not (tmp_path / "out").exists()
 
@@ -153,7 +153,7 @@ def test_truncated_segment_is_named(tmp_path: Path) -> None:
     position = 12 + int.from_bytes(path.read_bytes()[8:12], "big")
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(BadData) as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert (refused.value.segment, refused.value.position) == (path.name, position)
 
 

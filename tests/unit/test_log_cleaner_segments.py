@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData, UsageError
 from tests.builders import Life, LogBuilder, read
 from tests.plain_format import fix_crc
@@ -78,7 +78,7 @@ def test_grouping_by_index_size(tmp_path: Path) -> None:
         folder = log().write(tmp_path / f"log-{limit}", indexes=True, index_interval_bytes=1)
         sizes = {path.suffix: path.stat().st_size for path in folder.glob(f"{4:020}.*")}
         assert (sizes[".index"], sizes[".timeindex"]) == (24, 36)
-        request = CleanRequest(now_ms=1, segment_index_bytes=limit, index_interval_bytes=4096)
+        request = OfflineCleanOptions(now_ms=1, segment_index_bytes=limit, index_interval_bytes=4096)
         summary = clean_log_directory(folder, tmp_path / f"out-{limit}", request)
         assert [base for base, _ in summary.segments] == expected
 
@@ -161,7 +161,7 @@ def test_a_failed_round_leaves_nothing(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(BadData):
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log"]
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -172,11 +172,11 @@ def test_what_a_crash_left_is_no_obstacle(tmp_path: Path) -> None:
     half = tmp_path / "out.partial"
     half.mkdir()
     (half / f"{0:020}.log").write_bytes(b"half a batch")
-    clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+    clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert not half.exists()
     assert [len(batches) for batches in read(tmp_path / "out").values()] == [2]
     with pytest.raises(UsageError, match="exists"):
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
 
 
 def test_time_index_points_at_the_earliest_batch_with_the_largest_time(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_offsets_that_no_index_holds_are_refused(tmp_path: Path) -> None:
     log.put("b=1")
     folder = log.write(tmp_path / "log")
     with pytest.raises(BadData, match="offset") as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert (refused.value.segment, refused.value.offset) == (f"{0:020}.log", 2**31 + 1)
 
 
@@ -220,5 +220,5 @@ def test_last_offset_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
     log.segments[0][1][0] = fix_crc((2**63 - 1).to_bytes(8, "big") + raw[8:])
     folder = log.write(tmp_path / "log")
     with pytest.raises(BadData, match="the last offset lies before the base offset") as refused:
-        clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1))
+        clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1))
     assert (refused.value.position, refused.value.offset) == (0, 2**63 - 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.cleaner.offline import CleanRequest, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory
 from compactor.errors import BadData
 from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_varint
 from tests.builders import Life, LogBuilder, live, snapshot, txn_index
@@ -332,7 +332,7 @@ def test_control_key_longer_than_all_memory_is_refused(kind: int, gate: int, tmp
     log.raw(fix_crc(bytes(made)), 1)
     log.put("1=b")
     with pytest.raises(BadData) as refused:
-        clean_log_directory(log.write(tmp_path / "log"), tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=gate))
+        clean_log_directory(log.write(tmp_path / "log"), tmp_path / "out", OfflineCleanOptions(now_ms=1, gate_budget_bytes=gate))
     assert (refused.value.offset, refused.value.position > 0) == (1, True)
 
 
@@ -365,6 +365,6 @@ def test_an_index_entry_that_begins_after_data_of_its_transaction_is_made_anew(t
     log.put("e=1", pid=5)  # 6
     folder = log.write(tmp_path / "log", indexes=True)
     txn_index(folder, 2, [(5, told, 4, 2)])
-    clean_log_directory(folder, tmp_path / "out", CleanRequest(now_ms=1, gate_budget_bytes=1 << 20))
+    clean_log_directory(folder, tmp_path / "out", OfflineCleanOptions(now_ms=1, gate_budget_bytes=1 << 20))
     assert live(tmp_path / "out") == ["1:b=1", "2:c=1", "6:e=1"]
     assert transaction_index(tmp_path / "out") == {4: struct.pack(">hqqqq", 0, 5, 0, 4, 2)}

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from compactor.brokers.metadata_topic.cache import MetadataFindingKind, RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
-from compactor.brokers.metadata_topic.follow import FoldedMetadataTopic, metadata_partition
-from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, PersistedStates
+from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader, metadata_partition
+from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, FoldedMetadataStore
 from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.errors import BadData, Unavailable
 from compactor.local.rocks import RocksDatabase
@@ -74,7 +74,7 @@ def expected(log: MemoryTopicLog, name: TopicIdPartition) -> RemoteLogMetadataCa
     return cache
 
 
-def same(followed: FoldedMetadataTopic, log: MemoryTopicLog) -> None:
+def same(followed: FoldingMetadataTopicReader, log: MemoryTopicLog) -> None:
     listed = {one.partition: one for one in followed.tiered_partitions()}
     for name in NAMES:
         folded, plain = followed.partition_from_metadata_records(name.topic_id, name.partition), expected(log, name)
@@ -103,8 +103,8 @@ def test_every_start_goes_on_where_the_last_one_ended(opened: Callable[[], Rocks
         log.write(part)
         written += len(part)
         topic = MemoryMetadataTopic(log)
-        followed = FoldedMetadataTopic(topic, PersistedStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
-        progress = followed.catch_up(TIMEOUT_S)
+        followed = FoldingMetadataTopicReader(topic, FoldedMetadataStore(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS)
+        progress = followed.fold_records_to_topic_end(TIMEOUT_S)
         assert (progress.records, progress.unread, progress.refold_reason) == (len(part), {}, "")
         same(followed, log)
     assert written > 300
@@ -114,14 +114,14 @@ def test_a_running_process_reads_only_what_is_new(opened: Callable[[], RocksData
     rng = random.Random(5)
     log = MemoryTopicLog()
     topic = MemoryMetadataTopic(log)
-    followed = FoldedMetadataTopic(topic, PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldingMetadataTopicReader(topic, FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
     events = interleaved(rng, history(rng))
     for at in range(0, len(events), 50):
         log.write(events[at : at + 50])
-        assert followed.catch_up(TIMEOUT_S).records == len(events[at : at + 50])
+        assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events[at : at + 50])
     same(followed, log)
     polls = topic.polls
-    assert followed.catch_up(TIMEOUT_S).records == 0
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).records == 0
     assert topic.polls == polls, "nothing new, nothing read"
 
 
@@ -131,10 +131,10 @@ def test_without_local_state_memory_does(tmp_path: Path) -> None:
     log.write(interleaved(rng, history(rng)))
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    followed = FoldedMetadataTopic(
-        MemoryMetadataTopic(log), PersistedStates(RocksDatabase(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS
+    followed = FoldingMetadataTopicReader(
+        MemoryMetadataTopic(log), FoldedMetadataStore(RocksDatabase(blocked)), chunk_records=50, clock_ms=lambda: NOW_MS
     )
-    assert followed.catch_up(TIMEOUT_S).unread == {}
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
     same(followed, log)
 
 
@@ -144,12 +144,12 @@ def test_a_second_process_folds_for_itself(folder: Path) -> None:
     events = interleaved(rng, history(rng))
     log.write(events[:200])
     writer, reader = RocksDatabase(folder), RocksDatabase(folder)
-    first = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(writer), clock_ms=lambda: NOW_MS)
-    first.catch_up(TIMEOUT_S)
-    second = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(reader), clock_ms=lambda: NOW_MS)
+    first = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(writer), clock_ms=lambda: NOW_MS)
+    first.fold_records_to_topic_end(TIMEOUT_S)
+    second = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(reader), clock_ms=lambda: NOW_MS)
     log.write(events[200:])
-    assert second.catch_up(TIMEOUT_S).unread == {}
-    assert first.catch_up(TIMEOUT_S).records == len(events) - 200
+    assert second.fold_records_to_topic_end(TIMEOUT_S).unread == {}
+    assert first.fold_records_to_topic_end(TIMEOUT_S).records == len(events) - 200
     same(first, log)
     same(second, log)
     reader.close()
@@ -161,7 +161,9 @@ def test_another_topic_is_folded_anew(opened: Callable[[], RocksDatabase], chang
     rng = random.Random(8)
     log = MemoryTopicLog()
     log.write(interleaved(rng, history(rng)))
-    FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS).catch_up(TIMEOUT_S)
+    FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS).fold_records_to_topic_end(
+        TIMEOUT_S
+    )
     other = MemoryTopicLog(7 if change == "partitions" else 5, **{change: "other"} if change.endswith("_id") else {})
     events = interleaved(rng, history(rng))
     other.write(events)
@@ -172,8 +174,8 @@ def test_another_topic_is_folded_anew(opened: Callable[[], RocksDatabase], chang
             if change == "truncated and grown":
                 old += [record._replace(offset=keep + record.offset) for record in other.logs[number] if record]
         other = log
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(other), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.catch_up(TIMEOUT_S).unread == {}
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(other), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
     same(followed, other)
 
 
@@ -181,15 +183,15 @@ def test_a_topic_made_anew_is_noticed_by_a_running_process(opened: Callable[[], 
     rng = random.Random(9)
     topic = MemoryMetadataTopic(MemoryTopicLog())
     topic.log.write(interleaved(rng, history(rng)))
-    followed = FoldedMetadataTopic(topic, PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    followed.catch_up(TIMEOUT_S)
+    followed = FoldingMetadataTopicReader(topic, FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    followed.fold_records_to_topic_end(TIMEOUT_S)
     topic.log = MemoryTopicLog(topic_id="another")
     topic.log.write(interleaved(rng, history(rng)))
-    assert followed.catch_up(TIMEOUT_S).unread == {}
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
     same(followed, topic.log)
     for number, records in enumerate(topic.log.logs):
         topic.log.truncate(number, len(records) // 2)
-    assert "truncated" in followed.catch_up(TIMEOUT_S).refold_reason
+    assert "truncated" in followed.fold_records_to_topic_end(TIMEOUT_S).refold_reason
     same(followed, topic.log)
 
 
@@ -199,17 +201,17 @@ def test_local_state_that_vanishes_is_folded_anew(opened: Callable[[], RocksData
     events = interleaved(rng, history(rng))
     log.write(events[:300])
     store = opened()
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(store), clock_ms=lambda: NOW_MS)
-    followed.catch_up(TIMEOUT_S)
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(store), clock_ms=lambda: NOW_MS)
+    followed.fold_records_to_topic_end(TIMEOUT_S)
     store.delete_all_entries("a test does")
     with pytest.raises(Unavailable, match="is lost"):
         followed.partition_from_metadata_records(NAMES[0].topic_id, NAMES[0].partition)
     log.write(events[300:])
-    assert followed.catch_up(TIMEOUT_S).records == len(events)
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events)
     same(followed, log)
     store.close()
     log.write(of(NAMES[0], finished(50, 0, 9)))
-    assert followed.catch_up(TIMEOUT_S).records == len(events) + 2, "in memory, from the beginning"
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).records == len(events) + 2, "in memory, from the beginning"
     same(followed, log)
 
 
@@ -228,12 +230,12 @@ def test_nothing_is_skipped_by_a_poll_that_fails(opened: Callable[[], RocksDatab
     log = MemoryTopicLog()
     rng = random.Random(13)
     events = interleaved(rng, history(rng))
-    followed = FoldedMetadataTopic(Faltering(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldingMetadataTopicReader(Faltering(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
     for at in range(0, len(events), 100):
         log.write(events[at : at + 100])
         with pytest.raises(Unavailable):
-            followed.catch_up(TIMEOUT_S)
-        assert followed.catch_up(TIMEOUT_S).unread == {}
+            followed.fold_records_to_topic_end(TIMEOUT_S)
+        assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
     same(followed, log)
 
 
@@ -244,15 +246,15 @@ def test_control_records_and_a_lagging_reader(opened: Callable[[], RocksDatabase
         log.write([event])
         log.control_record(rng.randrange(5))
     behind = {"lag": 3}
-    followed = FoldedMetadataTopic(
-        MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), PersistedStates(opened()), clock_ms=lambda: NOW_MS
+    followed = FoldingMetadataTopicReader(
+        MemoryMetadataTopic(log, lag=lambda _: behind["lag"]), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS
     )
-    assert followed.catch_up(TIMEOUT_S).unread == {}
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
     behind["lag"] = 0
-    followed.catch_up(TIMEOUT_S)
+    followed.fold_records_to_topic_end(TIMEOUT_S)
     same(followed, log)
-    again = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    assert again.catch_up(TIMEOUT_S).records == 0
+    again = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    assert again.fold_records_to_topic_end(TIMEOUT_S).records == 0
     same(again, log)
 
 
@@ -261,12 +263,12 @@ def test_a_lost_beginning_is_told(opened: Callable[[], RocksDatabase]) -> None:
     rng = random.Random(12)
     log.write(interleaved(rng, history(rng)))
     log.delete_records(3, 20)
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    assert followed.catch_up(TIMEOUT_S).unread == {}
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
     assert {number: reached.missing for number, reached in followed.fold_positions().items()} == {0: 0, 1: 0, 2: 0, 3: 20, 4: 0}
     log.delete_records(2, len(log.logs[2]))
-    again = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    assert again.catch_up(TIMEOUT_S).unread == {}
+    again = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    assert again.fold_records_to_topic_end(TIMEOUT_S).unread == {}
 
 
 def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Callable[[], RocksDatabase]) -> None:
@@ -279,8 +281,8 @@ def test_a_record_that_stops_brokers_stops_us_in_its_partition_only(opened: Call
     log.put(number, b"garbage")
     log.write(of(bad, finished(2, 10, 19)))
     for _ in range(2):
-        followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-        assert followed.catch_up(TIMEOUT_S).unread == {}
+        followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+        assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
         with pytest.raises(BadData, match=f"__remote_log_metadata-{number}, offset {before}: the frame's version is 103"):
             followed.partition_from_metadata_records(bad.topic_id, bad.partition)
         healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
@@ -294,11 +296,11 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
     lost = NAMES[0]
     number = metadata_partition(lost.topic_id, lost.partition, 5)
     healthy = next(name for name in NAMES if metadata_partition(name.topic_id, name.partition, 5) != number)
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
     for _ in range(2):  # from the beginning, and after it was read before
         log.leaderless = {number}
         log.write(of(healthy, finished(2, 10, 19)))
-        assert followed.catch_up(TIMEOUT_S).unread == {}
+        assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
         assert followed.leaderless_partitions == {number}
         with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
             followed.partition_from_metadata_records(lost.topic_id, lost.partition)
@@ -307,7 +309,7 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
         assert len(folded.cache.segments) == 2
         log.leaderless = set()
         log.write(of(lost, finished(2, 10, 19)))
-        followed.catch_up(TIMEOUT_S)
+        followed.fold_records_to_topic_end(TIMEOUT_S)
         same(followed, log)
 
 
@@ -317,10 +319,10 @@ def test_an_impossible_update_stops_exactly_there(opened: Callable[[], RocksData
     one, two = NAMES[:2]
     log.write([*of(one, [segment(1, 0, 9)]), *of(two, finished(5, 0, 9)), *of(one, [update(1, S.COPY_SEGMENT_STARTED)])])
     log.write([*of(two, finished(6, 10, 19)), *of(one, finished(2, 10, 19))])
-    followed = FoldedMetadataTopic(
-        MemoryMetadataTopic(log), PersistedStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
+    followed = FoldingMetadataTopicReader(
+        MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
     )
-    followed.catch_up(TIMEOUT_S)
+    followed.fold_records_to_topic_end(TIMEOUT_S)
     reached = followed.fold_positions()[0]
     assert (reached.position, reached.last, "COPY_SEGMENT_STARTED" in reached.stopped) == (3, 2, True)
 
@@ -331,8 +333,8 @@ def test_keyed_records_and_records_in_a_wrong_partition_are_refused(opened: Call
     log = MemoryTopicLog()
     log.put(number, value, key=b"KIP-1266")
     log.put((number + 1) % 5, value)
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    followed.catch_up(TIMEOUT_S)
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    followed.fold_records_to_topic_end(TIMEOUT_S)
     said = [reached.stopped for _, reached in sorted(followed.fold_positions().items())]
     assert "has a key" in said[number]
     assert f"belongs into partition {number}" in said[(number + 1) % 5]
@@ -344,8 +346,10 @@ def test_findings_are_kept_and_counted(opened: Callable[[], RocksDatabase]) -> N
     log.write(of(name, finished(1, 0, 9)))
     log.write(of(name, [update(1, S.DELETE_SEGMENT_FINISHED)] * (MAX_FINDINGS + 5)))
     for _ in range(2):
-        followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), chunk_records=10, clock_ms=lambda: NOW_MS)
-        followed.catch_up(TIMEOUT_S)
+        followed = FoldingMetadataTopicReader(
+            MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=10, clock_ms=lambda: NOW_MS
+        )
+        followed.fold_records_to_topic_end(TIMEOUT_S)
         folded = followed.partition_from_metadata_records(name.topic_id, name.partition)
         assert folded is not None
         assert (folded.finding_count, len(folded.findings)) == (MAX_FINDINGS + 5, MAX_FINDINGS)
@@ -359,17 +363,17 @@ def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[
     for number, name in enumerate(NAMES):
         ours = segment(number, 0, 9)._replace(partition=name, broker_id=COMPACTOR_BROKER_ID, event_timestamp_ms=number % 2 * 60_000)
         log.write([ours, segment(100 + number, 10, 19)._replace(partition=name)])
-        followed = FoldedMetadataTopic(
-            MemoryMetadataTopic(log), PersistedStates(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
+        followed = FoldingMetadataTopicReader(
+            MemoryMetadataTopic(log), FoldedMetadataStore(opened()), chunk_records=chunk_records, clock_ms=lambda: NOW_MS
         )
-        followed.catch_up(TIMEOUT_S)
-    followed = FoldedMetadataTopic(MemoryMetadataTopic(log), PersistedStates(opened()), clock_ms=lambda: NOW_MS)
-    followed.catch_up(TIMEOUT_S)
+        followed.fold_records_to_topic_end(TIMEOUT_S)
+    followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
+    followed.fold_records_to_topic_end(TIMEOUT_S)
     assert dict(followed.compactor_records_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
 
 
 def test_nothing_is_answered_before_the_first_look(opened: Callable[[], RocksDatabase]) -> None:
     with pytest.raises(Unavailable, match="has not been read yet"):
-        FoldedMetadataTopic(
-            MemoryMetadataTopic(MemoryTopicLog()), PersistedStates(opened()), clock_ms=lambda: NOW_MS
+        FoldingMetadataTopicReader(
+            MemoryMetadataTopic(MemoryTopicLog()), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS
         ).partition_from_metadata_records(b"x" * 16, 0)

@@ -22,7 +22,7 @@ from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.model.ids import TopicPartition
 from compactor.storage.counting import StoreUsage
 from compactor.views import overview as overview_module
-from compactor.views.overview import MAX_AGE_MS, read_summaries
+from compactor.views.overview import MAX_AGE_MS, read_partition_summaries_or_errors
 from tests.unit.test_local_cache import segment
 
 NAMES = [TopicPartition("orders", number) for number in range(4)]
@@ -55,7 +55,7 @@ class World:
         register_import(self.writer.ports, log, import_id, [made.id])
         record_tiered_segments(self.writer.ports, log, import_id, [made])
         if hint:
-            self.writer.change_notifier.publish_changes([log])
+            self.writer.change_notifier.publish_control_log_changes([log])
 
     def truth(self) -> list[PartitionSummary]:
         return [summarize_state(open_partition_log(self.writer.ports, name).refresh()) for name in NAMES]
@@ -67,7 +67,7 @@ def world(tmp_path: Path) -> World:
 
 
 def shown(opened: Tier, max_age_ms: int = MAX_AGE_MS) -> list[PartitionSummary]:
-    looks = read_summaries(opened, NAMES, max_age_ms=max_age_ms)
+    looks = read_partition_summaries_or_errors(opened, NAMES, max_age_ms=max_age_ms)
     assert [look.partition for look in looks] == NAMES
     return [look.summary for look in looks if look.summary is not None]
 
@@ -117,7 +117,7 @@ def test_only_what_was_hinted_at_is_read_again(world: World) -> None:
 def test_a_hint_that_brought_nothing_is_not_followed_twice(world: World) -> None:
     first = world.machine("a")
     shown(first)
-    world.writer.change_notifier.publish_changes([world.writer.open_partition_log(OTHER)])
+    world.writer.change_notifier.publish_control_log_changes([world.writer.open_partition_log(OTHER)])
     assert asked(first, lambda: shown(first)).total_requests == 2 + 1 + 2
     assert asked(first, lambda: shown(first)).total_requests == 2
 
@@ -154,7 +154,7 @@ def test_where_somebody_is_at_work_it_is_read_summaryed_every_time(world: World)
     """The record that publishes comes before its hint."""
     log = world.writer.open_partition_log(OTHER)
     leadership = acquire_leadership(world.writer.ports, log, world.writer.lease)
-    world.writer.change_notifier.publish_changes([world.writer.open_partition_log(OTHER)])
+    world.writer.change_notifier.publish_control_log_changes([world.writer.open_partition_log(OTHER)])
     first = world.machine("a")
     shown(first)
     body = RoundPublished(leader_epoch=leadership.epoch, run_id="none", replacements=(), vector_before=(), vector=())
@@ -166,7 +166,7 @@ def test_a_partition_that_cannot_be_read_stands_for_itself(world: World) -> None
     record = next((world.folder / "tier").rglob(f"partitions/{OTHER}/log/*1.json"))
     record.write_bytes(record.read_bytes()[:-20])
     for machine in ("", "a"):
-        looks = read_summaries(world.machine(machine), NAMES)
+        looks = read_partition_summaries_or_errors(world.machine(machine), NAMES)
         assert [look.partition for look in looks if look.error] == [OTHER]
         assert [look.partition for look in looks if look.summary] == [name for name in NAMES if name != OTHER]
 

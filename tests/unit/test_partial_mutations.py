@@ -9,7 +9,7 @@ import pytest
 
 from bloom.directory import KeyDirectory
 from compactor.cleaner.passes.source import SourceSegment
-from compactor.model.balance import DigestSum
+from compactor.model.balance import CountAndDigestSum
 from compactor.model.segment import SegmentFile
 from compactor.round.partial.plan import flag_batches_that_may_change, reason_to_read_whole_segment, removable_counts_of_composed_segment
 from compactor.round.partial.rewrite import KeyDirectoryCache, SegmentPartToRead, balance_including_copied_batches
@@ -50,7 +50,7 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
     ),
     "the recorded sum is not compared": (
         edited(balance_including_copied_batches, "if sources != recorded_source_sum:", "if False:"),
-        lambda log, keys: near.TestTheSumOfAllBatches().test_is_another_than_was_recorded(log, keys, DigestSum()),
+        lambda log, keys: near.TestTheSumOfAllBatches().test_is_another_than_was_recorded(log, keys, CountAndDigestSum()),
     ),
     "a tombstone waits at its horizon": (
         edited(flag_batches_that_may_change, "base_timestamp > now_ms", "base_timestamp >= now_ms"),

@@ -16,7 +16,7 @@ from compactor.cleaner.passes.retention import BatchRetentionDecisions
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.constants import NEVER_MS, LeaderEpoch, Offset, TimestampMs
-from compactor.model.balance import Balance, DigestSum
+from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import HORIZON, BatchTable, select_batches_of_table
@@ -122,8 +122,8 @@ class TestTheSumOfAllBatches:
         balance = balance_including_copied_batches(part, Balance(sources=read, left=read, result=read), whole, KEY)
         assert (balance.sources, balance.left, balance.result, balance.imbalance_problem()) == (whole, whole, whole, "")
 
-    @pytest.mark.parametrize("recorded", [None, DigestSum(), DigestSum(count=BATCHES, digest="1" * 32)])
-    def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: DigestSum | None) -> None:
+    @pytest.mark.parametrize("recorded", [None, CountAndDigestSum(), CountAndDigestSum(count=BATCHES, digest="1" * 32)])
+    def test_is_another_than_was_recorded(self, source: SourceSegment, directory: KeyDirectory, recorded: CountAndDigestSum | None) -> None:
         read = digest_sum_of_headers(directory.headers[READ], KEY)
         with pytest.raises(WholeSegmentNeededError, match="do not come to the sum that was recorded"):
             balance_including_copied_batches(part_with(source, directory), Balance(sources=read), recorded, KEY)
@@ -166,7 +166,7 @@ def segment(batches: str = "b" * 64, **changes: Any) -> RemoteLogSegmentMetadata
         mtime_ms=1,
         leader_epochs=(EpochEntry(LeaderEpoch(0), Offset(0)),),
         files={"log": SegmentFile(size=8 << 20, batches=batches)},
-        content=DigestSum(),
+        content=CountAndDigestSum(),
     ).model_copy(update=changes)
 
 

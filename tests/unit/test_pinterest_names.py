@@ -15,7 +15,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.outputs.pinterest_names import Generation, PublishedSegment, rebase_offset_index, rebase_time_index
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.metadata import (
-    SegmentTime,
+    SegmentTimestampBound,
     encode_metadata_file,
     format_watermark,
     parse_metadata_file,
@@ -78,7 +78,7 @@ def test_ids_are_the_same_for_the_same_segment_and_no_option_on_a_command_line()
 
 
 def test_metadata_is_what_its_own_code_reads_and_writes() -> None:
-    entries = [SegmentTime(2000, 10), SegmentTime(1000, 0)]
+    entries = [SegmentTimestampBound(2000, 10), SegmentTimestampBound(1000, 0)]
     written = encode_metadata_file(ORDERS, entries)
     assert json.loads(written) == {
         "topicPartition": {"topic": "orders", "partition": 3},
@@ -93,7 +93,7 @@ def test_metadata_is_what_its_own_code_reads_and_writes() -> None:
             }
         },
     }
-    assert parse_metadata_file(written, ORDERS) == (SegmentTime(1000, 0), SegmentTime(2000, 10))
+    assert parse_metadata_file(written, ORDERS) == (SegmentTimestampBound(1000, 0), SegmentTimestampBound(2000, 10))
     with pytest.raises(BadData, match="it is of orders-3"):
         parse_metadata_file(written, TopicPartition("orders", 30))
 
@@ -161,7 +161,7 @@ def test_a_generation_goes_on_only_where_nothing_before_has_changed() -> None:
     )
     for changed in (("a",), ("a", "x"), ("x", "b", "c"), (), ("b", "c")):
         assert generation.segments_to_append_unless_new_generation_due(live(*changed), 0) is None
-    assert generation.segment_times == (SegmentTime(0, 0),)
+    assert generation.segment_times == (SegmentTimestampBound(0, 0),)
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/by agents", "s3://bucket/%20", "s3://bucket/für", "bucket"])

@@ -66,7 +66,7 @@ class TestTheTable:
         publication.announce_plan(late, plan)
         intent = a.log.state.intent
         assert intent
-        session = type("Session", (), {"state": a.log.state, "stored_survivor_objects": ()})()
+        session = type("Session", (), {"state": a.log.state, "scratch_objects_of_earlier_survivor_scan": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         play.pass_time(TTL_MS * 2)
@@ -90,21 +90,21 @@ class TestTheTable:
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
         publication.announce_plan(late, plan)
-        session = type("Session", (), {"state": a.log.state, "stored_survivor_objects": ()})()
+        session = type("Session", (), {"state": a.log.state, "scratch_objects_of_earlier_survivor_scan": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         shared, intent = a.log.state, a.log.state.intent
         assert intent
         replacements = [Replacement(sources=task.sources, segment=one.segment) for task, one in zip(plan.tasks, outcomes, strict=True)]
         outcome = publication.RunOutcome(RunStatus.CLEANED, {})
-        claim = a.log.candidate_record(
+        claim = a.log.build_record_to_append(
             publication._build_round_published_record(late, intent, replacements, (), ExpiredSources(late), outcome)
         )
         play.pass_time(TTL_MS * 2)
         planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)
         run_round(b.ports, b.log, LEASE, SymbolicRound(b.ports, 0, planner, worker, resumable=lambda plan: "other settings"))
         slots = range(shared.slot + 1, b.log.state.slot + 1)
-        theirs = [decode_checksummed(PartitionRecord, b.log.store.get(b.log.record_key(slot)), "") for slot in slots]
+        theirs = [decode_checksummed(PartitionRecord, b.log.store.get(b.log.control_record_object_key(slot)), "") for slot in slots]
         assert theirs[0].body.type == "leadership_acquired"
         assert "round_published" in [record.body.type for record in theirs]
         for place in range(len(theirs) + 1):

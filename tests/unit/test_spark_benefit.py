@@ -77,4 +77,4 @@ def test_a_clean_partition_without_sidecars_is_left_alone_until_a_horizon_passes
 
 def lose_sidecars(tier: Tier) -> None:
     for segment in state_of(tier).live:
-        tier.ports.control.delete([tier.open_sidecar_store(NAME).sidecar_key(segment.id)])
+        tier.ports.control.delete([tier.open_sidecar_store(NAME).sidecar_object_key(segment.id)])

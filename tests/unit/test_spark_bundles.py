@@ -24,7 +24,7 @@ from compactor.spark.round.bundles import (
     plan_segment_bundles,
     row_number_ranges,
 )
-from compactor.spark.round.exchange import StoredKeyRows, pack_tail_arrays, read_tail_arrays
+from compactor.spark.round.exchange import StoredKeyRows, pack_arrays_for_object_end, read_arrays_at_object_end
 from compactor.spark.round.gate_rows import StoredGateRows
 from tests.support.spark_tier import HereCluster, Twins
 from tests.unit.test_spark_worker import SMALL, growing
@@ -72,9 +72,9 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]))}
-    data = b"rows" + pack_tail_arrays(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
+    data = b"rows" + pack_arrays_for_object_end(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
     store.create(keys.key, data)
-    tail = read_tail_arrays(store, keys.key, len(data))
+    tail = read_arrays_at_object_end(store, keys.key, len(data))
     again = decode_bundle_result(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
@@ -82,7 +82,7 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     assert decode_scan_summaries(tail)["b"].tombstones.tolist() == [True, False, True]
     store.create("scratch/cut", data[:-3])
     with pytest.raises(BadData, match="the end of a scratch object is damaged"):
-        read_tail_arrays(store, "scratch/cut", len(data) - 3)
+        read_arrays_at_object_end(store, "scratch/cut", len(data) - 3)
 
 
 @pytest.mark.parametrize("together", [0, 300])

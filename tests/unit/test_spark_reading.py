@@ -421,7 +421,7 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     log = tier.open_partition_log(NAME)
     log.refresh()
     tier.identity.read_catalog()
-    tier.change_notifier.publish_changes([log])
+    tier.change_notifier.publish_control_log_changes([log])
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])

@@ -29,7 +29,7 @@ from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import segment_index, worker
 from compactor.spark.round.bundles import decode_bundle_result
-from compactor.spark.round.exchange import read_tail_arrays
+from compactor.spark.round.exchange import read_arrays_at_object_end
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
 from tests.support.keys import object_key
@@ -174,7 +174,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     if lost and announced:
         sidecars = it.twins.remote.open_sidecar_store(NAME)
         for segment in state_of(it.twins.remote).live:
-            (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.sidecar_key(segment.id)).unlink(missing_ok=True)
+            (tmp_path / "spark" / "a tier" / ".tiered-compactor" / sidecars.sidecar_object_key(segment.id)).unlink(missing_ok=True)
     report = spread(it.twins.remote, HereCluster())
     assert report.status == ("resumed" if announced else "cleaned")
     assert report.segments_skipped
@@ -219,7 +219,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     assert state_of(it.twins.remote).intent is None
     store = it.twins.remote.ports.control
     left = [
-        decode_bundle_result(read_tail_arrays(store, info.key, info.size), info.key, info.size)
+        decode_bundle_result(read_arrays_at_object_end(store, info.key, info.size), info.key, info.size)
         for info in store.list(f"partitions/{NAME}/scratch/")
         if "keys-" in info.key
     ]
@@ -288,14 +288,14 @@ def test_a_filter_that_goes_between_the_look_and_the_question_costs_a_read(tmp_p
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
     before = state_of(it.twins.remote).live[0]
-    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.open_sidecar_store(NAME).sidecar_key(before.id)
-    read = segment_index.SegmentIndex.index_segments
+    gone = tmp_path / "spark" / "a tier" / ".tiered-compactor" / it.twins.remote.open_sidecar_store(NAME).sidecar_object_key(before.id)
+    read = segment_index.PassOneSegmentResults.index_segments
 
     def read_and_lose(*args: Any) -> None:
         read(*args)
         gone.unlink(missing_ok=True)
 
-    monkeypatch.setattr(segment_index.SegmentIndex, "index_segments", read_and_lose)
+    monkeypatch.setattr(segment_index.PassOneSegmentResults, "index_segments", read_and_lose)
     report = spread(it.twins.remote, HereCluster())
     assert next(segment.why for segment in report.segments if segment.action == "rewritten") == "its filter cannot be read"
     assert report.filters.useless == 1
@@ -309,7 +309,9 @@ def test_a_clean_segment_without_a_sidecar_is_read_with_its_keys(tmp_path: Path)
     it.twins.round(HereCluster())
     it.tail("s1-k3=new", "s2-k7")
     for tier, folder in ((it.twins.local, "local"), (it.twins.remote, "spark")):
-        (tmp_path / folder / "a tier" / ".tiered-compactor" / tier.open_sidecar_store(NAME).sidecar_key(state_of(tier).live[1].id)).unlink()
+        (
+            tmp_path / folder / "a tier" / ".tiered-compactor" / tier.open_sidecar_store(NAME).sidecar_object_key(state_of(tier).live[1].id)
+        ).unlink()
     here, there = it.twins.round(HereCluster())
     assert it.twins.difference() == ""
     assert "it has no sidecar" in reasons(there)
@@ -368,18 +370,18 @@ def test_a_store_that_fails_while_scratch_is_deleted_hides_no_damage(tmp_path: P
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    check = Leadership.check_still_leading
+    check = Leadership.refresh_and_require_leadership
 
     class Damaged(HereCluster):
         @override
         def run_job(self, description: str, *args: Any, **kwargs: Any) -> Any:
             if "offset map" in description:
-                monkeypatch.setattr(Leadership, "check_still_leading", unanswered)
+                monkeypatch.setattr(Leadership, "refresh_and_require_leadership", unanswered)
                 raise BadData("damaged: as it was told to", segment="s")
             return super().run_job(description, *args, **kwargs)
 
     def unanswered(leadership: Leadership, **_: object) -> None:
-        monkeypatch.setattr(Leadership, "check_still_leading", check)
+        monkeypatch.setattr(Leadership, "refresh_and_require_leadership", check)
         raise Unavailable("the store does not answer", hint="")
 
     report = spread(it.twins.remote, Damaged())

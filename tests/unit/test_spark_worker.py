@@ -19,7 +19,7 @@ from compactor.round.engines import RemoteEngine
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import exchange, gate_ranges
-from compactor.spark.round.exchange import create_scratch_once, encode_surviving_row_numbers, try_decode_ordinal_gaps
+from compactor.spark.round.exchange import create_scratch_object_idempotently, encode_surviving_row_numbers, try_decode_ordinal_gaps
 from compactor.spark.round.gate_rows import ExpectedRecordSums, StoredGateRows
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, ZSTD, LogBuilder, entry, wrapper
@@ -408,12 +408,12 @@ def test_a_local_run_finishes_what_spark_began(tmp_path: Path) -> None:
 
 def test_two_attempts_at_one_object(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
-    first = create_scratch_once(store, "scratch/a", b"the same")
-    assert create_scratch_once(store, "scratch/a", b"the same") == first
+    first = create_scratch_object_idempotently(store, "scratch/a", b"the same")
+    assert create_scratch_object_idempotently(store, "scratch/a", b"the same") == first
     (tmp_path / "file").write_bytes(b"the same")
-    assert create_scratch_once(store, "scratch/a", tmp_path / "file") == first
+    assert create_scratch_object_idempotently(store, "scratch/a", tmp_path / "file") == first
     with pytest.raises(StoreError, match="exists already with other content"):
-        create_scratch_once(store, "scratch/a", b"another")
+        create_scratch_object_idempotently(store, "scratch/a", b"another")
 
 
 # ---- bits -------------------------------------------------------------------------------------------------------------------

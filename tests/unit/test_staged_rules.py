@@ -14,8 +14,8 @@ from compactor.constants import LeaderEpoch, Offset
 from compactor.transfer import staged_file_rules
 from compactor.transfer.staged_file_rules import (
     BrokerLiveLog,
+    SegmentStagedForDeletion,
     StagedFileChoice,
-    StagedSegment,
     TierEnd,
     choose_staged_files,
     longest_chain_to_live_log,
@@ -31,8 +31,8 @@ def lineage(*pairs: tuple[int, int]) -> Lineage:
     return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in pairs)
 
 
-FIRST = StagedSegment(20, 39, lineage((0, 20)))
-SECOND = StagedSegment(40, 59, lineage((0, 40), (1, 50)))
+FIRST = SegmentStagedForDeletion(20, 39, lineage((0, 20)))
+SECOND = SegmentStagedForDeletion(40, 59, lineage((0, 40), (1, 50)))
 LIVE = BrokerLiveLog((60, 80), first_epoch=1)
 TIER = TierEnd(30, lineage((0, 0)))
 
@@ -51,7 +51,7 @@ def test_nothing_is_taken_or_reported_that_the_tier_has_or_the_live_log_continue
 
 
 def test_an_empty_staged_file_is_passed_over() -> None:
-    assert choose_staged_files([StagedSegment(60, 59), FIRST, SECOND], LIVE, TIER) == StagedFileChoice((20, 40))
+    assert choose_staged_files([SegmentStagedForDeletion(60, 59), FIRST, SECOND], LIVE, TIER) == StagedFileChoice((20, 40))
 
 
 def test_a_file_whose_base_is_live_was_replaced() -> None:
@@ -61,12 +61,12 @@ def test_a_file_whose_base_is_live_was_replaced() -> None:
 
 def test_a_truncated_or_merged_file_is_not_wholly_below_the_live_log() -> None:
     assert not reason_not_below_live_log(SECOND, LIVE)
-    assert reason_not_below_live_log(StagedSegment(60, 70), BrokerLiveLog((40, 80)))
-    assert reason_not_below_live_log(StagedSegment(50, 60), LIVE)
+    assert reason_not_below_live_log(SegmentStagedForDeletion(60, 70), BrokerLiveLog((40, 80)))
+    assert reason_not_below_live_log(SegmentStagedForDeletion(50, 60), LIVE)
 
 
 def test_a_chain_ends_where_two_files_end_at_one_offset() -> None:
-    other = StagedSegment(30, 39)
+    other = SegmentStagedForDeletion(30, 39)
     assert longest_chain_to_live_log([FIRST, SECOND], LIVE) == (FIRST, SECOND)
     assert longest_chain_to_live_log([FIRST, other, SECOND], LIVE) == (SECOND,)
     assert longest_chain_to_live_log([FIRST, replace(SECOND, last_offset=58)], LIVE) == ()
@@ -98,7 +98,7 @@ def test_a_chain_begins_at_the_tiers_end_or_before() -> None:
 def test_epochs_fit_the_tier_and_the_first_live_batch(
     epochs: tuple[tuple[int, int], ...], live: int, tier: tuple[tuple[int, int], ...], fits: bool
 ) -> None:
-    chain = [StagedSegment(20, 59, lineage(*epochs))]
+    chain = [SegmentStagedForDeletion(20, 59, lineage(*epochs))]
     assert bool(reason_epochs_contradict(chain, replace(LIVE, first_epoch=live), TierEnd(30, lineage(*tier)))) is not fits
 
 
@@ -125,9 +125,9 @@ WITHOUT_REASON: dict[str, Callable[..., Any]] = {
 }
 """Each rule as it is when it is dropped."""
 
-REFUSED: dict[str, tuple[list[StagedSegment], BrokerLiveLog, TierEnd]] = {
-    "reason_replaced_by_live_file": ([StagedSegment(60, 70)], LIVE, TIER),
-    "reason_not_below_live_log": ([StagedSegment(40, 65)], LIVE, TIER),
+REFUSED: dict[str, tuple[list[SegmentStagedForDeletion], BrokerLiveLog, TierEnd]] = {
+    "reason_replaced_by_live_file": ([SegmentStagedForDeletion(60, 70)], LIVE, TIER),
+    "reason_not_below_live_log": ([SegmentStagedForDeletion(40, 65)], LIVE, TIER),
     "longest_chain_to_live_log": ([FIRST, replace(SECOND, last_offset=55)], LIVE, TIER),
     "reason_not_continuing_tier": ([SECOND], LIVE, TIER),
     "reason_epochs_contradict": ([FIRST, SECOND], LIVE, replace(TIER, lineage=lineage((1, 0)))),

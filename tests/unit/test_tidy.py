@@ -97,7 +97,7 @@ def test_only_layouts_make_keys_of_segments() -> None:
 
 
 def test_nothing_beside_the_layouts_asks_the_store_of_segments() -> None:
-    """``Ports.data`` is there to be wrapped, probed, and asked whose it is; what is among a tier's segments, its layout knows."""
+    """``EnvironmentPorts.data`` may be wrapped, probed, and asked whose it is; what is among a tier's segments, its layout knows."""
     asked = re.compile(r"\bports\.data\.(?!url\b)\w+|\bdata\.(?:get|head|create|create_from_file|compose|download|list|delete)\(")
     found = [
         f"{name(file)}:{number} {match[0]}"

@@ -19,7 +19,7 @@ from compactor.upkeep.verify_offsets import (
     cleaner_offset_problems,
     live_segment_problems,
     name_of_first_differing_field,
-    open_intent_problems,
+    reasons_open_round_cannot_be_resumed,
     segment_beyond_cleaner_offset_problems,
     verify_control_log,
 )
@@ -88,20 +88,20 @@ def test_a_snapshot_ahead_of_the_log(crafted: Crafted) -> None:
 
 def test_a_slot_behind_a_gap(crafted: Crafted) -> None:
     log = crafted.log()
-    stray = log.record_key(log.state.slot + 2)
-    crafted.store.put(stray, crafted.store.get(log.record_key(1)))
+    stray = log.control_record_object_key(log.state.slot + 2)
+    crafted.store.put(stray, crafted.store.get(log.control_record_object_key(1)))
     assert errors(crafted) == [("gap", stray)]
 
 
 def test_a_record_that_cannot_be_read_is_named(crafted: Crafted) -> None:
-    key = crafted.log().record_key(4)
+    key = crafted.log().control_record_object_key(4)
     crafted.store.put(key, crafted.store.get(key)[:-5])
     ((kind, where),) = errors(crafted)
     assert (kind, where.endswith(key)) == ("control-log", True)
 
 
 def test_what_a_cut_left_over_is_a_note(crafted: Crafted) -> None:
-    first = crafted.log().record_key(1)
+    first = crafted.log().control_record_object_key(1)
     data = crafted.store.get(first)
     assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
     crafted.store.put(first, data)
@@ -143,9 +143,9 @@ def test_an_open_round_whose_source_is_gone_is_a_note() -> None:
     a.lead()
     a.announce("run-a", [only], 100)
     state = crafted.log().state
-    assert list(open_intent_problems(state)) == []
+    assert list(reasons_open_round_cannot_be_resumed(state)) == []
     gone = state.model_copy(update={"live": ()})
-    (told,) = open_intent_problems(gone)
+    (told,) = reasons_open_round_cannot_be_resumed(gone)
     assert "run-a" in told
     assert only in told
     assert list(live_segment_problems(gone)) == []

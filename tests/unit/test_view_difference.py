@@ -15,7 +15,7 @@ from compactor.views.checkpoints import (
     compare_kafka_checkpoint_files,
     read_kafka_checkpoint_file,
 )
-from compactor.views.difference import CleanerOffsetChange, RecordedHistory, compare_history_points
+from compactor.views.difference import CleanerOffsetChange, PartitionHistoryInControlLog, compare_history_points
 from compactor.views.time_formats import format_iso_time
 from tests.support.crafted import Crafted, kip_table, vector
 
@@ -27,7 +27,7 @@ def crafted() -> Crafted:
 
 class TestPoints:
     def test_a_run_alone_is_before_and_after_it(self, crafted: Crafted) -> None:
-        around = RecordedHistory(crafted.log()).history_points_around_run("run-b")
+        around = PartitionHistoryInControlLog(crafted.log()).history_points_around_run("run-b")
         assert around is not None
         before, after = around
         assert (before.cleaner_offsets, after.cleaner_offsets) == (vector((0, 100)), vector((0, 100), (1, 155)))
@@ -40,7 +40,7 @@ class TestPoints:
         ]  # fmt: skip
 
     def test_slots_from_the_empty_log_on(self, crafted: Crafted) -> None:
-        past = RecordedHistory(crafted.log())
+        past = PartitionHistoryInControlLog(crafted.log())
         assert past.find_history_point("0").cleaner_offsets == ()
         assert past.find_history_point(str(past.latest_history_point.slot)) == past.latest_history_point
         found = compare_history_points(past.find_history_point("0"), past.latest_history_point)
@@ -49,7 +49,7 @@ class TestPoints:
         assert found.leader == ("", "host-b:2 (epoch 1)")
 
     def test_times_in_milliseconds_and_in_words(self, crafted: Crafted) -> None:
-        past = RecordedHistory(crafted.log())
+        past = PartitionHistoryInControlLog(crafted.log())
         start = crafted.clock.now_ms - 120_000
         between = start + 30_000
         assert past.find_history_point(str(between)).cleaner_offsets == vector((0, 100))
@@ -57,36 +57,36 @@ class TestPoints:
         assert past.find_history_point(str(start - 1)).slot == 0
 
     def test_after_a_run(self, crafted: Crafted) -> None:
-        assert RecordedHistory(crafted.log()).find_history_point("run-a").cleaner_offsets == vector((0, 100))
+        assert PartitionHistoryInControlLog(crafted.log()).find_history_point("run-a").cleaner_offsets == vector((0, 100))
 
     @pytest.mark.parametrize("text", ["99", "yesterday", "run-z", "2026-13-45"])
     def test_what_is_no_point(self, crafted: Crafted, text: str) -> None:
         with pytest.raises(UsageError):
-            RecordedHistory(crafted.log()).find_history_point(text)
+            PartitionHistoryInControlLog(crafted.log()).find_history_point(text)
 
 
 class TestAfterACut:
     @pytest.fixture
-    def past(self, crafted: Crafted) -> RecordedHistory:
+    def past(self, crafted: Crafted) -> PartitionHistoryInControlLog:
         assert crafted.author("cutter").log.write_snapshot_and_delete_records(1)
         crafted.clock.now_ms += 60_000
         crafted.author("host-c:3").lead()
-        return RecordedHistory(crafted.log())
+        return PartitionHistoryInControlLog(crafted.log())
 
-    def test_an_old_run_is_known_by_its_offsets(self, past: RecordedHistory) -> None:
+    def test_an_old_run_is_known_by_its_offsets(self, past: PartitionHistoryInControlLog) -> None:
         around = past.history_points_around_run("run-b")
         assert around is not None
         found = compare_history_points(*around)
         assert found.cleaner_offsets == (CleanerOffsetChange(1, None, 155),)
         assert (found.segments, found.leader, found.fenced) == (None, None, None)
 
-    def test_old_slots_and_times_are_refused_with_what_there_is(self, past: RecordedHistory, crafted: Crafted) -> None:
+    def test_old_slots_and_times_are_refused_with_what_there_is(self, past: PartitionHistoryInControlLog, crafted: Crafted) -> None:
         with pytest.raises(UsageError, match="holds slots"):
             past.find_history_point("2")
         with pytest.raises(UsageError, match="does not reach back"):
             past.find_history_point(str(crafted.clock.now_ms - 600_000))
 
-    def test_what_came_after_it_is_compared_as_ever(self, past: RecordedHistory) -> None:
+    def test_what_came_after_it_is_compared_as_ever(self, past: PartitionHistoryInControlLog) -> None:
         found = compare_history_points(past.find_history_point(str(past.latest_history_point.slot - 1)), past.latest_history_point)
         assert found.leader == ("host-b:2 (epoch 1)", "host-c:3 (epoch 2)")
         assert found.segments == ()

@@ -187,7 +187,9 @@ class KafkaAdmin:
             raise Unavailable(f"the leader of {topic}-{partition} gives no log start offset", hint="Run the command again to continue")
         return offset
 
-    def offsets_by_timestamp(self, timestamps_ms: Mapping[TopicAndNumber, int]) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
+    def first_offsets_at_or_after_timestamps(
+        self, timestamps_ms: Mapping[TopicAndNumber, int]
+    ) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
         """Return offset and timestamp of the first record at or after a timestamp, by topic and partition. Partitions without such a
         record, and those that no leader answers for, are left out.
 

@@ -49,7 +49,7 @@ def broker_view(cache: RemoteLogMetadataCache, partition: TopicPartition) -> Bro
     Raises BadData if a segment has a negative size.
     """
     lineage = lineage_from_segments(cache)
-    links = tuple(merged_read_ranges(segment_read_ranges(cache, lineage), lineage))
+    links = tuple(read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage))
     if any(link.segment.size_bytes < 0 for link in links):
         raise BadData(f"{partition}: metadata has a segment of a negative size")
     return BrokerView(links, lineage, cache.applied)
@@ -88,7 +88,7 @@ def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
     return links
 
 
-def merged_read_ranges(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
+def read_ranges_with_each_segment_once(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
     """Return read ranges in which each segment occurs once and is read from its own start, for readers of whole segments and compaction.
 
     Brokers look up each leader epoch separately. Therefore they may read a segment, then another one, and the first one again from the

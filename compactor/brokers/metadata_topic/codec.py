@@ -174,7 +174,7 @@ def encode_record(record: MetadataRecord) -> bytes:
             raise ValueError("a segment is introduced in COPY_SEGMENT_STARTED")
         if problem := _segment_problem(record):
             raise ValueError(problem)
-        return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + encode_segment_state(record)
+        return bytes((_FRAME_VERSION, SEGMENT_METADATA, _VERSION)) + encode_unframed_segment_metadata(record)
     nested = iter(record.nested)
     out = bytearray((_FRAME_VERSION, SEGMENT_UPDATE, _VERSION))
     if isinstance(record, RemoteLogSegmentMetadataUpdateRecord):
@@ -191,7 +191,7 @@ def encode_record(record: MetadataRecord) -> bytes:
     return bytes(out)
 
 
-def encode_segment_state(record: RemoteLogSegmentMetadataRecord) -> bytes:
+def encode_unframed_segment_metadata(record: RemoteLogSegmentMetadataRecord) -> bytes:
     """Encode a segment in any state, without the metadata topic's frame (api key and version).
 
     For local storage only, never for the topic.
@@ -214,7 +214,7 @@ def encode_segment_state(record: RemoteLogSegmentMetadataRecord) -> bytes:
     return bytes(out)
 
 
-def decode_segment_state(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, NextPosition]:
+def decode_unframed_segment_metadata(data: bytes, position: int = 0) -> tuple[RemoteLogSegmentMetadataRecord, NextPosition]:
     """Decode a segment from local storage, in any state, and return it with the position after it.
 
     Raises ValueError, IndexError or struct.error if the bytes are corrupt.
@@ -272,7 +272,7 @@ def _decode_record_value(value: bytes | None) -> MetadataRecord:
         raise _InvalidValueError(f"api {kind} has version {version}, not {_VERSION}", position - 1)
     record: MetadataRecord
     if kind == SEGMENT_METADATA:
-        record, position = decode_segment_state(value, position)
+        record, position = decode_unframed_segment_metadata(value, position)
         problem = _segment_problem(record)
         if record.state is not SegmentState.COPY_SEGMENT_STARTED:
             problem = f"a segment is introduced in state {record.state}, not COPY_SEGMENT_STARTED"

@@ -17,15 +17,15 @@ from typing import NamedTuple
 from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record
 from compactor.brokers.metadata_topic.persisted_state import (
-    FoldedPartition,
+    FoldedMetadataStore,
+    FoldedPartitionMetadata,
     FoldPosition,
     PersistedStateLost,
-    PersistedStates,
     TieredPartition,
 )
 from compactor.brokers.metadata_topic.ports import MetadataTopic, OffsetBounds, TopicIdentity, TopicRecord
 from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
-from compactor.brokers.metadata_topic.token_bucket import add_record_counts
+from compactor.brokers.metadata_topic.token_bucket import record_counts_with_timestamps_added
 from compactor.errors import BadData, NotFound, Unavailable
 from compactor.model.ids import COMPACTOR_BROKER_ID
 
@@ -81,8 +81,8 @@ _MAX_ATTEMPTS = 3
 _PARTITIONS_PER_SAVE = 256
 
 
-class CatchUpResult(NamedTuple):
-    """Result of catch_up.
+class MetadataFoldResult(NamedTuple):
+    """Result of fold_records_to_topic_end.
 
     records: number of records folded by this call.
     unread: number of unread records by metadata partition, without partitions that cannot be read.
@@ -106,7 +106,7 @@ class _TopicChangedError(Exception):
     """Raised if records that were folded before are no longer in the topic, for example because it was deleted and created again."""
 
 
-class FoldedMetadataTopic:
+class FoldingMetadataTopicReader:
     """Reader of the metadata topic that keeps the folded state of every user partition. Thread-safe.
 
     :param topic: client used by this object only.
@@ -116,7 +116,7 @@ class FoldedMetadataTopic:
     """
 
     def __init__(
-        self, topic: MetadataTopic, persisted: PersistedStates, *, clock_ms: Callable[[], int], chunk_records: int = MAX_CHUNK_RECORDS
+        self, topic: MetadataTopic, persisted: FoldedMetadataStore, *, clock_ms: Callable[[], int], chunk_records: int = MAX_CHUNK_RECORDS
     ) -> None:
         self._topic = topic
         self._states = persisted
@@ -136,7 +136,7 @@ class FoldedMetadataTopic:
         """Return a number that changes whenever records were folded."""
         return self._folds
 
-    def catch_up(self, timeout_s: float) -> CatchUpResult:
+    def fold_records_to_topic_end(self, timeout_s: float) -> MetadataFoldResult:
         """Fold the records that the topic has when the call begins, for at most ``timeout_s`` seconds.
 
         Raises Unavailable, Refused or NotFound.
@@ -156,7 +156,7 @@ class FoldedMetadataTopic:
                     raise
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
-    def partition_from_metadata_records(self, topic_id: bytes, partition: int) -> FoldedPartition | None:
+    def partition_from_metadata_records(self, topic_id: bytes, partition: int) -> FoldedPartitionMetadata | None:
         """Return a user partition's state as folded so far, or None if no record names it.
 
         Raises BadData if an earlier record stops brokers, and Unavailable if its metadata partition cannot be read.
@@ -198,7 +198,7 @@ class FoldedMetadataTopic:
 
     @property
     def leaderless_partitions(self) -> frozenset[int]:
-        """Return the metadata partitions that could not be read by the last catch_up because no broker leads them."""
+        """Return the metadata partitions that could not be read by the last fold_records_to_topic_end because no broker leads them."""
         return self._leaderless
 
     def compactor_records_by_minute(self) -> Mapping[int, int]:
@@ -209,7 +209,7 @@ class FoldedMetadataTopic:
                 total.update(dict(reached.compactor_records))
             return total
 
-    def _fold_until_end_or_deadline(self, deadline: float) -> CatchUpResult:
+    def _fold_until_end_or_deadline(self, deadline: float) -> MetadataFoldResult:
         """Fold records up to the current end of the topic or the deadline."""
         identity = self._topic.identity()
         if identity != self._identity:
@@ -224,7 +224,7 @@ class FoldedMetadataTopic:
             read = self._read_chunk(bounds, deadline)
             for number in sorted(read):
                 folded += self._fold_chunk(number, read[number])
-        return CatchUpResult(folded, self._count_unread_records(bounds))
+        return MetadataFoldResult(folded, self._count_unread_records(bounds))
 
     def _seek_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> None:
         """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
@@ -311,7 +311,11 @@ class FoldedMetadataTopic:
                 stopped, position, at = error.cause, error.offset, 0
         done = [record for record in records if record.offset < position]
         stamps = [stamp for offset, stamp in ours if offset < position]
-        message = add_record_counts(reached.compactor_records, stamps, self._clock_ms()) if stamps else reached.compactor_records
+        message = (
+            record_counts_with_timestamps_added(reached.compactor_records, stamps, self._clock_ms())
+            if stamps
+            else reached.compactor_records
+        )
         last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, message)
         if done:
             last = replace(last, last=done[-1].offset, digest=_value_digest(done[-1]))
@@ -344,7 +348,7 @@ class FoldedMetadataTopic:
         topic = f"{self._topic.name}-{metadata_partition}"
         try:
             for name in names:
-                folded = done[name] = held[name] or FoldedPartition(RemoteLogMetadataCache(name, LazilyDecodedSegments()))
+                folded = done[name] = held[name] or FoldedPartitionMetadata(RemoteLogMetadataCache(name, LazilyDecodedSegments()))
                 for offset, record in records[name]:
                     if offset >= end_offset:
                         break

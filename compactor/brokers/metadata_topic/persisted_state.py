@@ -6,8 +6,8 @@
     part/<id><n>       its folded state
 
 A partition's state may be newer than ``at``; it stores the last offset applied, so that no record is applied twice. Local state may
-disappear at any time (compactor.local.rocks): every read checks ``at`` and raises PersistedStateLost. If nothing can be written, all is
-in memory.
+disappear at any time (compactor.local.rocks): every read checks ``at`` and raises PersistedStateLost. If nothing can be written, all
+is in memory.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TieredPartition(NamedTuple):
 
 
 @dataclass
-class FoldedPartition:
+class FoldedPartitionMetadata:
     """A user partition's folded metadata: its segments, the newest findings about its metadata records, and the total number of
     findings.
     """
@@ -126,7 +126,7 @@ class FoldedPartition:
             self.other += difference
 
 
-class PersistedStates:
+class FoldedMetadataStore:
     """Store of folded user partitions and fold positions. Not thread-safe.
 
     :param store: local state of this topic only.
@@ -166,7 +166,7 @@ class PersistedStates:
         self._memory.clear()
         self._reached = {}
 
-    def load_partitions(self, metadata_partition: int, partitions: Sequence[TopicIdPartition]) -> list[FoldedPartition | None]:
+    def load_partitions(self, metadata_partition: int, partitions: Sequence[TopicIdPartition]) -> list[FoldedPartitionMetadata | None]:
         """Return the states of user partitions, None for unknown ones. Raises PersistedStateLost."""
         keys = [_fold_position_key(metadata_partition)]
         for name in partitions:
@@ -178,7 +178,7 @@ class PersistedStates:
             _decode_folded_partition(name, message, data) for name, message, data in zip(partitions, values[::2], values[1::2], strict=True)
         ]
 
-    def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartition]) -> None:
+    def save_partitions(self, partitions: Mapping[TopicIdPartition, FoldedPartitionMetadata]) -> None:
         """Save the states of user partitions."""
         values = {}
         for name, folded in partitions.items():
@@ -237,13 +237,13 @@ def _partition_state_key(kind: bytes, partition: TopicIdPartition) -> bytes:
     return kind + partition.topic_id + _NUMBER.pack(partition.partition)
 
 
-def _encode_partition_counts(folded: FoldedPartition) -> bytes:
+def _encode_partition_counts(folded: FoldedPartitionMetadata) -> bytes:
     """Return the topic's name and the partition's numbers of segments, bytes, findings and records as JSON in UTF-8."""
     topic = folded.cache.partition.topic
     return json.dumps([topic, folded.finished, folded.other, folded.finished_bytes, folded.finding_count, folded.cache.applied]).encode()
 
 
-def _decode_folded_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartition | None:
+def _decode_folded_partition(name: TopicIdPartition, counts: bytes | None, segments: bytes | None) -> FoldedPartitionMetadata | None:
     """Decode a user partition, or return None if nothing is stored. Raises PersistedStateLost if it is corrupt."""
     if counts is None or segments is None:
         return None
@@ -252,4 +252,4 @@ def _decode_folded_partition(name: TopicIdPartition, counts: bytes | None, segme
         cache, findings = packed.decode_folded_partition(segments, name._replace(topic=topic))
     except (ValueError, struct.error, TypeError) as error:
         raise PersistedStateLost(f"{name}: {error}") from error
-    return FoldedPartition(cache, findings, count, finished, other, size)
+    return FoldedPartitionMetadata(cache, findings, count, finished, other, size)

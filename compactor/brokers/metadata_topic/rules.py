@@ -14,7 +14,12 @@ from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry, first_divergent_offset, merge_segment_lineages
 from compactor.brokers.metadata_topic.cache import LeaderEpochState, RemoteLogMetadataCache, epoch_start_offsets, last_offset_of_epoch
-from compactor.brokers.metadata_topic.chain import SegmentReadRange, epoch_for_offset, merged_read_ranges, segment_read_ranges
+from compactor.brokers.metadata_topic.chain import (
+    SegmentReadRange,
+    epoch_for_offset,
+    read_ranges_with_each_segment_once,
+    segment_read_ranges,
+)
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -40,11 +45,13 @@ def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[Epo
     :param lineage: leader epochs with which brokers look up offsets.
     """
     return (
-        _format_rule_violation(cache, record) or _transition_rule_violation(cache, record) or _lookup_rule_violation(cache, lineage, record)
+        _rule_violation_by_record_content(cache, record)
+        or _transition_rule_violation(cache, record)
+        or _lookup_rule_violation(cache, lineage, record)
     )
 
 
-def _format_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
+def _rule_violation_by_record_content(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
     """Return how the record violates R1, R4 or R6 of the metadata rules (records at which brokers stop or that they could not serve), or an
     empty string.
     """
@@ -109,7 +116,7 @@ class TrialMetadataCache:
     """Copy-on-write copy of a partition's folded metadata, on which records are tried. The original is not changed."""
 
     def __init__(self, cache: RemoteLogMetadataCache) -> None:
-        self.cache = RemoteLogMetadataCache(cache.partition, _SegmentOverlay(cache.segments))
+        self.cache = RemoteLogMetadataCache(cache.partition, _CopyOnWriteSegmentMap(cache.segments))
         self.cache.applied, self.cache.deletion = cache.applied, cache.deletion
         self.cache.finished = dict(cache.finished)
         self.cache.epochs = {epoch: state.copy() for epoch, state in cache.epochs.items()}
@@ -125,7 +132,7 @@ class TrialMetadataCache:
         return finding.detail if finding else ""
 
 
-class _SegmentOverlay(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
+class _CopyOnWriteSegmentMap(MutableMapping[bytes, RemoteLogSegmentMetadataRecord]):
     """Mapping of segments by id that stores changes on top of another mapping, which stays unchanged."""
 
     def __init__(self, base: MutableMapping[bytes, RemoteLogSegmentMetadataRecord]) -> None:
@@ -247,7 +254,7 @@ def reason_to_refuse_replacement(
 
     Called before the segment is introduced. Checks the metadata rules R4, R7 and R8 and that replacements come in ascending order.
     """
-    links = merged_read_ranges(segment_read_ranges(cache, lineage), lineage)
+    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
     if not covered or covered[0].first != segment.start_offset or covered[-1].last != segment.end_offset:
         return f"R4: segment {segment.id} does not begin and end where what readers find between its offsets does"
@@ -290,7 +297,7 @@ def reason_to_refuse_source_deletion(
     return "" if lost is None else f"R4: offset {lost} would have no segment"
 
 
-def redundant_segments(
+def segments_within_compacted_segment(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> list[RemoteLogSegmentMetadataRecord]:
     """Return the other finished segments of the same log whose offsets lie within those of a compacted segment: copies that a second
@@ -323,7 +330,7 @@ def unfinished_copies(
 
     An earlier leader is still writing them, or has died. If one finished after a round, values would return whose tombstones were removed.
     """
-    links = merged_read_ranges(segment_read_ranges(cache, lineage), lineage)
+    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
     return [one for one in begun if one.end_offset <= end_offset and _is_covered_by_read_ranges(links, one)]
 
@@ -359,12 +366,14 @@ def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[Ep
     return not message and _first_lost_offset(segment_read_ranges(after.cache, lineage), segment_read_ranges(cache, lineage)) is not None
 
 
-def hidden_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int) -> list[RemoteLogSegmentMetadataRecord]:
+def segments_not_found_at_their_start(
+    cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
+) -> list[RemoteLogSegmentMetadataRecord]:
     """Return segments that begin at or below ``end_offset`` + 1 and that lookups do not find at their own start offset.
 
     Repeating COPY_SEGMENT_FINISHED makes them readable from their start again.
     """
-    links = merged_read_ranges(segment_read_ranges(cache, lineage), lineage)
+    links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     return [link.segment for link in links if link.first <= end_offset + 1 and not is_found_by_lookups(cache, link.segment, link.last)]
 
 

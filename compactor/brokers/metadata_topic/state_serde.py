@@ -13,8 +13,8 @@ from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
     TopicIdPartition,
-    decode_segment_state,
-    encode_segment_state,
+    decode_unframed_segment_metadata,
+    encode_unframed_segment_metadata,
 )
 
 STATE_FORMAT = 1
@@ -38,7 +38,7 @@ class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord
     def __getitem__(self, raw_id: bytes) -> RemoteLogSegmentMetadataRecord:
         held = self._segments[raw_id]
         if isinstance(held, bytes):
-            held = self._segments[raw_id] = decode_segment_state(held)[0]
+            held = self._segments[raw_id] = decode_unframed_segment_metadata(held)[0]
         return held
 
     @override
@@ -59,7 +59,9 @@ class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord
 
     def encoded_segments(self) -> dict[bytes, bytes]:
         """Return all segments in encoded form."""
-        return {raw_id: held if isinstance(held, bytes) else encode_segment_state(held) for raw_id, held in self._segments.items()}
+        return {
+            raw_id: held if isinstance(held, bytes) else encode_unframed_segment_metadata(held) for raw_id, held in self._segments.items()
+        }
 
     def store_encoded_segment(self, raw_id: bytes, data: bytes) -> None:
         """Store an encoded segment."""
@@ -72,7 +74,7 @@ def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[Metada
     held = (
         segments.encoded_segments()
         if isinstance(segments, LazilyDecodedSegments)
-        else {raw: encode_segment_state(one) for raw, one in segments.items()}
+        else {raw: encode_unframed_segment_metadata(one) for raw, one in segments.items()}
     )
     reported = json.dumps([[one.kind, one.segment_id.hex(), one.offset, one.detail] for one in findings]).encode()
     deletion = _DELETE_STATES.index(cache.deletion)

@@ -31,7 +31,7 @@ RecordsByMinute = tuple[tuple[int, int], ...]
 """(minute since 1970, records in it), ascending."""
 
 
-def add_record_counts(counts: RecordsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
+def record_counts_with_timestamps_added(counts: RecordsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
     """Return the counts by minute after adding records with these timestamps. A timestamp later than ``now_ms`` counts as now, because it
     comes from the writer's clock.
     """

@@ -48,7 +48,7 @@ class RecordSumMismatch:
     found: int
     excess: int
 
-    def error_naming_no_record(self) -> GateFailed:
+    def error_for_unexplained_mismatch(self) -> GateFailed:
         """Return the error for this difference if no single missing or surplus record explains it."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)

@@ -1,8 +1,8 @@
 """The gate: a second, simpler implementation compares what went into a group with what came out, before it is uploaded.
 
     Gate(terms, table)          once per round
-    read_markers_after_dirty_range, read_chunk_of_key_scan, ...   pass 1, from the log's end: the last record of every key
-    (``SecondReader``) compute_transaction_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
+    collect_txn_outcomes_after_dirty_range, extract_key_table_rows_of_chunk, ...   pass 1, from the log's end: the last record of every key
+    (``SecondReader``) compute_and_keep_txn_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
     check_cleaned_group(...)            each group: GateReport, or GateFailed with key, offset and segment
 
 Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own
@@ -76,7 +76,7 @@ from compactor.cleaner.gate.parser import (
 )
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
-from compactor.cleaner.second_reader import RowsOfSecondReader
+from compactor.cleaner.second_reader import KeyTableRowsAndBatchCount
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags, RowCount, SegmentOrdinal
 from compactor.profiling import WorkStage, measure_stage
@@ -101,7 +101,7 @@ class _FingerprintSumsOutsideDirtyRange:
 
 class Gate:
     """Second, independent check of one round: reads the batches of both passes (``SecondReader``), then compares each group with its
-    sources. Used by one thread at a time, except ``read_chunk_of_key_scan`` and ``read_chunk_of_rewrite``, which any thread may call.
+    sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and ``observe_chunk_decompressed_by_rewrite``.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class Gate:
 
     # ---- transactions
 
-    def read_markers_after_dirty_range(self, source: SourceSegment) -> None:
+    def collect_txn_outcomes_after_dirty_range(self, source: SourceSegment) -> None:
         """Record the outcomes of transactions in a segment after the dirty range. Segments are passed newest first."""
         if not self._settled:
             self._flag_aborted_batches(source.table)
 
-    def compute_transaction_outcomes(self, sources: Sequence[SourceSegment]) -> None:
+    def compute_and_keep_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
         """Compute the outcome of all transactions from the beginning of the log. May be called again when more segments are known.
 
         :param sources: all live segments, or substitutes made from their sidecars (``segment_without_bytes_from_sidecar``).
@@ -194,19 +194,19 @@ class Gate:
 
     # ---- what must be left
 
-    def read_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
+    def collect_keys_and_txn_outcomes_of_dirty_range(self, sources: Sequence[SourceSegment]) -> None:
         """Read the dirty range of a log from its files. Needed only if pass 1 (the search for survivors) does not pass its decompressed
         chunks to the gate. Raises GateFailed.
         """
         for source in reversed(sources):
             if self._terms.has_dirty_offsets(source):
-                self.read_dirty_segment_keys(source)
+                self.add_keys_of_dirty_segment_to_key_table(source)
             elif source.base > self._rules.latest_offset:
-                self.read_markers_after_dirty_range(source)
-        self.compute_transaction_outcomes(sources)
+                self.collect_txn_outcomes_after_dirty_range(source)
+        self.compute_and_keep_txn_outcomes(sources)
 
     @measure_stage(WorkStage.GATE, lambda self, source: source.size)
-    def read_dirty_segment_keys(self, source: SourceSegment) -> None:
+    def add_keys_of_dirty_segment_to_key_table(self, source: SourceSegment) -> None:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.start_reading_segment(source)
         headers = header_fields_of_batch_table(source.table)
@@ -256,9 +256,9 @@ class Gate:
         )
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, is_outside_dirty_range=False: chunk.body_size_bytes)
-    def read_chunk_of_key_scan(
+    def extract_key_table_rows_of_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, is_outside_dirty_range: bool = False
-    ) -> RowsOfSecondReader:
+    ) -> KeyTableRowsAndBatchCount:
         """Return the key table rows of a chunk's records in (or, if ``is_outside_dirty_range``, outside) the dirty range."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
@@ -270,7 +270,7 @@ class Gate:
         return self._latest_record_rows(records, headers, source, is_outside_dirty_range)
 
     @measure_stage(WorkStage.GATE)
-    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: RowsOfSecondReader) -> None:
+    def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
         """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
@@ -279,7 +279,7 @@ class Gate:
         self._batches_read[source.ordinal] += chunk_rows.batches
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
-    def read_chunk_of_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
+    def observe_chunk_decompressed_by_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
         """Compute how many records outside the dirty range must remain of a chunk that pass 2 (the rewrite) has decompressed, and the sum
         of their fingerprints.
         """
@@ -322,7 +322,7 @@ class Gate:
 
     def _latest_record_rows(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
-    ) -> RowsOfSecondReader:
+    ) -> KeyTableRowsAndBatchCount:
         """Return the rows for the key table of records inside the dirty range, or, with ``is_outside_dirty_range``, outside it."""
         digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
@@ -331,8 +331,8 @@ class Gate:
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
         if picked.all():
-            return RowsOfSecondReader(headers.shape[1], pack_latest_record_rows(records.hashes, records.offset, digests))
-        return RowsOfSecondReader(
+            return KeyTableRowsAndBatchCount(headers.shape[1], pack_latest_record_rows(records.hashes, records.offset, digests))
+        return KeyTableRowsAndBatchCount(
             headers.shape[1], pack_latest_record_rows(records.hashes[picked], records.offset[picked], digests[picked])
         )
 
@@ -593,4 +593,4 @@ class Gate:
                 failures.raise_for_missing_or_superseded_record(
                     name, records, there, latest, must_go, self._flag_records_with_checked_keys(records)
                 )
-        raise mismatch.error_naming_no_record()
+        raise mismatch.error_for_unexplained_mismatch()

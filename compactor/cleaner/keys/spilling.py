@@ -141,14 +141,15 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         begins = self._next
         added: list[npt.NDArray[np.uint8]] = []
 
-        def hash_batch_range(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[HashedChunkKeys]:
+        def hash_keys_of_range_in_worker(buffers: ReusableJobBuffers, batch_range: FirstAndEndBatch) -> list[HashedChunkKeys]:
             first, last = batch_range
             return key_scan.hash_keys_of_batch_range(
                 buffers, source, first, last, wanted_batch_flags[first:last], is_backwards=False, hashes_rows_below_dirty_range=True
             )
 
         for pieces in workers.yield_job_results_in_order(
-            hash_batch_range, [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted_batch_flags[first:last].any()]
+            hash_keys_of_range_in_worker,
+            [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted_batch_flags[first:last].any()],
         ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])

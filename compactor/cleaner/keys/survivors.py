@@ -17,11 +17,11 @@ import numpy.typing as npt
 from bloom.siphash import siphash128, siphash_key_halves
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeyHashSet
 from compactor.cleaner.passes.chunks import CleanedChunkCache, clean_batches_of_chunk
-from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_headers
+from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batch_retention_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerThreads
-from compactor.cleaner.second_reader import RowsOfSecondReader, SecondReader
+from compactor.cleaner.second_reader import KeyTableRowsAndBatchCount, SecondReader
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import FirstRowByBatch, Flags, Hashes, HashKeyHalf
@@ -132,7 +132,9 @@ class KeyScanParameters:
             hashes, picked = _hash_keys_of_chunk(buffers, chunk, rows, low, high, self.hash_key, is_backwards)
             shown = self.second_reader is not None and is_backwards and not hashes_rows_below_dirty_range
             second_reader_rows = (
-                self.second_reader.read_chunk_of_key_scan(buffers, source, chunk) if self.second_reader is not None and shown else None
+                self.second_reader.extract_key_table_rows_of_chunk(buffers, source, chunk)
+                if self.second_reader is not None and shown
+                else None
             )
             piece = HashedChunkKeys(chunk, first_row, hashes, picked, rows.offset, rows.value_length, rows, second_reader_rows)
             found.append(piece if chunk.last - chunk.first == end_batch - first_batch else piece.copy_from_buffers())
@@ -153,7 +155,7 @@ class HashedChunkKeys:
     offset: Int64s
     value_length: Int32s
     rows: RecordRows | None
-    second_reader_rows: RowsOfSecondReader | None
+    second_reader_rows: KeyTableRowsAndBatchCount | None
 
     def copy_from_buffers(self) -> HashedChunkKeys:
         """Return a copy that stays valid when the thread's buffers are reused."""
@@ -284,7 +286,7 @@ class BackwardSurvivorScan:
                     if wanted[first:last].any():
                         yield _BatchRangeToHash(begun[-1], first, last, wanted[first:last])
 
-        def hash_batch_range(
+        def hash_keys_of_range_in_worker(
             buffers: ReusableJobBuffers, range_to_hash: _BatchRangeToHash
         ) -> tuple[_SegmentScanState, list[HashedChunkKeys]]:
             return range_to_hash.scanned, key_scan.hash_keys_of_batch_range(
@@ -304,7 +306,7 @@ class BackwardSurvivorScan:
             return (scanned, *marked[0][:2]) if len(marked) == 1 and marked[0][2] else None
 
         for _ in workers.run_jobs_with_ordered_middle_step(
-            hash_batch_range, mark_survivors_of_range, self._clean_and_cache_decided_chunk, batch_ranges_to_hash()
+            hash_keys_of_range_in_worker, mark_survivors_of_range, self._clean_and_cache_decided_chunk, batch_ranges_to_hash()
         ):
             pass
         for scanned in begun:
@@ -317,7 +319,7 @@ class BackwardSurvivorScan:
             key_scan.second_reader.start_reading_segment(source)
         bits = self._bits.setdefault(source.ordinal, SegmentSurvivorBitmap(len(source.table)))
         decisions = (
-            decide_batches_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
+            decide_batch_retention_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
             if key_scan.rules and cleans_chunks_at_once
             else None
         )

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_records
+from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batch_retention_by_records
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData
@@ -70,7 +70,7 @@ def clean_batches_of_chunk(
     _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
     action = decisions.action.copy()
-    keep, horizon = decide_batches_by_records(
+    keep, horizon = decide_batch_retention_by_records(
         source.table, chunk, rows, first_row, superseded_flags, action, decisions.retain_empty, retention_rules, source.mtime_ms
     )
     encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)

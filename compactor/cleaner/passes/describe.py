@@ -101,7 +101,7 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     return found
 
 
-def lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
+def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
     """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have none and count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:
@@ -114,7 +114,7 @@ def lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...
     return tuple(found)
 
 
-def lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
+def leader_epoch_lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
     """Return the part of a lineage that belongs to a segment. It has at least one entry, and the first one begins at the segment's start
     offset.
     """

@@ -70,7 +70,7 @@ class BatchRetentionDecisions:
 
 
 @measure_stage(WorkStage.DECIDE)
-def decide_batches_by_headers(
+def decide_batch_retention_by_headers(
     table: BatchTable, verdicts: TransactionVerdicts, retention_rules: RetentionRules, segment_name: str
 ) -> BatchRetentionDecisions:
     """Return the decision on each batch of a segment, as far as its header allows one. Raises BadData for a marker that cannot be read."""
@@ -129,7 +129,7 @@ def _actions_decided_by_headers(
 
 
 @measure_stage(WorkStage.DECIDE, lambda table, chunk, *_: chunk.body_size_bytes)
-def decide_batches_by_records(
+def decide_batch_retention_by_records(
     table: BatchTable,
     chunk: BatchChunk,
     rows: RecordRows,

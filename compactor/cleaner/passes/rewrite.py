@@ -13,7 +13,7 @@ import numpy as np
 
 from compactor.cleaner.keys.survivors import SurvivorCountsByBatch, SurvivorLookup
 from compactor.cleaner.passes.chunks import CleanedChunk, CleanedChunkCache, clean_batches_of_chunk
-from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batches_by_headers
+from compactor.cleaner.passes.retention import BatchRetentionDecisions, RetentionRules, decide_batch_retention_by_headers
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import BARRIER, JobBarrier, ReusableJobBuffers, WorkerThreads
@@ -21,7 +21,7 @@ from compactor.cleaner.row_spool import NO_LIMIT, DiskReservation
 from compactor.cleaner.second_reader import SecondReader
 from compactor.errors import BadData
 from compactor.kernels.common import Flags
-from compactor.model.balance import DigestSum
+from compactor.model.balance import CountAndDigestSum
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import DigestSumRows, digest_sum_of_segment, zero_digest_sums_by_account
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
@@ -47,7 +47,7 @@ class CleanedSegment:
     records_read: int
     records_kept: int
     anew: Flags
-    sources: DigestSum
+    sources: CountAndDigestSum
     sums: DigestSumRows
 
 
@@ -62,7 +62,7 @@ class _NewSegmentProgress:
     written: int = 0
     records_read: int = 0
     records_kept: int = 0
-    sources: DigestSum = field(default_factory=DigestSum)
+    sources: CountAndDigestSum = field(default_factory=CountAndDigestSum)
     sums: DigestSumRows = field(default_factory=zero_digest_sums_by_account)
     leader_epoch: int = -1
     end_epoch: int = -1
@@ -184,10 +184,10 @@ class GroupRewriter:
             with member() as (source, verdicts):
                 if self.second_reader is not None:
                     self.second_reader.start_reading_segment(source)
-                decisions = decide_batches_by_headers(source.table, verdicts, self.rules, source.name)
+                decisions = decide_batch_retention_by_headers(source.table, verdicts, self.rules, source.name)
                 counts = self.survivors.survivor_counts_by_batch(source)
                 if counts is not None:
-                    _decide_batches_by_survivor_counts(source.table, decisions, counts, self.rules.now_ms)
+                    _decide_batch_retention_by_survivor_count(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
                     progress.sources = progress.sources.plus(digest_sum_of_segment(source.buf, self.rules.balance_key))
                 progress.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else progress.end_epoch
@@ -239,7 +239,7 @@ class GroupRewriter:
             some = slice(chunk.first - first_batch, chunk.last - first_batch)
             rows, first_row = parse_records(source.table, chunk, buffers.rows, source.name)
             if self.second_reader is not None:
-                self.second_reader.read_chunk_of_rewrite(buffers, source, chunk)
+                self.second_reader.observe_chunk_decompressed_by_rewrite(buffers, source, chunk)
             superseded = self.survivors.flag_superseded_rows(source, chunk, rows, first_row)
             clean = clean_batches_of_chunk(
                 buffers, source, chunk, rows, first_row, superseded, decisions.decisions_of_batch_slice(some), self.rules
@@ -282,7 +282,7 @@ def _append_filler_batch_if_needed(
     progress.add_encoded_batches(EncodedBatches(memoryview(filler), size, last_offset, max_timestamp, np.ones(1, np.bool_)))
 
 
-def _decide_batches_by_survivor_counts(
+def _decide_batch_retention_by_survivor_count(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
     """Decide those batches by the counts of pass 1 that need not be read again: no record survives, or all do and no tombstone is due."""

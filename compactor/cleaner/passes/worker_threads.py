@@ -100,7 +100,9 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
         self._deciding = False
         self.stopped = False
 
-    def add_prepared_job(self, job_number: int, job: _JobAwaitingDecision[A, R]) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
+    def add_prepared_job_and_decide_jobs_in_order(
+        self, job_number: int, job: _JobAwaitingDecision[A, R]
+    ) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
         """Add a prepared job; return the jobs that this thread has decided, in order: none if an earlier job is missing."""
         with self._lock:
             self._waiting[job_number] = job
@@ -108,7 +110,7 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
                 return []
             self._deciding = True
         decided: list[tuple[_JobAwaitingDecision[A, R], D]] = []
-        while (waiting := self._next_prepared_job()) is not None:
+        while (waiting := self._pop_next_prepared_job()) is not None:
             try:
                 decided.append((waiting, self._decide(waiting.prepared)))  # type: ignore[arg-type]
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
@@ -122,7 +124,7 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
             self.stopped = True
             self._cancel_waiting_jobs()
 
-    def _next_prepared_job(self) -> _JobAwaitingDecision[A, R] | None:
+    def _pop_next_prepared_job(self) -> _JobAwaitingDecision[A, R] | None:
         with self._lock:
             if self.stopped:
                 self._cancel_waiting_jobs()
@@ -196,7 +198,7 @@ class WorkerThreads:
             except BaseException as error:  # noqa: BLE001 - whoever waits for the result raises it
                 result.set_exception(error)
                 return
-            decided = order.add_prepared_job(job_number, _JobAwaitingDecision(buffers, prepared, result))
+            decided = order.add_prepared_job_and_decide_jobs_in_order(job_number, _JobAwaitingDecision(buffers, prepared, result))
             for decided_job, decision in decided[:-1]:
                 pool.submit(complete_decided_job, decided_job, decision)
             for decided_job, decision in decided[-1:]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from compactor import extras
 from compactor.agent.agent import UploadAgent
 from compactor.agent.file_events import new_segment_notifications
-from compactor.bootstrap import kafka_connection
+from compactor.bootstrap import kafka_connection_settings
 from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
@@ -24,13 +24,13 @@ BROKER_SECONDS = 5.0
 
 
 def run_agent(args: argparse.Namespace, out: Output) -> ExitCode:
-    serving.prepare_process()
+    serving.block_signals_and_limit_malloc_heaps()
 
     extras.require_extra("kafka", "agent")
     in_force = _validate_agent_settings(command_parser.load_command_settings(args))
     tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
-    brokers = KafkaLeaderQueries(replace(kafka_connection(in_force), timeout_s=BROKER_SECONDS))
+    brokers = KafkaLeaderQueries(replace(kafka_connection_settings(in_force), timeout_s=BROKER_SECONDS))
     agent = UploadAgent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)

@@ -13,7 +13,7 @@ from compactor.views.time_formats import count_noun, format_iso_time
 
 
 def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     try:
         wanted = re.compile(args.pattern or ".*")
     except re.error as error:

@@ -14,7 +14,7 @@ from compactor.upkeep.filters import rebuild_sidecars, sidecars_json
 
 def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args)
-    document = sidecars_json(tier, name, command_parser.cleaner_clock_ms(args))
+    document = sidecars_json(tier, name, command_parser.now_ms_from_arguments(args))
     rows = []
     for segment in document["segments"]:
         about = segment["sidecar"]
@@ -37,12 +37,12 @@ def show_sidecars_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def rebuild_sidecars_command(args: argparse.Namespace, out: Output) -> None:
-    tier, name = tiers.open_tier_and_partition(args, tiers.open_for_control_writes)
+    tier, name = tiers.open_tier_and_partition(args, tiers.open_tier_for_control_store_writes)
     budget = DiskBudget(disk_budget_bytes(tier.cleaner_settings_for_topic(name.topic), tier.state_dir))
     with out.show_progress("reading", tiers.sum_stored_bytes(tier, [name], out), "bytes") as progress:
         made = rebuild_sidecars(tier, name, budget, unusable_only=args.missing, on_segment=progress.advance)
     document = {
-        **tiers.partition_document(name),
+        **tiers.partition_name_fields(name),
         "written": list(made.written),
         "kept": made.kept,
         "bytes_read": made.bytes_read,

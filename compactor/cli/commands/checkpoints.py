@@ -13,11 +13,11 @@ from compactor.views.checkpoints import (
     Document,
     KafkaCheckpointFile,
     checkpoint_document,
+    compactor_epoch_history_document,
     compare_kafka_checkpoint_files,
-    lineage_document,
     read_kafka_checkpoint_file,
 )
-from compactor.views.difference import HistoryDifference, PartitionHistoryPoint, RecordedHistory, compare_history_points
+from compactor.views.difference import HistoryDifference, PartitionHistoryInControlLog, PartitionHistoryPoint, compare_history_points
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time
 
 
@@ -27,7 +27,7 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
         return _print_checkpoint_files(files, out)
     if files:
         raise UsageError("files and partitions together", hint="List them one after the other")
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.targets))
     logs = tiers.read_partition_logs(tier, tiers.select_partitions(tier, args.targets), out, outcomes)
     found = [checkpoint_document(tier.ports, log) for log in logs]
@@ -53,7 +53,7 @@ def list_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
 def show_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
     if _is_checkpoint_file_path(args.target):
         return _print_checkpoint_files([args.target], out)
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     (name,) = tier.list_partitions([args.target])
     log = tier.open_partition_log(name)
     log.refresh()
@@ -82,8 +82,8 @@ def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args)
     log = tier.open_partition_log(name)
     log.refresh()
-    found = lineage_document(tier.ports, log)
-    out.print_result(found, _epochs_tree(found, tier.ports.clock_ms()))
+    found = compactor_epoch_history_document(tier.ports, log)
+    out.print_result(found, _compactor_epochs_tree(found, tier.ports.clock_ms()))
 
 
 def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
@@ -91,17 +91,17 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
         _print_file_diff(args, out)
         return
 
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     (name,) = tier.list_partitions([args.target])
-    past = RecordedHistory(tier.open_partition_log(name))
+    past = PartitionHistoryInControlLog(tier.open_partition_log(name))
     around = past.history_points_around_run(args.before) if args.after is None else None
     before, after = around or (
-        past.find_history_point(_resolve_relative_time(args.before)),
-        past.find_history_point(_resolve_relative_time(args.after)) if args.after is not None else past.latest_history_point,
+        past.find_history_point(_relative_time_as_unix_ms_text(args.before)),
+        past.find_history_point(_relative_time_as_unix_ms_text(args.after)) if args.after is not None else past.latest_history_point,
     )
     found = compare_history_points(before, after)
     document = {
-        **tiers.partition_document(name),
+        **tiers.partition_name_fields(name),
         "from": _history_point_document(before),
         "to": _history_point_document(after),
         **tiers.report_document(found),
@@ -109,7 +109,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, *_diff_tables(before, after, found))
 
 
-def _resolve_relative_time(moment: str) -> str:
+def _relative_time_as_unix_ms_text(moment: str) -> str:
     """Return an argument such as ``2h ago`` as milliseconds since 1970, and any other argument (a position in the control log, a time or a
     run id) unchanged.
     """
@@ -119,7 +119,7 @@ def _resolve_relative_time(moment: str) -> str:
 def verify_checkpoints(args: argparse.Namespace, out: Output) -> ExitCode:
     from compactor.upkeep.verify_offsets import verify_control_logs
 
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", len(names), "partitions") as progress:
         found = verify_control_logs(tier, names, progress.advance)
@@ -229,16 +229,16 @@ def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
     return [Table("in the log, and void", columns, rows, minor=("claimed offset", "by"), below=1)]
 
 
-def _epochs_tree(document: Document, now_ms: int) -> Tree:
+def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
     """Return the history of a partition as a tree: each compactor epoch (term of one leader) with its rounds."""
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
     title = f"{tiers.partition_text_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
-    branches = [_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
+    branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
     branches += [Tree(_describe_void_record(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])
 
 
-def _epoch_tree(epoch: Document, document: Document, now_ms: int) -> Tree:
+def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> Tree:
     """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect."""
     label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({format_iso_time(epoch['at_ms'])})"
     if epoch["granted"] is not None:

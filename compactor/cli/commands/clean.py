@@ -6,7 +6,7 @@ import argparse
 import secrets
 import time
 
-from compactor.cleaner.offline import CleanRequest, CleanSummary, clean_log_directory
+from compactor.cleaner.offline import OfflineCleanOptions, OfflineCleanSummary, clean_log_directory
 from compactor.cli import command_parser
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
@@ -14,8 +14,8 @@ from compactor.cli.profile import CommandProfile
 
 
 def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
-    request = CleanRequest(
-        now_ms=command_parser.cleaner_clock_ms(args),
+    request = OfflineCleanOptions(
+        now_ms=command_parser.now_ms_from_arguments(args),
         first_dirty_offset=args.first_dirty_offset,
         first_uncleanable_offset=args.first_uncleanable_offset,
         delete_retention_ms=args.delete_retention_ms,
@@ -34,7 +34,7 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
 
         def record_phase_start(phase: str) -> None:
             marks[phase] = (time.perf_counter(), time.process_time())
-            progress.begin_step(phase)
+            progress.begin_step_with_new_total(phase)
 
         summary = clean_log_directory(args.log_dir, args.out_dir, request, record_phase_start)
     out.print_result(
@@ -45,7 +45,9 @@ def run_offline_cleaning(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def _document_of_cleaning(summary: CleanSummary, phase_times: dict[str, tuple[float, float]], profile: CommandProfile) -> dict[str, object]:
+def _document_of_cleaning(
+    summary: OfflineCleanSummary, phase_times: dict[str, tuple[float, float]], profile: CommandProfile
+) -> dict[str, object]:
     begin, middle, end = phase_times["index"], phase_times["rewrite"], phase_times["done"]
     return {
         "next_dirty_offset": summary.next_dirty_offset,
@@ -66,11 +68,11 @@ def _document_of_cleaning(summary: CleanSummary, phase_times: dict[str, tuple[fl
     }
 
 
-def _table_of_cleaning(summary: CleanSummary) -> Table:
+def _table_of_cleaning(summary: OfflineCleanSummary) -> Table:
     return Table("segments written", ("base offset", "size"), [(base, format_size(written)) for base, written in summary.segments])
 
 
-def _summary_of_cleaning(summary: CleanSummary) -> str:
+def _summary_of_cleaning(summary: OfflineCleanSummary) -> str:
     sizes = f"{format_size(summary.bytes_read)} -> {format_size(summary.bytes_written)}"
     records = f"{summary.records_kept:,} of {summary.records_read:,} records kept"
     return f"{records}, {sizes}; next dirty offset {summary.next_dirty_offset}"

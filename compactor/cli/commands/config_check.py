@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from compactor.bootstrap import kafka_connection, open_tier
+from compactor.bootstrap import kafka_connection_settings, open_tier
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.topic_ids import kafka_python_options
 from compactor.cli import command_parser
@@ -46,9 +46,9 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     Return the exit code. Settings whose values are invalid were refused when they were loaded.
     """
     checks = {
-        MetadataSource.CONTROL_LOG: _check_compactor_managed,
-        MetadataSource.METADATA_TOPIC: _check_broker_managed,
-        MetadataSource.LISTING: _check_listed,
+        MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
+        MetadataSource.METADATA_TOPIC: _check_broker_managed_tier,
+        MetadataSource.LISTING: _check_listed_tier,
     }
     settings = _with_short_first_answer_timeout(command_parser.load_command_settings(args))
     with out.show_progress("trying the tier"):
@@ -72,7 +72,7 @@ def _with_short_first_answer_timeout(settings: Settings) -> Settings:
     return settings.model_copy(update=short)
 
 
-def _check_compactor_managed(settings: Settings) -> list[SettingFinding]:
+def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
     """Check the store and the contents of a compactor-managed tier, and return the problems.
 
     Nothing is written if the data belongs to another tier.
@@ -81,27 +81,27 @@ def _check_compactor_managed(settings: Settings) -> list[SettingFinding]:
     if not problems:
         problems = _check_stores(settings)
         problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
-    return [*problems, *_check_storage_class(settings), *_check_topic_deletion(settings), *_find_ineffective_settings(settings)]
+    return [*problems, *_check_storage_class(settings), *_check_topic_deletion_has_brokers(settings), *_find_ineffective_settings(settings)]
 
 
-def _check_broker_managed(settings: Settings) -> list[SettingFinding]:
+def _check_broker_managed_tier(settings: Settings) -> list[SettingFinding]:
     """Check brokers, store and contents of a broker-managed tier, and return the problems."""
     return [*_check_brokers(settings), *_check_stores(settings)]
 
 
-def _check_listed(settings: Settings) -> list[SettingFinding]:
+def _check_listed_tier(settings: Settings) -> list[SettingFinding]:
     """Check that a listed tier (known only by listing its objects) can be read and that its settings make sense. Return the problems."""
     return [*_check_listed_tier_can_be_read(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
 
 
-def _check_topic_deletion(settings: Settings) -> list[SettingFinding]:
+def _check_topic_deletion_has_brokers(settings: Settings) -> list[SettingFinding]:
     """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem if not."""
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
     if settings.kafka.has_configured_brokers:
         try:
-            kafka_python_options(kafka_connection(settings))
+            kafka_python_options(kafka_connection_settings(settings))
         except CompactorError as error:
             detail, hint = error.message, error.hint
         else:
@@ -170,13 +170,13 @@ def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
             "kind": "topics",
             "object": f"[topics.{json.dumps(pattern)}]",
             "detail": detail,
-            "hint": _pattern_hint(pattern),
+            "hint": _hint_for_unmatched_topic_pattern(pattern),
         }
         for pattern in unmatched
     ]
 
 
-def _pattern_hint(pattern: str) -> str:
+def _hint_for_unmatched_topic_pattern(pattern: str) -> str:
     """Return a hint for a [topics] pattern that matches no topic, such as a shell pattern in place of a regular expression."""
     wildcard = re.sub(r"(?<=[\w-])\*", ".*", pattern)
     if wildcard != pattern:
@@ -205,7 +205,7 @@ def _check_brokers(settings: Settings) -> list[SettingFinding]:
     """Check the brokers, the metadata topic, the topics' settings and access to the brokers' objects. Return the problems."""
     found = []
     servers = settings.kafka.bootstrap_servers.strip()
-    connection = kafka_connection(settings) if servers else None
+    connection = kafka_connection_settings(settings) if servers else None
     if connection is not None:
         first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
         found += check_cluster(first_admin, servers, needs_append_right=bool(control_url(settings)))

@@ -16,7 +16,7 @@ from compactor.web.server import serve_pages
 
 
 def run_daemon(args: argparse.Namespace, out: Output) -> ExitCode:
-    serving.prepare_process()
+    serving.block_signals_and_limit_malloc_heaps()
 
     tell = serving.SERVICE_JOURNAL
     tier = tiers.open_configured_tier(args, local_state=True, writing_command="daemon")

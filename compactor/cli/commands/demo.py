@@ -69,7 +69,7 @@ def _run_demo_steps(demo: Demo, out: Output) -> float:
         f"1. make      {demo.shape.records:,} changes of a customers table, as a broker writes them: all codecs, deletes, transactions"
     )
     with out.show_progress("importing", unit="bytes") as progress:
-        imported = demo.import_topic(ImportProgress(progress.begin_step, progress.advance))
+        imported = demo.import_topic(ImportProgress(progress.begin_step_with_new_total, progress.advance))
     offsets = f"offsets {imported.start_offset} to {imported.end_offset}"
     out.print_note(f"2. import    {count_noun(imported.segments, 'segment')}, {format_size(imported.bytes)}, {offsets}")
     plan = demo.forecast_round()
@@ -79,7 +79,7 @@ def _run_demo_steps(demo: Demo, out: Output) -> float:
     out.print_note(f"3. plan      {'due' if plan.due else 'not due'}: {plan.reason}; {reads}")
     begin = time.monotonic()
     with out.show_progress("cleaning") as progress:
-        report = demo.run_round(lambda stage, plan: progress.begin_step(f"round: {stage.value}"))
+        report = demo.run_round(lambda stage, plan: progress.begin_step_with_new_total(f"round: {stage.value}"))
     seconds = time.monotonic() - begin
     if report.status != RoundStatus.CLEANED:
         raise CompactorError(f"the round ended as {report.status}: {report.reason}", hint="This is a bug; please report it")

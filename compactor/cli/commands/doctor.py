@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.bootstrap import kafka_connection
+from compactor.bootstrap import kafka_connection_settings
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import tiers
 from compactor.cli.output import Output
@@ -15,13 +15,13 @@ from compactor.views.time_formats import count_noun
 
 
 def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     if not tier.kind.is_broker_managed or not tier.settings.kafka.has_configured_brokers:
         raise UsageError(
             "doctor asks the brokers of a broker-managed tier", hint="Set kind under [tier] and bootstrap_servers under [kafka]"
         )
     names = tiers.select_partitions(tier, args.partitions)
-    admin = KafkaAdmin(kafka_connection(tier.settings))
+    admin = KafkaAdmin(kafka_connection_settings(tier.settings))
     try:
         with out.show_progress("examining", len(names), "partitions") as progress:
             prices = price_table_of_tier(tier.settings.tier_url, args.prices)

@@ -14,20 +14,20 @@ from compactor.cli import audit, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.pauses import pause_reason
-from compactor.decoding.fields import parse_key
+from compactor.decoding.fields import parse_text_or_base64_key
 from compactor.errors import ExitCode, UsageError
 from compactor.local.spool import process_spool_folder
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.erasure.holders import KeyRemoval
+from compactor.upkeep.erasure.holders import KeyRemovalRound
 from compactor.upkeep.erasure.partition import KeySearchRequest
 from compactor.upkeep.erasure.topic import (
     ErasureReportHeader,
     TopicKeySurvey,
     erasure_report_json,
     expedite_erasure,
-    find_key_holders_in_topic,
     key_digest,
     partitions_of_topic,
+    survey_objects_holding_keys_in_topic,
 )
 from compactor.views.time_formats import count_noun
 
@@ -44,7 +44,11 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
         raise UsageError("--shorten-grace needs --expedite", hint="Without it nothing is deleted")
     if args.to is not None and args.to.exists():
         raise UsageError(f"{args.to} exists already", hint="Name a new file")
-    tier = tiers.open_configured_tier(args, writing_command="run", local_state=True) if args.expedite else tiers.open_read_only(args)
+    tier = (
+        tiers.open_configured_tier(args, writing_command="run", local_state=True)
+        if args.expedite
+        else tiers.open_configured_tier_read_only(args)
+    )
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
     with tier, audit.record_audited_action_if(args.expedite, args, tier.settings, out, "erasure --expedite", [args.topic], **details):
         document, code = _erasure_report(tier, args, keys, out)
@@ -59,20 +63,20 @@ def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
-    removals: list[tuple[int, KeyRemoval]] = []
+    removals: list[tuple[int, KeyRemovalRound]] = []
     done: list[str] = []
     with out.show_progress("searching", tiers.sum_stored_bytes(tier, names, out, with_replaced=True), "bytes") as progress:
         question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
         def show_partition(partition: TopicPartition) -> None:
-            progress.begin_part(f"searching {partition} ({place[partition]} of {len(names)})")
+            progress.begin_part_of_same_total(f"searching {partition} ({place[partition]} of {len(names)})")
 
-        found = find_key_holders_in_topic(tier, names, question, show_partition)
+        found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
         if args.expedite and found.holders:
             removals = _run_rounds_to_erase(tier, found, question, args, outcomes, done, out)
             question = replace(question, now_ms=tier.ports.clock_ms())
-            found = find_key_holders_in_topic(tier, names, question, show_partition)
+            found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
     for name, error in found.failed:
         outcomes.record_failure(str(name), error)
     settings = tier.settings
@@ -90,7 +94,7 @@ def _run_rounds_to_erase(
     outcomes: tiers.PartitionOutcomes,
     done: list[str],
     out: Output,
-) -> list[tuple[int, KeyRemoval]]:
+) -> list[tuple[int, KeyRemovalRound]]:
     """Run a round now in each partition that holds a key, so that it is erased earlier.
 
     Return the rounds that removed records from what readers see, each with its partition number.
@@ -127,7 +131,7 @@ def _requested_keys(args: argparse.Namespace) -> list[bytes]:
             texts += [line for line in args.keys_file.read_text(encoding="utf-8").splitlines() if line]
         except OSError as error:
             raise UsageError(f"{args.keys_file} cannot be read: {error.strerror}") from error
-    return list(dict.fromkeys(parse_key(text) for text in texts))
+    return list(dict.fromkeys(parse_text_or_base64_key(text) for text in texts))
 
 
 def _print_report(document: dict[str, Any], keys: list[bytes], out: Output) -> None:

@@ -19,12 +19,12 @@ MAX_EVENT_ROWS = 60
 
 
 def print_explanation(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, [args.partition])
     found = [(name, _explain_partition(tier, name, args, out)) for name in names]
     documents = [
         {
-            **tiers.partition_document(name),
+            **tiers.partition_name_fields(name),
             "answer": one.answer,
             "facts": [{"kind": fact.kind, "text": fact.text, **fact.values} for fact in one.facts],
         }
@@ -36,7 +36,7 @@ def print_explanation(args: argparse.Namespace, out: Output) -> None:
 
 def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
     """Return the answer to the user's question about one partition: about a key, an offset, or the partition itself."""
-    now = command_parser.cleaner_clock_ms(args)
+    now = command_parser.now_ms_from_arguments(args)
     searches = args.key is not None or args.offset is not None
     total = tiers.sum_stored_bytes(tier, [partition], out, with_replaced=True) if searches else None
     with out.show_progress(f"reading {partition}", total, "bytes") as progress:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compactor.access.tier import Tier
-from compactor.bootstrap import kafka_connection, open_tier
+from compactor.bootstrap import kafka_connection_settings, open_tier
 from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
@@ -34,7 +34,7 @@ from compactor.transfer.import_root import (
 from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmation, record_confirmed_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_tier
-from compactor.views.overview import read_summaries
+from compactor.views.overview import read_partition_summaries_or_errors
 
 PartitionCallback = Callable[[PartitionImportResult], None]
 BytesCallback = Callable[[TopicPartition, int], None]
@@ -53,7 +53,7 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
         ),
     )
     if args.from_tier is not None:
-        return _import_tier(args, out, options)
+        return _import_partitions_of_other_tier(args, out, options)
     if args.log_dir is None:
         raise UsageError("there is nothing to import from", hint="Name a log directory, or use --from-tier")
     if not args.log_dir.is_dir():
@@ -66,7 +66,7 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
                 f"{args.log_dir} holds directories of partitions",
                 hint="--topic and --partition name one partition; for several use --topics REGEX",
             )
-        return _import_root(args, out, options)
+        return _import_all_directories_below_root(args, out, options)
     if args.topics is not None:
         raise UsageError(
             f"{args.log_dir} holds no directories of partitions that --topics could choose from",
@@ -76,7 +76,9 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     return 0
 
 
-def _record_import_if_permitting(args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]) -> AbstractContextManager[None]:
+def _audit_import_with_safety_overrides(
+    args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]
+) -> AbstractContextManager[None]:
     """Return a context that records the import in the audit if an option permits what an import otherwise refuses; else a context that does
     nothing.
     """
@@ -87,10 +89,12 @@ def _record_import_if_permitting(args: argparse.Namespace, tier: Tier, out: Outp
 
 def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
     """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
-    return KafkaLeaderQueries(kafka_connection(settings)).topic_ids if settings.kafka.has_configured_brokers else None
+    return KafkaLeaderQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
-def _record_topics_of_cluster(tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output) -> None:
+def _record_cluster_of_imported_topics(
+    tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
+) -> None:
     """Record which cluster has the topics of imported directories, if brokers are configured. Brokers that do not answer are reported."""
     if options.opening.ask is not None:
         tier.catalog.refresh()
@@ -107,10 +111,10 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     tier.identity.check_tier_exists_or_can_be_created()  # also where nothing is new
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_kernels(out)
-    with _record_import_if_permitting(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
-        progress = ImportProgress(lambda step, size: bar.begin_step(f"{step} {name}", size), bar.advance)
+    with _audit_import_with_safety_overrides(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
+        progress = ImportProgress(lambda step, size: bar.begin_step_with_new_total(f"{step} {name}", size), bar.advance)
         report = import_directory(tier, args.log_dir, name, policy, progress, options)
-    _record_topics_of_cluster(tier, [(name, args.log_dir)], options, out)
+    _record_cluster_of_imported_topics(tier, [(name, args.log_dir)], options, out)
     for note in report.notes:
         out.print_note(f"note: {note}")
     if not report.segments:
@@ -139,7 +143,7 @@ def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartitio
     return name
 
 
-def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
+def _import_all_directories_below_root(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     """Import all partitions below a directory and print the results."""
     directories = list_partition_directories(args.log_dir, args.topics)
     if not directories:
@@ -148,16 +152,18 @@ def _import_root(args: argparse.Namespace, out: Output, options: ImportOptions) 
 
     def import_directories(on_partition: PartitionCallback, on_bytes: BytesCallback) -> list[PartitionImportResult]:
         done = import_partition_directories(tier, directories, options, on_partition=on_partition, on_bytes=on_bytes)
-        _record_topics_of_cluster(tier, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out)
+        _record_cluster_of_imported_topics(
+            tier, [pair for pair, entry in zip(directories, done, strict=True) if entry.error is None], options, out
+        )
         return done
 
-    with _record_import_if_permitting(args, tier, out, [str(name) for name, _ in directories]):
+    with _audit_import_with_safety_overrides(args, tier, out, [str(name) for name, _ in directories]):
         return _import_with_progress(
             out, {name: sum(log.stat().st_size for log in at.glob("*.log")) for name, at in directories}, import_directories
         )
 
 
-def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
+def _import_partitions_of_other_tier(args: argparse.Namespace, out: Output, options: ImportOptions) -> ExitCode:
     for given, name in ((args.log_dir, "a directory"), (args.topic, "--topic"), (args.partition, "--partition"), (args.live, "--live")):
         if given:
             raise UsageError(f"--from-tier and {name} exclude each other", hint="--topics chooses among the other tier's topics")
@@ -165,8 +171,8 @@ def _import_tier(args: argparse.Namespace, out: Output, options: ImportOptions) 
     source = read_only_tier(open_tier(load_settings(args.from_tier, {})))
     target = tiers.open_configured_tier(args)
     names = partitions_to_import(source, args.topics)
-    with _record_import_if_permitting(args, target, out, [*map(str, names)]):
-        sizes = {one.partition: one.summary.bytes if one.summary else 0 for one in read_summaries(source, names)}
+    with _audit_import_with_safety_overrides(args, target, out, [*map(str, names)]):
+        sizes = {one.partition: one.summary.bytes if one.summary else 0 for one in read_partition_summaries_or_errors(source, names)}
         return _import_with_progress(
             out, sizes, lambda tell, on_bytes: import_tier(source, target, names, options, on_partition=tell, on_bytes=on_bytes)
         )

@@ -14,7 +14,7 @@ from compactor.errors import CompactorError, ExitCode, UsageError
 from compactor.extras import require_extra
 from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
-from compactor.outputs.port import configured_output
+from compactor.outputs.port import configured_output_writer
 from compactor.round.compaction import disk_budget_bytes
 from compactor.views.time_formats import format_duration
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def write_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args)
-    writer = configured_output(tier, lambda store: store)
+    writer = configured_output_writer(tier, lambda store: store)
     if writer is None:
         raise UsageError("no output is configured", hint="Name topics under [outputs.iceberg], or a target under [tier.pinterest]")
     disk = DiskBudget(disk_budget_bytes(tier.settings.cleaner, tier.state_dir))
@@ -35,7 +35,7 @@ def write_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def list_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
     require_extra("iceberg", "[outputs.iceberg]")

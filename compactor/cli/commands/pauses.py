@@ -14,7 +14,7 @@ from compactor.views.time_formats import format_duration, format_iso_time
 
 
 def pause_rounds_command(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_read_only(args) if args.pattern is None else tiers.open_for_control_writes(args)
+    tier = tiers.open_configured_tier_read_only(args) if args.pattern is None else tiers.open_tier_for_control_store_writes(args)
     names = tier.list_partitions()
     if args.pattern is not None:
         with audit.record_audited_action(args, tier.settings, out, "pause", [args.pattern]):
@@ -39,7 +39,7 @@ def pause_rounds_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def resume_rounds_command(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_for_control_writes(args)
+    tier = tiers.open_tier_for_control_store_writes(args)
     names = tier.list_partitions()
     with audit.record_audited_action(args, tier.settings, out, "resume", [args.pattern]):
         resume_rounds(tier.catalog, args.pattern, audit.operator_name())
@@ -51,7 +51,7 @@ def resume_rounds_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def request_daemon_rounds(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_for_control_writes(args)
+    tier = tiers.open_tier_for_control_store_writes(args)
     names = tiers.select_partitions(tier, args.partitions)
     with audit.record_audited_action(args, tier.settings, out, "wake", [*map(str, names)]):
         for name in names:

@@ -28,7 +28,7 @@ def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
         prices = price_table_of_tier(tier.settings.tier_url, args.prices)
         summaries = tiers.read_partition_summaries(tier, tiers.select_partitions(tier, args.partitions), out, outcomes)
         frees = does_delete_free_space(tier.ports.data)
-        now, found = command_parser.cleaner_clock_ms(args), []
+        now, found = command_parser.now_ms_from_arguments(args), []
         for summary in summaries:
             known = read_sidecar_evidence(tier, summary, now, force=args.force)
             one = forecast_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)

@@ -20,7 +20,7 @@ from compactor.spark.recompaction import (
     find_recompaction_candidates,
     recompact_partitions,
     result_row,
-    write_tables,
+    update_iceberg_tables,
 )
 from compactor.views.time_formats import count_noun
 
@@ -31,7 +31,9 @@ def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     min_benefit = 0 if args.force else args.min_benefit
     if args.dry_run:
-        return _print_dry_run(find_recompaction_candidates(tier, names, command_parser.cleaner_clock_ms(args), min_benefit), out, outcomes)
+        return _print_dry_run(
+            find_recompaction_candidates(tier, names, command_parser.now_ms_from_arguments(args), min_benefit), out, outcomes
+        )
     require_supported_pyspark()
     from compactor.spark.cluster.jobs import JobListener
 
@@ -54,13 +56,13 @@ def recompact_topics_command(args: argparse.Namespace, out: Output) -> ExitCode:
                 tier,
                 started.cluster,
                 names,
-                command_parser.cleaner_clock_ms(args),
+                command_parser.now_ms_from_arguments(args),
                 cost,
                 RecompactionListener(JobListener(), on_partition_done),
                 min_benefit,
             )
         with out.show_progress("writing Iceberg tables") if tier.settings.outputs.iceberg.topics else nullcontext():
-            tables = write_tables(tier, started.cluster, names, cost)
+            tables = update_iceberg_tables(tier, started.cluster, names, cost)
         spark = _spark_document(started, cost)  # as long as it runs
     for name, table in tables.items():
         if isinstance(table, CompactorError):
@@ -85,7 +87,7 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
             "" if inspection.is_skipped else f"; {count_noun(inspection.segments, 'segment')} from the log's start on"
         )
         facts = {"status": status, "reason": reason, "bytes": inspection.bytes}
-        rows.append(tiers.partition_document(inspection.partition) | facts)
+        rows.append(tiers.partition_name_fields(inspection.partition) | facts)
         cells.append((str(inspection.partition), status, format_size(inspection.bytes), reason))
     todo = sum(row["status"] == "would_be_cleaned" for row in rows)
     table = Table("", ("partition", "status", "size", "why"), cells, below=1)

@@ -9,16 +9,16 @@ from functools import partial
 
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
-from compactor.bootstrap import kafka_connection
+from compactor.bootstrap import kafka_connection_settings
 from compactor.brokers.topic_ids import query_topic_ids
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
 from compactor.control.logs import PartitionLog, collect_queued_hints
-from compactor.control.records import RetireInspection
+from compactor.control.records import RetireCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.deleted_topics import delete_removed_topics
+from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
 from compactor.upkeep.uploads import abort_unfinished_uploads
 from compactor.views.time_formats import count_noun, format_iso_time
@@ -39,14 +39,14 @@ class _InspectionRecorder:
     records_next_deletion_times: bool
     now_ms: int
     behind: list[PartitionLog] = field(default_factory=list)
-    looks: dict[str, RetireInspection] = field(default_factory=dict)
+    looks: dict[str, RetireCheckResult] = field(default_factory=dict)
 
     def record_partition(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
         if log.state.slot > self.tier.min_control_log_slot(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
-            self.looks[self.tier.log_name(partition)] = RetireInspection(log.state.slot, report.next_ms, self.now_ms)
+            self.looks[self.tier.log_name(partition)] = RetireCheckResult(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
             self.write_inspections()
 
@@ -66,10 +66,10 @@ def retire_replaced_segments_command(args: argparse.Namespace, out: Output) -> E
     with audit.record_audited_action_if(
         is_manual, args, command_parser.load_command_settings(args), out, "retire --force-now", [], **details
     ):
-        return _retire_partitions(args, out)
+        return _retire_replaced_segments_of_partitions(args, out)
 
 
-def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
+def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     """Delete the replaced segments whose grace is over in the selected partitions, print the result and return the exit code."""
     clock = GraceClock(args.now, args.force_now)
     tier = tiers.open_configured_tier(args, writing_command="retire")
@@ -83,7 +83,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     waiting: list[str] = []
     sizes: dict[str, int] = {}
     usual = args.now is None and not args.dry_run and tier.kind.has_complete_log
-    removed = _delete_removed_topics(tier, outcomes) if usual else []
+    removed = _delete_topics_deleted_in_cluster(tier, outcomes) if usual else []
     every = tier.list_partitions()
     # Machines go by one another's looks: by the store's clock.
     now_ms = (tier.ports.control if usual else tier.ports).clock_ms()
@@ -95,7 +95,7 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
     with out.show_progress("retiring", len(names), "partitions") as progress:
         for name in names:
-            progress.begin_part(f"retiring {name}")
+            progress.begin_part_of_same_total(f"retiring {name}")
             try:
                 # An open intent is resumed first, as `run` would.
                 work = create_round(tier, name, tier.ports.clock_ms())
@@ -136,11 +136,11 @@ def _retire_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def _delete_removed_topics(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
+def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
     """Delete topics that their cluster has deleted, if the settings say so, and return the names of their partitions."""
     try:
-        ask = partial(query_topic_ids, kafka_connection(tier.settings))
-        return [str(name) for name in delete_removed_topics(tier, ask)]
+        ask = partial(query_topic_ids, kafka_connection_settings(tier.settings))
+        return [str(name) for name in delete_partitions_of_missing_topics(tier, ask)]
     except CompactorError as error:
         outcomes.record_failure("topics that their cluster has deleted", error)
         return []

@@ -27,14 +27,14 @@ from compactor.model.status import RoundStatus
 from compactor.round.compaction import failed_round_report, paused_round_report, report_if_nothing_to_do
 from compactor.service.journal import ServiceEventLogger
 from compactor.views.forecast import forecast_from_summary
-from compactor.views.overview import read_summaries
+from compactor.views.overview import read_partition_summaries_or_errors
 
 
 def run_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
     with tiers.open_configured_tier(args, local_state=True, writing_command="run") as tier:
         names = tiers.select_partitions(tier, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
-        now = command_parser.cleaner_clock_ms(args)
+        now = command_parser.now_ms_from_arguments(args)
         rows = {}
         held, expected = [], {}
         for summary in _read_present_summaries(tier, names, out):
@@ -74,7 +74,7 @@ def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], ou
     Summaries are read quickly and show which partitions have nothing to do.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
-        looks = read_summaries(tier, partitions, max_age_ms=0, on_partition=progress.advance)
+        looks = read_partition_summaries_or_errors(tier, partitions, max_age_ms=0, on_partition=progress.advance)
     return [inspection.summary for inspection in looks if inspection.summary is not None]
 
 
@@ -119,7 +119,7 @@ def _run_due_rounds(
         for number, name in enumerate(partitions, start=1):
             begin, before = time.monotonic(), tier.counters.usage()
             reported = JobProgress(PartitionJob(name, DaemonAction.ROUND), None, now_ms, ServiceEventLogger(logging.getLogger(__name__)))
-            progress.begin_part(f"{name} ({number} of {len(partitions)})", done)
+            progress.begin_part_of_same_total(f"{name} ({number} of {len(partitions)})", done)
             done += expected_bytes.get(name, 0)
             stages = _StageDisplay(progress, reported)
             try:
@@ -153,5 +153,5 @@ class _StageDisplay:
         self._reported = reported
 
     def __call__(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        self._progress.begin_part(f"{self._label}: {stage.value}")
+        self._progress.begin_part_of_same_total(f"{self._label}: {stage.value}")
         self._reported.record_stage(stage, plan)

@@ -16,7 +16,7 @@ SHORT = 8
 
 
 def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     names = tiers.select_partitions(tier, args.partitions)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     found = [(log.state, run) for log in tiers.read_partition_logs(tier, names, out, outcomes) for run in log.state.runs]
@@ -31,7 +31,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
             f"{run.sources} -> {run.outputs}" if run.outputs else "",
             _format_byte_stat(run, "bytes_read"),
             _format_byte_stat(run, "bytes_written"),
-            _format_offset_range(run),
+            _format_cleaned_offset_range(run),
             run.holder,
             run.leader_epoch,
             run.reason,
@@ -45,7 +45,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def show_run(args: argparse.Namespace, out: Output) -> None:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     names = tier.list_partitions()
     with out.show_progress("looking for it", len(names), "partitions") as progress:
         found = find_state_and_run_id(tier, args.run_id, names, progress.advance)
@@ -62,18 +62,18 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         ("began", f"{format_iso_time(run.started_ms)} by {run.holder}, in slot {run.slot}"),
         ("ended", format_iso_time(run.ended_ms) if run.ended_ms >= 0 else ""),
         ("published", f"in slot {run.published_slot} by epoch {run.leader_epoch}" if run.published_slot else ""),
-        ("offsets", _format_offset_range(run)),
+        ("offsets", _format_cleaned_offset_range(run)),
         ("cleaner offsets", f"{offsets[0]} -> {offsets[1]}" if run.published_slot else ""),
         ("segments", f"{run.sources} -> {run.outputs}" if run.outputs else ""),
         ("saved", _format_saved_bytes(run)),
         *((name.replace("_", " "), _format_stat(name, value)) for name, value in run.stats.items()),
-        *_balance_rows(run),
+        *_batch_and_record_balance_rows(run),
         ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
     ]
     out.print_result(run_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 
 
-def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
+def _batch_and_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
     """Return table rows with a run's balance: checksums which show that each batch and record of its sources was kept or removed."""
     if run.balance is None:
         return []
@@ -88,7 +88,7 @@ def _balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
     ]
 
 
-def _format_offset_range(run: RunHistoryEntry) -> str:
+def _format_cleaned_offset_range(run: RunHistoryEntry) -> str:
     """Return as text the offset up to which the log was clean before the run, and after it."""
     if run.first_dirty_offset < 0:
         return ""

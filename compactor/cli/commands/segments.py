@@ -16,7 +16,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     for name in names:
         state = tier.open_partition_log(name).refresh()
         listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), rows_of_unread_broker_segments(tier, state))
-        found += [{**tiers.partition_document(name), **segment} for segment in listed]
+        found += [{**tiers.partition_name_fields(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [
         (

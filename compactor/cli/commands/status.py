@@ -21,7 +21,7 @@ CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     while True:
         try:
             with out.show_progress("reading the tier") as progress:

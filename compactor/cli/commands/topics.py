@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from compactor.bootstrap import kafka_connection, open_tier
+from compactor.bootstrap import kafka_connection_settings, open_tier
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
@@ -40,7 +40,7 @@ def list_topics(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def _refuse_broker_managed(args: argparse.Namespace, refused_action: str, hint: str) -> None:
+def _refuse_on_broker_managed_tier(args: argparse.Namespace, refused_action: str, hint: str) -> None:
     """Raise UsageError on a broker-managed tier, where only brokers may do this."""
     settings = command_parser.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
@@ -48,7 +48,7 @@ def _refuse_broker_managed(args: argparse.Namespace, refused_action: str, hint: 
 
 
 def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
-    _refuse_broker_managed(args, "partitions", "Delete the topic there")
+    _refuse_on_broker_managed_tier(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
         log = tier.open_partition_log(name)
@@ -60,10 +60,10 @@ def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
                 tier.ports.require_ownership(is_recheck=True)
                 before = restart_lost_log(log)
         later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
-        tier.change_notifier.publish_changes([log])
+        tier.change_notifier.publish_control_log_changes([log])
     grace = tier.retention.grace_ms
     document = {
-        **tiers.partition_document(name),
+        **tiers.partition_name_fields(name),
         "status": "deleted",
         "segments": len(before.live),
         "bytes": before.bytes,
@@ -94,11 +94,11 @@ def delete_records_command(args: argparse.Namespace, out: Output) -> None:
             raise UsageError(f"a tier of layout {tier.settings.tier.layout} is only read", hint="Delete the records at their source")
         with audit.record_audited_action(args, tier.settings, out, "topics delete-records", [str(name)], before=offset):
             if tier.kind.is_broker_managed:
-                start = KafkaAdmin(kafka_connection(tier.settings)).delete_records(name.topic, name.partition, offset)
+                start = KafkaAdmin(kafka_connection_settings(tier.settings)).delete_records(name.topic, name.partition, offset)
             else:
                 before, after = delete_records(tier, name, offset)
                 start, segments, removed = after.log_start, len(before.live) - len(after.live), before.bytes - after.bytes
-    document = tiers.partition_document(name) | {"log_start_offset": start, "segments": segments, "bytes": removed}
+    document = tiers.partition_name_fields(name) | {"log_start_offset": start, "segments": segments, "bytes": removed}
     table = Table(
         f"Records of {name} below the log start are deleted",
         ("log start", "segments", "size"),
@@ -108,7 +108,7 @@ def delete_records_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def adopt_topic_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    _refuse_broker_managed(args, "topics", "There is nothing to adopt")
+    _refuse_on_broker_managed_tier(args, "topics", "There is nothing to adopt")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as tier:
@@ -137,7 +137,7 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> ExitCode:
                 try:
                     after = record_topic_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
-                    tier.change_notifier.publish_changes([log])
+                    tier.change_notifier.publish_control_log_changes([log])
                     outcomes.record_success()
                 except CompactorError as error:
                     status, reason = "refused", outcomes.record_failure(str(name), error).message

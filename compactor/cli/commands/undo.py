@@ -10,7 +10,7 @@ from compactor.cli.output import Output, Table, format_size
 from compactor.control.undo import undo_round, was_round_undone
 from compactor.errors import UsageError
 from compactor.model.status import RunStatus
-from compactor.upkeep.operator_changes import undo_round_by_copies
+from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from compactor.views.history import find_state_and_run_id, undo_problem
 from compactor.views.time_formats import format_iso_time
 
@@ -53,10 +53,14 @@ def undo_round_command(args: argparse.Namespace, out: Output) -> None:
     else:
         log = tier.open_partition_log(name, leads=True)
         with audit.record_audited_action(args, tier.settings, out, "undo", [str(name)], run=run_id):
-            state = undo_round_by_copies(tier, log, run_id) if tier.kind.undo_copies else undo_round(tier.ports, log, tier.lease, run_id)
-        tier.change_notifier.publish_changes([log])
+            state = (
+                undo_run_by_publishing_copies(tier, log, run_id)
+                if tier.kind.undo_copies
+                else undo_round(tier.ports, log, tier.lease, run_id)
+            )
+        tier.change_notifier.publish_control_log_changes([log])
     document = {
-        **tiers.partition_document(name),
+        **tiers.partition_name_fields(name),
         "run_id": run_id,
         "status": RunStatus.REVERTED,
         "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],

@@ -22,7 +22,7 @@ REPAIRABLE = ("missing", "size", "digest")
 
 
 def verify_tier_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    tier = tiers.open_read_only(args)
+    tier = tiers.open_configured_tier_read_only(args)
     if args.fast and not tier.kind.is_broker_managed:
         raise UsageError("--fast is for broker-managed tiers", hint="Without it every live object is read")
     checks = {
@@ -58,7 +58,7 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
     names = tiers.select_partitions(tier, args.partitions)
     with out.show_progress("verifying", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
         for name in names:
-            progress.begin_part(f"verifying {name}")
+            progress.begin_part_of_same_total(f"verifying {name}")
             found += verify(tier, name, progress.advance)
     return found
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bloom.directory import HashPrefixes, KeyDirectory
 from bloom.sidecar import RemovableRecordCounts
-from compactor.cleaner.passes.retention import RetentionRules, decide_batches_by_headers
+from compactor.cleaner.passes.retention import RetentionRules, decide_batch_retention_by_headers
 from compactor.cleaner.passes.sidecar_builder import (
     NO_BYTES,
     SidecarBuilder,
@@ -28,7 +28,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import Flags
-from compactor.model.balance import Balance, DigestSum
+from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batches_of_table
@@ -170,7 +170,7 @@ class PartToReadSearch:
         of_all = verdicts_of_segment_from_substitute(whole, header_source, verdicts)
         if of_all.indexed.any() or len(of_all.txn_entries):
             return None
-        decisions = decide_batches_by_headers(table, of_all, self.rules, whole.name)
+        decisions = decide_batch_retention_by_headers(table, of_all, self.rules, whole.name)
         marked = flag_batches_that_may_change(table, decisions, directory, may_hold_dirty_key, self.rules.now_ms)
         stretches = divide_into_read_and_copied_ranges(table, marked, copies)
         if not any(stretch.copied_batch_flags for stretch in stretches):
@@ -222,7 +222,10 @@ def describe_composed_segment(
 
 
 def balance_including_copied_batches(
-    segment_part: SegmentPartToRead, balance_of_read_batches: Balance, recorded_source_sum: DigestSum | None, balance_key: BalanceKey
+    segment_part: SegmentPartToRead,
+    balance_of_read_batches: Balance,
+    recorded_source_sum: CountAndDigestSum | None,
+    balance_key: BalanceKey,
 ) -> Balance:
     """Return the group's balance, with the copied batches accounted as unchanged.
 

@@ -221,14 +221,14 @@ class SparkCluster:
         item_count: int,
         *,
         plan: CompactionPlan | None = None,
-        check_leadership: Callable[[], object] = _do_nothing,
+        raise_if_leadership_lost: Callable[[], object] = _do_nothing,
         job_listener: JobListener | None = None,
     ) -> Iterator[TaskOutcome]:
         """Run ``work`` over an RDD of (index, item) with ``item_count`` different indexes, and yield an outcome per index as its task ends.
 
         :param description: description in the Spark UI: the partition and the step.
         :param plan: executors whose version would write other bytes for this plan return VersionMismatch.
-        :param check_leadership: called every few seconds while waiting; raises Fenced.
+        :param raise_if_leadership_lost: called every few seconds while waiting; raises Fenced.
         :raises Unavailable: if Spark aborts the job; outcomes yielded before are valid.
         """
         self.require_not_cancelled()
@@ -237,7 +237,7 @@ class SparkCluster:
         with _RunningJob(self, description, rdd, work, plan) as running:
             seen: set[int] = set()
             while len(seen) < item_count:
-                outcome = running.next_outcome(check_leadership)
+                outcome = running.next_outcome(raise_if_leadership_lost)
                 if outcome.index not in seen:
                     seen.add(outcome.index)
                     job_listener.on_task()
@@ -296,8 +296,8 @@ class _RunningJob:
         self._thread.start()
         return self
 
-    def next_outcome(self, check_leadership: Callable[[], object]) -> TaskOutcome:
-        """Wait for the next outcome, calling ``check_leadership`` regularly. Raises Unavailable if the job ended without one."""
+    def next_outcome(self, raise_if_leadership_lost: Callable[[], object]) -> TaskOutcome:
+        """Wait for the next outcome, calling ``raise_if_leadership_lost`` regularly. Raises Unavailable if the job ended without one."""
         while True:
             over = not self._thread.is_alive()
             try:
@@ -306,7 +306,7 @@ class _RunningJob:
                 if over:
                     raise job_aborted_error(self._error) from None
             self._cluster.require_not_cancelled()
-            check_leadership()
+            raise_if_leadership_lost()
 
     def __exit__(self, *_: object) -> None:
         if self._thread.is_alive():

@@ -57,7 +57,7 @@ class RoundJobRunner:
         what = f"{self.shared.partition}: {step}"
         waits = partial(self.check, is_waiting=True)
         for outcome in self.cluster.run_job(
-            what, rdd, work, item_count, plan=self.shared.plan, check_leadership=waits, job_listener=self.job_listener
+            what, rdd, work, item_count, plan=self.shared.plan, raise_if_leadership_lost=waits, job_listener=self.job_listener
         ):
             self.check()
             self.cost.add_cost(outcome.cost)

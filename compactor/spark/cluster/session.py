@@ -76,14 +76,14 @@ def start_cluster(settings: Settings, app_name: str = "tiered-compactor") -> Ite
         require_supported_java()
         session = _start_session(settings.spark, app_name, folder)
     try:
-        yield _run_first_job(session, begin)
+        yield _check_executors_with_first_job(session, begin)
     finally:
         if not given:
             session.stop()
             shutil.rmtree(_local_directory_of_driver(folder, os.getpid()), ignore_errors=True)
 
 
-def _run_first_job(session: SparkSession, start_s: float) -> StartedCluster:
+def _check_executors_with_first_job(session: SparkSession, start_s: float) -> StartedCluster:
     """Run a first job so that executors are registered, have loaded the kernels and are known to run the driver's version. Raises
     UsageError otherwise.
 

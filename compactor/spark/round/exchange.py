@@ -70,7 +70,7 @@ class StoredKeyRows:
 
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
-    def read_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+    def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
         """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin and end, in the dirty and
         the clean section. Raises BadData if they are inconsistent.
         """
@@ -97,7 +97,7 @@ class StoredKeyRows:
 
     def read_stored_pass_one_results(self, store: ObjectStore) -> Arrays:
         """Read the pass 1 results of the bundle's segments, which are stored after its rows (compactor.spark.round.bundles)."""
-        return read_tail_arrays(store, self.key, self.size)
+        return read_arrays_at_object_end(store, self.key, self.size)
 
     def _read_exactly(self, store: ObjectStore, position: int, size: int) -> bytes:
         """Read ``size`` bytes. Raises BadData if the object is shorter."""
@@ -160,7 +160,7 @@ def pack_key_rows(
     ]
 
 
-def flag_mappable_batches(source: SourceSegment, aborted: Flags) -> Flags:
+def flag_unaborted_data_batches(source: SourceSegment, aborted: Flags) -> Flags:
     """Return a flag for each batch: whether it has records that may enter the offset map or be looked up in it."""
     wanted: Flags = (source.table.control == NOT_CONTROL) & ~aborted
     return wanted
@@ -190,7 +190,7 @@ class StoredSurvivors:
         if "bitmap" not in arrays:
             return
         table = source.table
-        wanted = flag_mappable_batches(source, verdicts.aborted)
+        wanted = flag_unaborted_data_batches(source, verdicts.aborted)
         counts = table.count.astype(np.int64) if not len(arrays["counts"]) else arrays["counts"].astype(np.int64)
         counts[~wanted] = 0
         begin = last_row_numbers_of_batches(counts)
@@ -261,7 +261,7 @@ def unpack_arrays(data: bytes, object_key: str) -> Arrays:
         raise BadData(f"a scratch object cannot be read: {error}", segment=object_key, hint="Run it again") from error
 
 
-def create_scratch_once(store: ObjectStore, object_key: str, data: bytes | Path) -> ScratchObject:
+def create_scratch_object_idempotently(store: ObjectStore, object_key: str, data: bytes | Path) -> ScratchObject:
     """Create a scratch object.
 
     If it exists with the same digest, a retried or speculative task has written it already, which is no error.
@@ -318,13 +318,13 @@ def read_scratch_arrays(store: ObjectStore, scratch: ScratchObject | ScratchObje
     return unpack_arrays(data, scratch.key)
 
 
-def pack_tail_arrays(arrays: Arrays) -> bytes:
-    """Serialize arrays that describe an object, to be appended to it as its tail. ``read_tail_arrays`` reads them from the object's end."""
+def pack_arrays_for_object_end(arrays: Arrays) -> bytes:
+    """Serialize arrays that describe an object, to be appended to it as its tail, where ``read_arrays_at_object_end`` finds them."""
     data = pack_arrays(arrays)
     return data + _TAIL_FOOTER.pack(len(data), zlib.crc32(data))
 
 
-def read_tail_arrays(store: ObjectStore, object_key: str, size: int) -> Arrays:
+def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) -> Arrays:
     """Read the arrays at the end (tail) of an object of ``size`` bytes.
 
     Raises BadData if they are damaged, StoreError if the object no longer exists.

@@ -20,7 +20,7 @@ from compactor.cleaner.gate.key_table import (
 from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, open_task_tier, record_peak_memory
-from compactor.spark.round.exchange import create_scratch_once, pack_arrays
+from compactor.spark.round.exchange import create_scratch_object_idempotently, pack_arrays
 from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedRecordSums, HashBounds, StoredGateRows
 from compactor.spark.round.range_rows import HashRangeRows, read_hash_ranges
 from compactor.storage.port import ObjectStore
@@ -65,7 +65,7 @@ def write_expected_sums(shared: RoundTaskSettings, gate_input: GateRangeInput, a
         keys += int.from_bytes(answer[-8:], "little")
         cost.exchanged_bytes += len(answer)
     judged = ExpectedRecordSums(gate_input.bounds, sums, keys)
-    written = create_scratch_once(
+    written = create_scratch_object_idempotently(
         open_task_tier(shared).ports.control, f"{shared.scratch}{GATE_SUMS_NAME}", pack_arrays(judged.to_arrays(), skip_compression=True)
     )
     cost.exchanged_bytes += written.size
@@ -86,11 +86,11 @@ class StoredGateRange:
         """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 
-    def read_section(self, section: int) -> Iterator[LatestRecordRows]:
+    def read_section_rows(self, section: int) -> Iterator[LatestRecordRows]:
         """Yield the rows of a section (0: in the dirty range, 1: outside it). Every call fetches them from the store again. Raises
         StoreError, or BadData if a checksum does not match.
         """
-        for place, rows in self.rows_of_range.read_section(list(self.bundles), section):
+        for place, rows in self.rows_of_range.read_section_rows(list(self.bundles), section):
             crc = int(self.rows_of_range.directories[place][:1, 2].copy().view(np.uint32)[section])
             if zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data) != crc:
                 self.bundles[place].raise_damaged_rows_error()
@@ -128,7 +128,7 @@ def add_sums_of_gate_range(
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
     done = 0
     table.reset_to_hash_range(gate_range.count_rows(DIRTY_ROWS), range_count, range_number)
-    for rows in gate_range.read_section(DIRTY_ROWS):
+    for rows in gate_range.read_section_rows(DIRTY_ROWS):
         taken = table.put_rows_until_full(rows)
         done += taken
         if taken < len(rows):
@@ -138,6 +138,6 @@ def add_sums_of_gate_range(
                 for part in range(parts)
             )
     table.add_expected_fingerprints(bounds, sums)
-    for rows in gate_range.read_section(OUTSIDE):
+    for rows in gate_range.read_section_rows(OUTSIDE):
         table.add_expected_fingerprints_outside_dirty_range(rows, bounds, sums)
     return table.key_count

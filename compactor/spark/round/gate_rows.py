@@ -64,7 +64,7 @@ class StoredGateRows:
 
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
-    def read_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+    def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
         """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin and end in both sections
         (in the dirty range, and outside it), and the CRCs of both. Raises BadData if they are inconsistent.
         """
@@ -88,7 +88,7 @@ class StoredGateRows:
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
-def write_gate_bundle(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
+def write_gate_rows_and_directory(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
     """Write the gate's collected rows, and a directory of them, to a local file. The caller stores it under ``object_key``.
 
     Raises StoreError if the disk fails.
@@ -173,7 +173,9 @@ class ExpectedRecordSums:
         return np.asarray(self.sums[place])
 
 
-def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes) -> Gate:
+def create_gate_collecting_segment_rows(
+    plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes
+) -> Gate:
     """Return a gate (the independent check of the output) that collects rows of one segment in pass 1.
 
     :param hash_key: key of the cleaner's hash.
@@ -183,7 +185,7 @@ def create_scan_gate(plan: CompactionPlan, hash_key: bytes, source: SourceSegmen
     return gate
 
 
-def create_group_gate(
+def create_gate_checking_rewritten_groups(
     plan: CompactionPlan,
     hash_key: bytes,
     sources: Sequence[SourceSegment],

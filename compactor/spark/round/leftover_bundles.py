@@ -23,9 +23,9 @@ from compactor.round.drive import SCOUTED, scratch_key_prefix
 from compactor.round.engines import DraftPlanAtTime
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import decode_bundle_result
-from compactor.spark.round.exchange import is_scratch_object_of_kind, read_tail_arrays
+from compactor.spark.round.exchange import is_scratch_object_of_kind, read_arrays_at_object_end
 from compactor.spark.round.pass_one_tasks import GATE_PREFIX, KEYS_PREFIX
-from compactor.spark.round.segment_index import SegmentIndex
+from compactor.spark.round.segment_index import PassOneSegmentResults
 from compactor.storage.port import ObjectInfo, ObjectStore
 
 _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
@@ -72,7 +72,7 @@ def list_stored_bundles(store: ObjectStore, prefix: str) -> list[ObjectInfo]:
     ]
 
 
-def claim_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
+def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: PartitionLog, round_prefix: str) -> list[ObjectInfo]:
     """Return the stored pass 1 results of earlier attempts at the same round, and delete those of other rounds. Only the leader may call
     it.
 
@@ -83,7 +83,7 @@ def claim_leftover_bundles(jobs: RoundJobRunner, log: PartitionLog, round_prefix
     return [info for info in found if info.key.startswith(round_prefix)]
 
 
-def add_matching_leftover_bundles(jobs: RoundJobRunner, index: SegmentIndex, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
+def add_matching_leftover_bundles(jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
     """Add those stored pass 1 results of earlier attempts to the index that match this round. Return the job runner with as many hash
     ranges as these results have.
 
@@ -93,7 +93,7 @@ def add_matching_leftover_bundles(jobs: RoundJobRunner, index: SegmentIndex, lef
         if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
             continue
         try:
-            bundle = decode_bundle_result(read_tail_arrays(jobs.control, info.key, info.size), info.key, info.size)
+            bundle = decode_bundle_result(read_arrays_at_object_end(jobs.control, info.key, info.size), info.key, info.size)
         except (BadData, StoreError):
             continue  # damaged, or its writer lives and has deleted it
         shared = jobs.shared

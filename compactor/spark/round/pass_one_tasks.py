@@ -53,15 +53,15 @@ from compactor.spark.round.bundles import (
 from compactor.spark.round.exchange import (
     ExchangeRows,
     StoredKeyRows,
-    create_scratch_once,
+    create_scratch_object_idempotently,
     encode_surviving_row_numbers,
     encode_verdicts,
-    flag_mappable_batches,
     flag_tombstone_batches,
+    flag_unaborted_data_batches,
     last_row_numbers_of_batches,
     pack_arrays,
+    pack_arrays_for_object_end,
     pack_key_rows,
-    pack_tail_arrays,
     try_decode_ordinal_gaps,
     write_spooled_rows,
 )
@@ -70,10 +70,10 @@ from compactor.spark.round.gate_rows import (
     DIRTY_ROWS,
     OUTSIDE,
     SparseTransactionOutcomes,
-    create_scan_gate,
+    create_gate_collecting_segment_rows,
     encode_transaction_outcomes,
     outcomes_without_transactions,
-    write_gate_bundle,
+    write_gate_rows_and_directory,
 )
 from compactor.spark.round.range_rows import HashRangeRows, read_hash_ranges
 
@@ -217,9 +217,9 @@ class _BundleWriter:
         """Collect the key rows of one segment and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_without_transactions(len(source.table))
-        with self.reading.map_segment(source):
-            gate = create_scan_gate(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
-            wanted = flag_mappable_batches(source, aborted)
+        with self.reading.memory_map_segment(source):
+            gate = create_gate_collecting_segment_rows(self.shared.plan, self.shared.hash_key, source, outcomes) if self.gate_rows else None
+            wanted = flag_unaborted_data_batches(source, aborted)
             self.facts[item.metadata.id], count = _collect_key_rows(
                 self.shared, source, wanted, self.key_rows, gate, self.gate_rows, self.next_ordinal
             )
@@ -239,18 +239,18 @@ class _BundleWriter:
         gate = None
         if self.gate_rows is not None:
             reserve_bytes(self.gate_rows.row_count * GATE_ROW_BYTES + (shared.ranges + 1) * DIRECTORY_ENTRY_BYTES)
-            gate = write_gate_bundle(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
-            create_scratch_once(store, gate.key, path)
+            gate = write_gate_rows_and_directory(self.gate_rows, path, f"{shared.scratch}{GATE_PREFIX}{name}")
+            create_scratch_object_idempotently(store, gate.key, path)
         reserve_bytes(self.key_rows.row_count * KEY_ROW_BYTES)
         with path.open("wb") as file:
             begins, _ = write_spooled_rows(self.key_rows, file)
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = StoredKeyRows(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
-            tail = pack_tail_arrays(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
+            tail = pack_arrays_for_object_end(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
             reserve_bytes(len(tail))
             file.write(tail)
-        size = create_scratch_once(store, keys.key, path).size
+        size = create_scratch_object_idempotently(store, keys.key, path).size
         path.unlink()
         return replace(bundle, keys=replace(keys, size=size), gate=gate)
 
@@ -287,12 +287,12 @@ def _collect_key_rows(
             if source.end > first_dirty:
                 key_rows.add_rows_to_section(DIRTY_ROWS, pack_key_rows(chunk, rows, first_row, begin, halves, first_dirty, MAX_OFFSET))
                 if gate is not None and gate_rows is not None:
-                    gate_rows.add_rows_to_section(DIRTY_ROWS, gate.read_chunk_of_key_scan(buffers, source, chunk).rows)
+                    gate_rows.add_rows_to_section(DIRTY_ROWS, gate.extract_key_table_rows_of_chunk(buffers, source, chunk).rows)
             if source.base < first_dirty:
                 key_rows.add_rows_to_section(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
                     gate_rows.add_rows_to_section(
-                        OUTSIDE, gate.read_chunk_of_key_scan(buffers, source, chunk, is_outside_dirty_range=True).rows
+                        OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, is_outside_dirty_range=True).rows
                     )
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchScanSummary(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at
@@ -405,7 +405,7 @@ def _find_survivors_of_range(
             # What has been answered so far was right and will be answered again.
             part, parts = part * 2, parts * 2
             continue
-        for place, rows in range_rows.read_section(clean, 1):
+        for place, rows in range_rows.read_section_rows(clean, 1):
             by_row, kept = _number_rows_by_position(rows)
             mark_rows_with_absent_keys(keys.table, keys.state, by_row, ranges, wanted, kept)
             if kept.any():
@@ -464,7 +464,9 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
         parts[known.id] = (len(out), len(data), hashlib.sha256(data).hexdigest())
         out += data
     found = StoredSurvivorLocations(parts)
-    written = create_scratch_once(store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_tail_arrays(found.to_arrays()))
+    written = create_scratch_object_idempotently(
+        store, f"{shared.scratch}{SURVIVORS_PREFIX}{item.name}", bytes(out) + pack_arrays_for_object_end(found.to_arrays())
+    )
     cost.exchanged_bytes += written.size
     record_peak_memory(cost)
     return WrittenSurvivors(written, found, tuple(superseded))

@@ -21,7 +21,7 @@ from compactor.round.ports import RoundCosts
 from compactor.round.sources import StagedSegmentReader
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, create_local_worker, open_task_staging, open_task_tier
 from compactor.spark.round.exchange import ScratchObjectPart, StoredSurvivors, decode_verdicts, read_scratch_arrays
-from compactor.spark.round.gate_rows import ExpectedRecordSums, create_group_gate, decode_transaction_outcomes
+from compactor.spark.round.gate_rows import ExpectedRecordSums, create_gate_checking_rewritten_groups, decode_transaction_outcomes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StoredPassOneAnswers:
 
         :param ordinal: position of the segment in the group.
         """
-        with self.reading.map_segment(self.sources[ordinal], reservation):
+        with self.reading.memory_map_segment(self.sources[ordinal], reservation):
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_to_read_of_segment(self, ordinal: int) -> None:
@@ -97,7 +97,7 @@ def _read_pass_one_answers(shared: RoundTaskSettings, item: GroupRewriteWork, re
     gate = None
     if shared.gate:
         judged = ExpectedRecordSums.from_arrays(read_scratch_arrays(store, item.judged)) if item.judged else None
-        gate = create_group_gate(shared.plan, shared.hash_key, sources, outcomes, judged)
+        gate = create_gate_checking_rewritten_groups(shared.plan, shared.hash_key, sources, outcomes, judged)
     return StoredPassOneAnswers(reader, sources, verdicts, survivors, gate)
 
 
@@ -128,7 +128,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 class _ExecutorSession:
     """Session of a worker on an executor (WorkerSession). Its state is what the driver sent, and the driver keeps the leadership."""
 
-    stored_survivor_objects: tuple[ScratchObject, ...] = ()
+    scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
 
     def __init__(self, shared: RoundTaskSettings, live_segments: tuple[RemoteLogSegmentMetadata, ...]) -> None:
         plan = shared.plan
@@ -142,5 +142,5 @@ class _ExecutorSession:
     def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
         """Do nothing: the survivors of a small partition are not stored, because an interrupted plan starts again from the beginning."""
 
-    def check_leadership(self, *, is_waiting: bool = False) -> None:
+    def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
         """Do nothing: the driver checks its leadership while it waits for this task."""

@@ -40,7 +40,7 @@ SEGMENTS_PER_GATHER_TASK = 256
 
 
 @dataclass
-class SegmentIndex:
+class PassOneSegmentResults:
     """Index of the live segments that the driver builds during pass 1.
 
     stand_ins: sidecars, by segment id, that take the place of segments which need not be read. Of a segment without one at least the

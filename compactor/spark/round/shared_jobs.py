@@ -224,4 +224,4 @@ class SharedJobWorker(RemoteWorker):
                 return partition.answer.get(timeout=FENCING_CHECK_SECONDS)
             except Empty:
                 self.jobs.cluster.require_not_cancelled()
-                session.check_leadership(is_waiting=True)
+                session.raise_if_leadership_lost(is_waiting=True)

@@ -52,11 +52,11 @@ from compactor.spark.cluster.executor import BloomFilterSettings, RoundTaskSetti
 from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome, VersionMismatch, run_task
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import StoredSurvivorLocations
-from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_tail_arrays
+from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_arrays_at_object_end
 from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateRangeInput, compute_and_encode_gate_sums, write_expected_sums
 from compactor.spark.round.leftover_bundles import (
     add_matching_leftover_bundles,
-    claim_leftover_bundles,
+    list_leftover_bundles_and_delete_others,
     list_stored_bundles,
     plan_time_of_resumable_attempt_ms,
     unannounced_scratch_prefix,
@@ -72,7 +72,7 @@ from compactor.spark.round.pass_one_tasks import (
     write_survivors,
 )
 from compactor.spark.round.rewrite_tasks import GroupRewriteWork, rewrite_group
-from compactor.spark.round.segment_index import SegmentIndex
+from compactor.spark.round.segment_index import PassOneSegmentResults
 from compactor.storage.port import ObjectInfo
 from compactor.tier.sidecars import SidecarHead, SidecarStore
 
@@ -124,13 +124,15 @@ class SparkWorker:
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
         place = self.unannounced_scratch_prefix(plan, state)
         jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = claim_leftover_bundles(jobs, self.tier.open_partition_log(state.topic_partition), place)
+        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_partition_log(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
         if sidecars is None or not plan_inputs.assessment.clean:
             jobs.delete_scratch_objects([info.key for info in left])
             return CleanSegmentVerdicts()
         try:
-            self._prepared = prepare_pass_one(jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left)
+            self._prepared = index_dirty_and_find_skippable_segments(
+                jobs, state, plan_inputs.assessment, sidecars, filter_usage_of_runs(state.runs), left
+            )
         except VersionMismatch:
             return CleanSegmentVerdicts()  # the round meets it again, and then there is a plan that can be given up for it
         finally:
@@ -249,7 +251,7 @@ class _AnnouncedPlanRun:
         self._superseded: set[str] = set()
         epoch = session.state.leader.epoch if session.state.leader else plan.leader_epoch
         # An attempt's objects have its epoch in their names: a zombie's deletions are its own affair.
-        jobs = worker.create_job_runner(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.check_leadership)
+        jobs = worker.create_job_runner(plan, session.state, session.scratch_object_key(f"{epoch}-"), session.raise_if_leadership_lost)
         if prepared is not None:
             # The log may have grown since, and other sizes would be cut into other ranges.
             jobs = replace(jobs, shared=replace(prepared.jobs.shared, plan=jobs.shared.plan, scratch=jobs.shared.scratch))
@@ -263,7 +265,7 @@ class _AnnouncedPlanRun:
     def run_tasks(self) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run what an earlier attempt has not finished and yield a receipt or failure for each task."""
         self._require_disk_for_largest_group()
-        stored = self._read_stored_survivors()
+        stored = self._read_stored_survivor_locations()
         by_id = {segment.id: segment for segment in self._live}
         sources = [by_id[name] for task in self._tasks for name in task.sources]
         wanted = {source.id for source in sources} | ({GATE_SUMS_NAME} if self._has_dirty_range and self._jobs.shared.gate else set())
@@ -286,15 +288,17 @@ class _AnnouncedPlanRun:
                 self._prepared.verdicts, self._plan, self._session.state, self._superseded
             )
 
-    def _read_stored_survivors(self) -> SurvivorLocations:
+    def _read_stored_survivor_locations(self) -> SurvivorLocations:
         """Return where an earlier attempt stored the survivors of each segment, by segment id, and under GATE_SUMS_NAME the sums that the
         gate expects.
         """
         store = self._worker.tier.ports.control
         found: SurvivorLocations = {}
-        for item in self._session.stored_survivor_objects:
+        for item in self._session.scratch_objects_of_earlier_survivor_scan:
             if is_scratch_object_of_kind(SURVIVORS_PREFIX, item.key):
-                found |= locate_survivors(item.key, StoredSurvivorLocations.from_arrays(read_tail_arrays(store, item.key, item.size)))
+                found |= locate_survivors(
+                    item.key, StoredSurvivorLocations.from_arrays(read_arrays_at_object_end(store, item.key, item.size))
+                )
             elif is_scratch_object_of_kind(GATE_SUMS_NAME, item.key):  # else another version's, which says nothing here
                 found[GATE_SUMS_NAME] = item
         return found
@@ -322,7 +326,7 @@ class _AnnouncedPlanRun:
         The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
         attempt.
         """
-        index = self._prepared.index if self._prepared else SegmentIndex(self._live, self._load_sidecars_by_segment_id())
+        index = self._prepared.index if self._prepared else PassOneSegmentResults(self._live, self._load_sidecars_by_segment_id())
         adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
         written: list[ScratchObject] = []
         found: SurvivorLocations = {}
@@ -344,7 +348,7 @@ class _AnnouncedPlanRun:
             )
         return found
 
-    def _reuse_bundles_of_earlier_attempts(self, index: SegmentIndex) -> list[str]:
+    def _reuse_bundles_of_earlier_attempts(self, index: PassOneSegmentResults) -> list[str]:
         """Reuse the stored pass 1 results of earlier attempts at this plan. Return the keys of all objects that those attempts left, used
         or not.
         """
@@ -372,7 +376,9 @@ class _AnnouncedPlanRun:
             return set()
         return {segment.id for segment in (*_dirty_segments(self._live, self._plan), *sources)}
 
-    def _find_and_write_survivors(self, sources: Sequence[RemoteLogSegmentMetadata], index: SegmentIndex) -> Iterator[WrittenSurvivors]:
+    def _find_and_write_survivors(
+        self, sources: Sequence[RemoteLogSegmentMetadata], index: PassOneSegmentResults
+    ) -> Iterator[WrittenSurvivors]:
         """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
         output), also write the sums that it expects, as one object.
 
@@ -403,7 +409,7 @@ class _AnnouncedPlanRun:
         """
         if object_keys:
             with suppress(StoreError):
-                self._session.check_leadership()
+                self._session.raise_if_leadership_lost()
                 self._jobs.delete_scratch_objects(object_keys)
 
 
@@ -492,7 +498,7 @@ class PreparedPassOneResults:
     """
 
     jobs: RoundJobRunner
-    index: SegmentIndex
+    index: PassOneSegmentResults
     verdicts: CleanSegmentVerdicts
     leftover_keys: tuple[str, ...]
 
@@ -509,7 +515,7 @@ class PreparedPassOneResults:
         return list(dict.fromkeys((*self.leftover_keys, *self.index.scratch_keys)))
 
 
-def prepare_pass_one(
+def index_dirty_and_find_skippable_segments(
     jobs: RoundJobRunner,
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
@@ -528,7 +534,7 @@ def prepare_pass_one(
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     if all(heads[segment.id].sidecar is None for segment in assessment.clean):
         return None
-    index = SegmentIndex(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
+    index = PassOneSegmentResults(state.live, {name: head.sidecar for name, head in heads.items() if head.sidecar is not None})
     jobs = add_matching_leftover_bundles(jobs, index, leftovers)
     keys = tuple(info.key for info in leftovers)
     try:
@@ -545,7 +551,7 @@ def prepare_pass_one(
 
 def _find_skippable_clean_segments(
     jobs: RoundJobRunner,
-    index: SegmentIndex,
+    index: PassOneSegmentResults,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     heads: dict[str, SidecarHead],
     statistics: FilterUsageStatistics,

@@ -29,7 +29,7 @@ _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/
 class KafkaLocalLayout(PlainLayout):
     """SegmentLayout of Kafka's LocalTieredStorage."""
 
-    required_parts = frozenset(FILE_KINDS) - {"txnindex"}
+    required_object_kinds = frozenset(FILE_KINDS) - {"txnindex"}
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf) -> None:
         super().__init__(store)

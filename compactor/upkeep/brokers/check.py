@@ -128,7 +128,7 @@ def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list
         names = tier.broker_metadata.list_topic_partitions()
     except CompactorError as error:
         return [], [ConfigCheckFinding("error", "metadata", tier.broker_metadata.source_name, error.message, error.hint)]
-    if tier.broker_metadata.is_incomplete():
+    if tier.broker_metadata.is_metadata_incomplete():
         explanation = "records are missing: segments that they named cannot be seen"
         return names, [
             ConfigCheckFinding(

@@ -13,7 +13,7 @@ from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecor
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.brokers.doctor import ExaminedPartition, FirstUntieredRecord, partition_findings
+from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_findings
 from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topics, known_kafka_problem_findings, metadata_growth_findings
 from compactor.upkeep.brokers.objects import inspect_partition_objects
 from compactor.views.prices import PriceTable
@@ -25,7 +25,9 @@ UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
 class ClusterHealthQueries(AdminQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
-    def offsets_by_timestamp(self, timestamps_ms: Mapping[tuple[str, int], int]) -> Mapping[tuple[str, int], tuple[int, int]]:
+    def first_offsets_at_or_after_timestamps(
+        self, timestamps_ms: Mapping[tuple[str, int], int]
+    ) -> Mapping[tuple[str, int], tuple[int, int]]:
         """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Both are -1 if there
         is none.
         """
@@ -67,7 +69,7 @@ def examine_tier(
             found.append(HealthFinding("error", "unreadable-metadata", name.topic, name.partition, where, error.cause, means, todo))
         on_partition()
     for name in _partitions_without_segments([topics[topic] for topic in expected_topics if topic in topics], partitions):
-        examined = ExaminedPartition(
+        examined = PartitionHealthFacts(
             name, [], _setting_values(topics[name.topic]), *_first_untiered_record_or_problem(admin, name, [], topics)
         )
         found += partition_findings(examined, tier.ports.clock_ms(), prices)
@@ -76,17 +78,17 @@ def examine_tier(
 
 def _examine_partition(
     tier: Tier, admin: ClusterHealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
-) -> ExaminedPartition:
+) -> PartitionHealthFacts:
     seen = inspect_partition_objects(tier, partition)
     segments = list(seen.folded.cache.segments.values())
     missing = [
         tier.ports.layout.object_name(partition, segment_from_broker_record(one), part)
         for one in seen.readable
-        for part in seen.missing_parts(one, tier.ports.layout.required_parts)
+        for part in seen.missing_file_kinds_of_segment(one, tier.ports.layout.required_object_kinds)
     ]
     oldest_ms = tier.ports.clock_ms() - tier.retention.orphan_age_ms
     orphans = [one.listed for one in seen.orphans if one.listed.modified_ms <= oldest_ms]
-    return ExaminedPartition(
+    return PartitionHealthFacts(
         partition,
         segments,
         _setting_values(topics[partition.topic]) if partition.topic in topics else {},
@@ -152,4 +154,4 @@ def _find_first_untiered_record_by_time(
 def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:
     """Return offset and timestamp of the first record of a partition whose timestamp is ``at_ms`` or later, -1 and -1 if there is none."""
     where = (partition.topic, partition.partition)
-    return admin.offsets_by_timestamp({where: at_ms}).get(where, (-1, -1))
+    return admin.first_offsets_at_or_after_timestamps({where: at_ms}).get(where, (-1, -1))

@@ -35,7 +35,7 @@ class FirstUntieredRecord:
 
 
 @dataclass(frozen=True)
-class ExaminedPartition:
+class PartitionHealthFacts:
     """Answers of brokers and store about one partition.
 
     segments: in all states.
@@ -64,7 +64,7 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
     return max(finished, key=lambda one: one.end_offset, default=None)
 
 
-def partition_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
+def partition_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
     """Return the problems of the tiered part of a partition."""
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
@@ -77,7 +77,7 @@ def partition_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTa
 
 
 def _finding_about_partition(
-    examined: ExaminedPartition,
+    examined: PartitionHealthFacts,
     severity: str,
     finding_kind: str,
     evidence_consequence_and_action: tuple[str, str, str],
@@ -105,7 +105,7 @@ def _finding_about_partition(
     )
 
 
-def _unfinished_copy_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield a finding for copies that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
@@ -134,7 +134,7 @@ def _unfinished_copy_findings(examined: ExaminedPartition, now_ms: int, prices: 
         )
 
 
-def _late_upload_findings(examined: ExaminedPartition, now_ms: int) -> Iterator[HealthFinding]:
+def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[HealthFinding]:
     """Yield a finding if records should have been tiered long ago (Aiven#699)."""
     if examined.pending is None:
         return
@@ -161,7 +161,7 @@ def _late_upload_findings(examined: ExaminedPartition, now_ms: int) -> Iterator[
     yield _finding_about_partition(examined, "error", "not-tiered", words)
 
 
-def _failed_lookup_findings(examined: ExaminedPartition) -> Iterator[HealthFinding]:
+def _failed_lookup_findings(examined: PartitionHealthFacts) -> Iterator[HealthFinding]:
     """Yield a finding if the leader fails to find records by their time, for which it reads time indexes in the tier."""
     if examined.lookup_problem:
         words = (
@@ -181,7 +181,7 @@ def _max_copy_lag_ms(settings: Mapping[str, str]) -> int | None:
     return None if lag_ms < 0 else lag_ms
 
 
-def _overdue_deletion_findings(examined: ExaminedPartition, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
+def _overdue_deletion_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield findings for deletions that were begun and not finished, and for segments that retention.ms should have removed."""
     begun = [
         one
@@ -224,7 +224,7 @@ def _join_first_few(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_FEW]) + " ..." * (len(texts) > _FEW)
 
 
-def _lost_object_findings(examined: ExaminedPartition) -> Iterator[HealthFinding]:
+def _lost_object_findings(examined: PartitionHealthFacts) -> Iterator[HealthFinding]:
     """Yield findings for missing objects of readable segments and for offsets that no readable segment holds."""
     if examined.missing:
         words = (
@@ -243,7 +243,7 @@ def _lost_object_findings(examined: ExaminedPartition) -> Iterator[HealthFinding
         yield _finding_about_partition(examined, "error", "gap", words)
 
 
-def _leaked_object_findings(examined: ExaminedPartition, prices: PriceTable) -> Iterator[HealthFinding]:
+def _leaked_object_findings(examined: PartitionHealthFacts, prices: PriceTable) -> Iterator[HealthFinding]:
     """Yield a finding if the store has objects that no metadata names (orphans)."""
     if examined.orphans:
         usd = prices.storage_usd_per_month(examined.orphan_bytes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord, uuid_bytes
-from compactor.brokers.metadata_topic.persisted_state import FoldedPartition
+from compactor.brokers.metadata_topic.persisted_state import FoldedPartitionMetadata
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.tier.ports import ListedObject
@@ -42,13 +42,13 @@ class PartitionObjects:
     strangers: objects whose names are not those of the layout.
     """
 
-    folded: FoldedPartition
+    folded: FoldedPartitionMetadata
     readable: Sequence[RemoteLogSegmentMetadataRecord]
     there: dict[str, dict[str, ListedObject]]
     orphans: Sequence[OrphanObject]
     strangers: Sequence[ListedObject]
 
-    def missing_parts(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
+    def missing_file_kinds_of_segment(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
         """Return those of the expected kinds of file of a segment that the listing of the store does not contain."""
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 

@@ -36,7 +36,7 @@ _RESTORE_HINT = "Restore the object from the store's versions or a backup, or le
 
 
 @dataclass(frozen=True)
-class FindingMeaning:
+class FindingKindDescription:
     """Severity, consequence and recommended action of one kind of finding.
 
     severity: error (consumers get fewer or other records than were written), warning (it costs, or becomes an error) or note.
@@ -48,74 +48,78 @@ class FindingMeaning:
 
 
 FINDING_KINDS = {
-    "missing": FindingMeaning("error", "a fetch from these offsets fails until retention passes them", _RESTORE_HINT),
-    "size": FindingMeaning("error", "a fetch from these offsets fails, or ends early", _RESTORE_HINT),
-    "object": FindingMeaning("error", "a fetch from these offsets fails: the plug-in cannot read it", _RESTORE_HINT),
-    "log": FindingMeaning("error", "consumers stop at a corrupt batch", _RESTORE_HINT),
-    "metadata": FindingMeaning(
+    "missing": FindingKindDescription("error", "a fetch from these offsets fails until retention passes them", _RESTORE_HINT),
+    "size": FindingKindDescription("error", "a fetch from these offsets fails, or ends early", _RESTORE_HINT),
+    "object": FindingKindDescription("error", "a fetch from these offsets fails: the plug-in cannot read it", _RESTORE_HINT),
+    "log": FindingKindDescription("error", "consumers stop at a corrupt batch", _RESTORE_HINT),
+    "metadata": FindingKindDescription(
         "error", "brokers search offsets and times in the wrong segment", "Report it: this was not written by a stock broker"
     ),
-    "epochs": FindingMeaning("error", "a fetch by leader epoch gets another segment, or none", "Report it; do not delete the segment"),
-    "gap": FindingMeaning(
+    "epochs": FindingKindDescription(
+        "error", "a fetch by leader epoch gets another segment, or none", "Report it; do not delete the segment"
+    ),
+    "gap": FindingKindDescription(
         "error",
         "a consumer that asks for these offsets is reset (OFFSET_OUT_OF_RANGE)",
         "Restore the missing segments, or inform consumers",
     ),
-    "index": FindingMeaning(
+    "index": FindingKindDescription(
         "error", "a fetch begins at an incorrect position, or reads far too much", _RESTORE_HINT + "; it can be rebuilt from the log"
     ),
-    "timeindex": FindingMeaning("error", "a search by time finds an incorrect offset", _RESTORE_HINT + "; it can be rebuilt from the log"),
-    "txnindex": FindingMeaning(
+    "timeindex": FindingKindDescription(
+        "error", "a search by time finds an incorrect offset", _RESTORE_HINT + "; it can be rebuilt from the log"
+    ),
+    "txnindex": FindingKindDescription(
         "error",
         "read_committed consumers get records of aborted transactions",
         "Read it with this program, which uses the control records, or compact the partition: a round rewrites the index",
     ),
-    "snapshot": FindingMeaning(
+    "snapshot": FindingKindDescription(
         "error", "a broker that rebuilds its state from it fails, or forgets producers", _RESTORE_HINT + "; it can be rebuilt from the log"
     ),
-    "leader-epoch-checkpoint": FindingMeaning(
+    "leader-epoch-checkpoint": FindingKindDescription(
         "error", "a broker that rebuilds its state from it gets another lineage, and reads other segments", _RESTORE_HINT
     ),
-    "unread": FindingMeaning(
+    "unread": FindingKindDescription(
         "warning",
         "no effect on consumers: another segment is read instead, and this one costs money",
         "Brokers delete it with their retention",
     ),
-    "stuck-copy": FindingMeaning(
+    "stuck-copy": FindingKindDescription(
         "warning",
         "no effect on consumers: its upload was begun and never finished, and brokers do not resume it",
         "It is deleted with the topic. `orphans` lists objects that no metadata names",
     ),
-    "stuck-delete": FindingMeaning(
+    "stuck-delete": FindingKindDescription(
         "warning", "no effect on consumers: its deletion was begun long ago", "Check the logs of the partition's leader"
     ),
-    "orphan": FindingMeaning(
+    "orphan": FindingKindDescription(
         "warning",
         "no effect on consumers: no metadata names it, and it costs money",
         "`orphans find` lists such objects, `orphans purge` deletes them",
     ),
-    "stranger": FindingMeaning(
+    "stranger": FindingKindDescription(
         "note", "no effect on consumers: it is not an object of a segment", "Find out who wrote it; it is never touched"
     ),
-    "unfinished": FindingMeaning(
+    "unfinished": FindingKindDescription(
         "warning",
         "no effect on consumers: an upload was begun and never finished, and its parts cost money",
         "Set a lifecycle rule that aborts them",
     ),
-    "dropped-record": FindingMeaning(
+    "dropped-record": FindingKindDescription(
         "note", "brokers drop a record of the metadata topic, with an ERROR line at each start", "Nothing can be done about it"
     ),
-    "uploads-unknown": FindingMeaning(
+    "uploads-unknown": FindingKindDescription(
         "note", "unfinished uploads cannot be listed with these credentials", "Allow s3:ListBucketMultipartUploads"
     ),
-    "unreadable-metadata": FindingMeaning(
+    "unreadable-metadata": FindingKindDescription(
         "error", "brokers stop reading the metadata topic there, too", "Find out which program wrote it; see docs/broker-tiers.md"
     ),
 }
 
 
 @dataclass(frozen=True)
-class BrokerFinding(SegmentProblem):
+class BrokerTierFinding(SegmentProblem):
     """A problem found in a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS, which states severity and
     consequence.
     """
@@ -124,13 +128,15 @@ class BrokerFinding(SegmentProblem):
     todo: str
 
 
-def broker_finding(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerFinding:
+def broker_tier_finding_of_kind(finding_kind: str, partition: TopicPartition, object_name: str, detail: str) -> BrokerTierFinding:
     """Return a finding with the severity, consequence and action of its kind.
 
     :param object_name: key or name of the object concerned.
     """
     about = FINDING_KINDS[finding_kind]
-    return BrokerFinding(about.severity, finding_kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo)
+    return BrokerTierFinding(
+        about.severity, finding_kind, partition.topic, partition.partition, object_name, detail, about.means, about.todo
+    )
 
 
 MAX_TRANSACTIONS_SHOWN = 3
@@ -139,7 +145,7 @@ OnBytes = Callable[[int], None]
 
 def verify_broker_partition(
     tier: Tier, partition: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
-) -> list[BrokerFinding]:
+) -> list[BrokerTierFinding]:
     """Return all problems of a partition.
 
     :param fast: check without reading segments.
@@ -150,7 +156,7 @@ def verify_broker_partition(
     try:
         seen = inspect_partition_objects(tier, partition)
     except BadData as error:
-        return [broker_finding("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
+        return [broker_tier_finding_of_kind("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
     found = [
         *_metadata_findings(tier, partition, seen),
         *_unknown_object_findings(tier, partition, seen),
@@ -176,60 +182,62 @@ def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _metadata_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
     cache = objects.folded.cache
     view = broker_view(cache, partition)
     for first, last in offset_gaps(view.links):
-        yield broker_finding("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
+        yield broker_tier_finding_of_kind("gap", partition, "", f"offsets {first} to {last} are in no segment that readers find")
     read = {link.segment.segment_id for link in view.links}
     now = tier.broker_metadata.taken_ms if tier.broker_metadata.taken_ms >= 0 else tier.ports.clock_ms()
     for segment in cache.list_segments():
         span = f"offsets {segment.start_offset} to {segment.end_offset}"
         old = now - segment.event_timestamp_ms > tier.retention.orphan_age_ms
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED and segment.segment_id not in read:
-            yield broker_finding("unread", partition, segment.id, f"readers find its {span} elsewhere, or no longer")
+            yield broker_tier_finding_of_kind("unread", partition, segment.id, f"readers find its {span} elsewhere, or no longer")
         elif segment.state is SegmentState.COPY_SEGMENT_STARTED and old:
-            yield broker_finding(
+            yield broker_tier_finding_of_kind(
                 "stuck-copy", partition, segment.id, f"its copy ({span}) was begun by broker {segment.broker_id} and never finished"
             )
         elif segment.state is SegmentState.DELETE_SEGMENT_STARTED and old:
-            yield broker_finding("stuck-delete", partition, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}")
+            yield broker_tier_finding_of_kind(
+                "stuck-delete", partition, segment.id, f"its deletion ({span}) was begun by broker {segment.broker_id}"
+            )
     for dropped in objects.folded.findings:
-        yield broker_finding("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
+        yield broker_tier_finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerFinding]:
+def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each orphan and for each object whose name is not one of the layout."""
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
-        yield broker_finding("orphan", partition, one.listed.key, why)
+        yield broker_tier_finding_of_kind("orphan", partition, one.listed.key, why)
     for stranger in objects.strangers:
-        yield broker_finding("stranger", partition, stranger.key, "no broker makes this name")
+        yield broker_tier_finding_of_kind("stranger", partition, stranger.key, "no broker makes this name")
 
 
-def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerFinding]:
+def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each multipart upload to the partition that was begun long ago and never finished."""
     store, now = tier.ports.data, tier.ports.clock_ms()
     prefix = tier.ports.layout.partition_folder(partition)
     try:
         for upload in store.unfinished_uploads(prefix):
             if now - upload.begun_ms > tier.retention.orphan_age_ms:
-                yield broker_finding(
+                yield broker_tier_finding_of_kind(
                     "unfinished", partition, upload.key, f"upload {upload.id} was begun {(now - upload.begun_ms) // 3_600_000} hours ago"
                 )
     except Refused as error:
-        yield broker_finding("uploads-unknown", partition, prefix, error.message)
+        yield broker_tier_finding_of_kind("uploads-unknown", partition, prefix, error.message)
 
 
 def _segment_object_findings(
     tier: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
-) -> Iterator[BrokerFinding]:
+) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each object of a readable segment that is absent, has another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
-    missing = objects.missing_parts(record, layout.required_parts)
+    missing = objects.missing_file_kinds_of_segment(record, layout.required_object_kinds)
     for part in missing:
-        yield broker_finding(
+        yield broker_tier_finding_of_kind(
             "missing", partition, layout.object_name(partition, segment, part), f"it is not in the store (segment {record.id})"
         )
     if missing:
@@ -240,7 +248,7 @@ def _segment_object_findings(
         problem = error.cause
     if problem:
         kind = "missing" if "missing" in problem else "size" if " bytes" in problem else "object"
-        yield broker_finding(kind, partition, layout.object_name(partition, segment, "log"), problem)
+        yield broker_tier_finding_of_kind(kind, partition, layout.object_name(partition, segment, "log"), problem)
 
 
 @dataclass
@@ -254,7 +262,7 @@ class _SegmentChecker:
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
-    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerFinding]:
+    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerTierFinding]:
         """Download a segment and return its problems.
 
         :param scratch: directory for its files.
@@ -269,7 +277,9 @@ class _SegmentChecker:
             return [self._segment_finding("missing", segment, "log", error.message)]
         except BadData as error:
             return [
-                broker_finding("object", self.partition, error.segment or layout.object_name(self.partition, segment, "log"), error.cause)
+                broker_tier_finding_of_kind(
+                    "object", self.partition, error.segment or layout.object_name(self.partition, segment, "log"), error.cause
+                )
             ]
         limit = self.tier.settings.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes
         try:
@@ -332,9 +342,11 @@ class _SegmentChecker:
                 found.append((producer, int(table.base_offset[batch])))
         return found
 
-    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerFinding:
+    def _segment_finding(self, finding_kind: str, segment: RemoteLogSegmentMetadata, file_kind: str, detail: str) -> BrokerTierFinding:
         """Return a finding about one file of a segment."""
-        return broker_finding(finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail)
+        return broker_tier_finding_of_kind(
+            finding_kind, self.partition, self.tier.ports.layout.object_name(self.partition, segment, file_kind), detail
+        )
 
 
 def _differences_of_log_from_metadata(record: RemoteLogSegmentMetadataRecord, source: SourceSegment) -> Iterator[ProblemKindAndText]:

@@ -20,7 +20,7 @@ ANY_KEY = -1
 READ_ONLY = "its tier is only read: nothing is compacted there"
 
 
-class HolderState(StrEnum):
+class KeyHoldingObjectState(StrEnum):
     """State of an object that contains a record key or its hash, for example live or waiting for deletion."""
 
     LIVE = "live"
@@ -41,7 +41,7 @@ class HolderState(StrEnum):
 
 
 @dataclass(frozen=True)
-class KeyHolder:
+class ObjectHoldingKey:
     """An object that contains a record or hash of a key, or may contain one.
 
     key: index of the key in KeySearchRequest's keys, or ANY_KEY.
@@ -55,7 +55,7 @@ class KeyHolder:
 
     partition: str
     object: str
-    state: HolderState
+    state: KeyHoldingObjectState
     key: int
     what: str
     waits_for: str
@@ -83,7 +83,7 @@ class UnsearchedPlace:
 
 
 @dataclass(frozen=True)
-class KeyRemoval:
+class KeyRemovalRound:
     """A round after which readers no longer get a record of a key.
 
     at_ms: publication time by the store's clock.
@@ -105,8 +105,8 @@ class PartitionKeySurvey:
 
     partition: TopicPartition
     slot: int
-    holders: tuple[KeyHolder, ...]
-    removals: Mapping[int, tuple[KeyRemoval, ...]]
+    holders: tuple[ObjectHoldingKey, ...]
+    removals: Mapping[int, tuple[KeyRemovalRound, ...]]
     movable: frozenset[str]
     not_covered: tuple[UnsearchedPlace, ...]
     segments: int
@@ -160,7 +160,7 @@ def newest_committed_record_by_key_number(key_records: Iterable[KeyRecordsInSegm
 
 
 @dataclass(frozen=True)
-class KeyStatus:
+class KeyStatusInSegment:
     """Records of a key in a live segment, and what must happen to remove them.
 
     what: value (the latest one), tombstone, superseded, aborted or undecided.
@@ -188,41 +188,41 @@ class ErasureRules:
     compacts: bool
 
     @staticmethod
-    def rules_for_partition(state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, compacts: bool) -> ErasureRules:
+    def erasure_rules_for_partition_state(state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, compacts: bool) -> ErasureRules:
         """Return the rules for a state of the partition.
 
         :param compacts: whether the tier can be compacted at all.
         """
         return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, compacts)
 
-    def key_status(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatus:
+    def key_status_in_segment(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatusInSegment:
         """Return the kind of record that a segment has of the key, and what must happen to remove it.
 
         :param latest: the newest committed record of this key in the partition; None if there is none.
         """
         here = latest if latest is not None and latest.segment.id == key_records.segment.id else None
         if here is not None and not here.is_tombstone:
-            return KeyStatus("value", "a tombstone of the key: this is its latest value")
+            return KeyStatusInSegment("value", "a tombstone of the key: this is its latest value")
         what = "tombstone" if here is not None else {"abort": "aborted", "open": "undecided"}.get(key_records.newest.outcome, "superseded")
         if not self.compacts:
-            return KeyStatus(what, READ_ONLY)
+            return KeyStatusInSegment(what, READ_ONLY)
         if reason := self._reason_not_cleaned(key_records.segment):
-            return KeyStatus(what, reason)
+            return KeyStatusInSegment(what, reason)
         if here is not None:
             return self._tombstone_status(here)
         if what == "undecided":
-            return KeyStatus(what, "the end of its transaction, and a round after that")
-        return KeyStatus(what, f"the next round{self._quarantine_text()}, and grace after it", movable=True)
+            return KeyStatusInSegment(what, "the end of its transaction, and a round after that")
+        return KeyStatusInSegment(what, f"the next round{self._quarantine_text()}, and grace after it", movable=True)
 
-    def _tombstone_status(self, tombstone: FoundRecord) -> KeyStatus:
+    def _tombstone_status(self, tombstone: FoundRecord) -> KeyStatusInSegment:
         after = f"a round{self._quarantine_text()}, and grace after it"
         if tombstone.horizon_ms is None:
             ahead = format_duration(self.cleaner.delete_retention_ms)
             more = f"a round, which gives it a delete horizon (delete_retention_ms, {ahead} ahead)"
-            return KeyStatus("tombstone", f"{more}; then {after}", self.now_ms + self.cleaner.delete_retention_ms, movable=True)
+            return KeyStatusInSegment("tombstone", f"{more}; then {after}", self.now_ms + self.cleaner.delete_retention_ms, movable=True)
         passed = tombstone.horizon_ms <= self.now_ms
         text = "its delete horizon has passed; " if passed else "its delete horizon, so that slow readers see it; then "
-        return KeyStatus("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
+        return KeyStatusInSegment("tombstone", text + after, None if passed else tombstone.horizon_ms, movable=passed)
 
     def _reason_not_cleaned(self, segment: RemoteLogSegmentMetadata) -> ReasonOrEmpty:
         """Return why no round cleans this segment now, or an empty string."""

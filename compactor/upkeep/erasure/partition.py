@@ -32,10 +32,10 @@ from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
 from compactor.upkeep.erasure.holders import (
     ANY_KEY,
     ErasureRules,
-    HolderState,
-    KeyHolder,
+    KeyHoldingObjectState,
     KeyRecordsInSegment,
-    KeyRemoval,
+    KeyRemovalRound,
+    ObjectHoldingKey,
     PartitionKeySurvey,
     UnsearchedPlace,
     group_records_by_segment_and_key,
@@ -50,7 +50,7 @@ NEW_FILTER = "`bloom rebuild`, or a round that reads the whole segment"
 RECORD = "record"
 CUT_OFF = "a round over its segment, of which this part is not read, and grace after it"
 
-StateAndWhatItWaitsFor = tuple[HolderState, str, int | None]
+StateAndWhatItWaitsFor = tuple[KeyHoldingObjectState, str, int | None]
 """State of an object, what must happen before it is deleted, and the earliest time of that in milliseconds, if known."""
 
 
@@ -68,7 +68,7 @@ class KeySearchRequest:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def find_key_holders(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySurvey:
+def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySurvey:
     """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
@@ -89,8 +89,8 @@ class _KeySearch:
     log: PartitionLog
     state: PartitionState
     question: KeySearchRequest
-    holders: list[KeyHolder] = field(default_factory=list)
-    removals: dict[int, dict[str, KeyRemoval]] = field(default_factory=dict)
+    holders: list[ObjectHoldingKey] = field(default_factory=list)
+    removals: dict[int, dict[str, KeyRemovalRound]] = field(default_factory=dict)
     not_covered: list[UnsearchedPlace] = field(default_factory=list)
     movable: set[str] = field(default_factory=set)
     segments: int = 0
@@ -134,15 +134,15 @@ class _KeySearch:
             try:
                 found += group_records_by_segment_and_key(searcher.find_records([segment], keys=self.question.keys), self.question.keys)
             except BadData as error:
-                self._search_segment(self.tier, segment, HolderState.LIVE, f"the next round ({error.cause})")
+                self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, f"the next round ({error.cause})")
         latest = newest_committed_record_by_key_number(found)
         cleaner = self.tier.cleaner_settings_for_topic(self.partition.topic)
-        rules = ErasureRules.rules_for_partition(self.state, cleaner, self.question.now_ms, compacts=self.tier.kind.compacts)
+        rules = ErasureRules.erasure_rules_for_partition_state(self.state, cleaner, self.question.now_ms, compacts=self.tier.kind.compacts)
         for one in found:
-            status = rules.key_status(one, latest.get(one.key))
+            status = rules.key_status_in_segment(one, latest.get(one.key))
             if status.movable:
                 self.movable.add(one.segment.id)
-            self._add_segment_holder(one.segment, HolderState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
+            self._add_segment_holder(one.segment, KeyHoldingObjectState.LIVE, status.what, status.waits_for, status.until_ms, records=one)
         self._search_unread_parts_of_live_objects(rules)
         return len(ruled_out)
 
@@ -154,7 +154,7 @@ class _KeySearch:
         for segment in self.state.live:
             if segment.has_offsets_after_end_offset:
                 before, movable = len(self.holders), rules.compacts and segment.start_offset < rules.end
-                self._search_segment(self.tier, segment, HolderState.LIVE, CUT_OFF)
+                self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, CUT_OFF)
                 self.holders[before:] = [one for one in self.holders[before:] if (segment.id, one.key) not in seen]
                 self.movable |= {segment.id} if movable and len(self.holders) > before else set()
 
@@ -171,20 +171,20 @@ class _KeySearch:
         """Search the segments that readers no longer use and that are not deleted yet."""
         now, retention = self.question.now_ms, self.tier.retention
         for group in self.state.waiting:
-            state = HolderState.UNDONE if group.undone else HolderState.REPLACED
+            state = KeyHoldingObjectState.UNDONE if group.undone else KeyHoldingObjectState.REPLACED
             until = grace.earliest_retire_ms(group, retention, slot_times_ms, now)
             waits_for = NEXT_RETIRE if until <= now else f"its grace, then {NEXT_RETIRE[4:]}"
             for segment in group.segments:
                 for one in self._search_segment(self.tier, segment, state, waits_for, until, group.run_id):
                     if not group.undone:
-                        removal = KeyRemoval(str(self.partition), group.run_id, slot_times_ms.get(group.slot, now))
+                        removal = KeyRemovalRound(str(self.partition), group.run_id, slot_times_ms.get(group.slot, now))
                         self.removals.setdefault(one.key, {})[group.run_id] = removal
         for segment in self.state.retiring:
-            self._search_segment(self.tier, segment, HolderState.RETIRING, NEXT_RETIRE)
+            self._search_segment(self.tier, segment, KeyHoldingObjectState.RETIRING, NEXT_RETIRE)
         if self.state.intent is not None:
             run_id = self.state.intent.plan.run_id
             for receipt in self.state.intent.receipts:
-                self._search_segment(self.tier, receipt.segment, HolderState.OPEN_ROUND, f"the end of run {run_id}", None, run_id)
+                self._search_segment(self.tier, receipt.segment, KeyHoldingObjectState.OPEN_ROUND, f"the end of run {run_id}", None, run_id)
 
     # --- segments that the fold does not know ---
 
@@ -212,17 +212,17 @@ class _KeySearch:
         """
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
-            return HolderState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
+            return KeyHoldingObjectState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
         if identity in ordering.protected_segment_ids(state):
-            return HolderState.OPEN_ROUND, "the end of the open round, then `retire`", None
+            return KeyHoldingObjectState.OPEN_ROUND, "the end of the open round, then `retire`", None
         if identity in broker_segments:
-            return HolderState.BROKERS, "the brokers, which copy or delete it", None
+            return KeyHoldingObjectState.BROKERS, "the brokers, which copy or delete it", None
         if self.tier.kind.is_broker_managed:
-            return HolderState.ORPHAN, "`orphans find` and `orphans purge`: no metadata names it", None
+            return KeyHoldingObjectState.ORPHAN, "`orphans find` and `orphans purge`: no metadata names it", None
         if identity in state.voided:
-            return HolderState.ORPHAN, NEXT_RETIRE, None
+            return KeyHoldingObjectState.ORPHAN, NEXT_RETIRE, None
         until = unknown_object.modified_ms + self.tier.retention.orphan_age_ms
-        return HolderState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
+        return KeyHoldingObjectState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
 
     def _search_old_object_versions(self) -> None:
         """Search the versions that a bucket keeps of deleted objects."""
@@ -240,7 +240,9 @@ class _KeySearch:
                     version = layer.versions[item.key].version
                     waits_for = f"the bucket: a lifecycle rule NoncurrentVersionExpiration, or who deletes version {version}"
                     place = f"{item.key} (version {version})"
-                    self._search_segment(shadow, _segment_metadata_of_object(item), HolderState.OLD_VERSION, waits_for, object_name=place)
+                    self._search_segment(
+                        shadow, _segment_metadata_of_object(item), KeyHoldingObjectState.OLD_VERSION, waits_for, object_name=place
+                    )
 
     # --- what lies beside the segments ---
 
@@ -257,14 +259,20 @@ class _KeySearch:
         for info in listed:
             segment_id = segment_id_in_sidecar_key(info.key)
             if segment_id in holding:
-                self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms)
+                self._add_hash_holder(
+                    info.key, info.size, KeyHoldingObjectState.SIDECAR, holding[segment_id].waits_for, holding[segment_id].until_ms
+                )
             elif segment_id and segment_id not in known and self._filter_may_contain_keys(segment_id):
-                self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEXT_RETIRE)
-            elif segment_id in inherited and info.key == sidecars.sidecar_key(segment_id) and self._filter_may_contain_keys(segment_id):
-                self._add_hash_holder(info.key, info.size, HolderState.SIDECAR, NEW_FILTER)
+                self._add_hash_holder(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEXT_RETIRE)
+            elif (
+                segment_id in inherited
+                and info.key == sidecars.sidecar_object_key(segment_id)
+                and self._filter_may_contain_keys(segment_id)
+            ):
+                self._add_hash_holder(info.key, info.size, KeyHoldingObjectState.SIDECAR, NEW_FILTER)
         for info in control.list(scratch_key_prefix(self.log)):
             self._add_hash_holder(
-                info.key, info.size, HolderState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
+                info.key, info.size, KeyHoldingObjectState.SCRATCH, "the end of its run, then `retire`" if state.intent else NEXT_RETIRE
             )
 
     def _ids_of_segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
@@ -297,7 +305,7 @@ class _KeySearch:
         self,
         tier: Tier,
         segment: RemoteLogSegmentMetadata,
-        state: HolderState,
+        state: KeyHoldingObjectState,
         waits_for: str,
         until_ms: int | None = None,
         run_id: str = "",
@@ -325,7 +333,7 @@ class _KeySearch:
     def _add_segment_holder(
         self,
         segment: RemoteLogSegmentMetadata,
-        state: HolderState,
+        state: KeyHoldingObjectState,
         content: str,
         waits_for: str,
         until_ms: int | None,
@@ -338,15 +346,15 @@ class _KeySearch:
         key, count, first, last = found
         object_name = object_name or self.tier.ports.layout.object_name(self.partition, segment, "log")
         self.holders.append(
-            KeyHolder(
+            ObjectHoldingKey(
                 str(self.partition), object_name, state, key, content, waits_for, until_ms, segment.id, count, first, last,
                 segment.size_bytes, log.sha256 if log else "", run_id,
             )
         )  # fmt: skip
 
-    def _add_hash_holder(self, key: str, size: int, state: HolderState, waits_for: str, until_ms: int | None = None) -> None:
+    def _add_hash_holder(self, key: str, size: int, state: KeyHoldingObjectState, waits_for: str, until_ms: int | None = None) -> None:
         self.holders.append(
-            KeyHolder(str(self.partition), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size)
+            ObjectHoldingKey(str(self.partition), f"control: {key}", state, ANY_KEY, "keyed hash", waits_for, until_ms, bytes=size)
         )
 
     def _create_searcher(self, tier: Tier) -> RecordSearch:

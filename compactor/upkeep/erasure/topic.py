@@ -26,8 +26,15 @@ from compactor.round.compaction import AssessRound
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.storage.factory import open_store
 from compactor.tier.kinds import pinterest_object_keys
-from compactor.upkeep.erasure.holders import ANY_KEY, HolderState, KeyHolder, KeyRemoval, PartitionKeySurvey, UnsearchedPlace
-from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, find_key_holders
+from compactor.upkeep.erasure.holders import (
+    ANY_KEY,
+    KeyHoldingObjectState,
+    KeyRemovalRound,
+    ObjectHoldingKey,
+    PartitionKeySurvey,
+    UnsearchedPlace,
+)
+from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, survey_objects_holding_keys
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
 from compactor.upkeep.uploads import LEAST_AGE_MS, find_unfinished_uploads
 from compactor.views.time_formats import count_noun, format_iso_time, format_size
@@ -51,7 +58,7 @@ NEXT_GENERATION = "`generations write`, and `generations retire` after [tier.pin
 MAX_EXPEDITED_ROUNDS = 3
 """Most rounds of one erasure. The first drops superseded records and gives tombstones their horizon; later ones drop expired tombstones."""
 
-KeyNumberAndRemoval = tuple[int, KeyRemoval]
+KeyNumberAndRemoval = tuple[int, KeyRemovalRound]
 """Index of a key among those that are searched for, and a round that took records of it from readers."""
 
 
@@ -64,12 +71,12 @@ class TopicKeySurvey:
     """
 
     surveys: tuple[PartitionKeySurvey, ...]
-    beside: tuple[KeyHolder, ...]
+    beside: tuple[ObjectHoldingKey, ...]
     not_covered: tuple[UnsearchedPlace, ...]
     failed: tuple[tuple[TopicPartition, CompactorError], ...]
 
     @property
-    def holders(self) -> tuple[KeyHolder, ...]:
+    def holders(self) -> tuple[ObjectHoldingKey, ...]:
         return (*(holder for one in self.surveys for holder in one.holders), *self.beside)
 
     @property
@@ -87,7 +94,7 @@ def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartit
     return found
 
 
-def find_key_holders_in_topic(
+def survey_objects_holding_keys_in_topic(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     request: KeySearchRequest,
@@ -99,23 +106,27 @@ def find_key_holders_in_topic(
     for name in partitions:
         on_partition(name)
         try:
-            surveys.append(find_key_holders(tier, name, request))
+            surveys.append(survey_objects_holding_keys(tier, name, request))
         except CompactorError as error:
             failed.append((name, error))
     not_covered = [one for found in surveys for one in found.not_covered]
     beside = [*_unfinished_upload_holders(tier, partitions, request, not_covered), *_holders_in_deleted_topics(tier, partitions)]
     if tier.settings.tier.pinterest.target and tier.kind.owns_root:
-        beside += [holder for name in partitions for holder in _holders_in_generations(tier, name, request)]
+        beside += [holder for name in partitions for holder in _key_holding_objects_in_generations(tier, name, request)]
         not_covered.append(OLD_GENERATIONS)
     if tier.settings.outputs.iceberg.topics:
-        beside += [holder for topic in sorted({name.topic for name in partitions}) for holder in _holders_in_table(tier, topic, request)]
+        beside += [
+            holder
+            for topic in sorted({name.topic for name in partitions})
+            for holder in _key_holding_files_in_iceberg_table(tier, topic, request)
+        ]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
     return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
 def _unfinished_upload_holders(
     tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedPlace]
-) -> Iterator[KeyHolder]:
+) -> Iterator[ObjectHoldingKey]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
     :param not_covered: receives what could not be searched.
@@ -133,20 +144,20 @@ def _unfinished_upload_holders(
         of = tier.ports.layout.partition_name_in_object_key(one.upload.key)
         if one.store is tier.ports.data and (not of or of in wanted):
             until, waits_for = one.upload.begun_ms + age_ms, "the end of who uploads it, or orphan_age_ms and `retire`"
-            yield KeyHolder(of, one.object_url, HolderState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
+            yield ObjectHoldingKey(of, one.object_url, KeyHoldingObjectState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _holders_in_deleted_topics(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[KeyHolder]:
+def _holders_in_deleted_topics(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingKey]:
     """Yield deleted topics of the same name whose data brokers have not deleted completely, since this data may contain the keys."""
     topics = {name.topic for name in partitions}
-    for one in tier.metadata.deleted_topic_partitions():
+    for one in tier.metadata.deleted_topic_partitions_with_segments():
         if one.topic in topics:
             name, waits_for = str(one.topic_partition), "the brokers, which delete the tier of a deleted topic"
             place = f"{name} under topic id {uuid_text(one.topic_id)}"
-            yield KeyHolder(name, place, HolderState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
+            yield ObjectHoldingKey(name, place, KeyHoldingObjectState.FORMER_TOPIC, ANY_KEY, "unknown", waits_for)
 
 
-def _holders_in_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[KeyHolder]:
+def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iterator[ObjectHoldingKey]:
     """Yield the data files with the keys in the topic's Iceberg table, each with the snapshots that have to expire."""
     require_extra("iceberg", "[outputs.iceberg]")
     from compactor.outputs.iceberg import find_files_with_keys
@@ -154,15 +165,19 @@ def _holders_in_table(tier: Tier, topic: str, request: KeySearchRequest) -> Iter
     try:
         found = find_files_with_keys(tier, topic, request.keys)
     except CompactorError as error:
-        yield KeyHolder(topic, "the Iceberg table", HolderState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}")
+        yield ObjectHoldingKey(
+            topic, "the Iceberg table", KeyHoldingObjectState.TABLE, ANY_KEY, "unknown", f"it cannot be read: {error.message}"
+        )
         return
     for one in found:
         snapshots = f"the expiry of snapshots {', '.join(map(str, one.snapshots))} ([outputs.iceberg] keep_ms)"
         waits_for = f"a round without the key and `outputs write`, then {snapshots}" if one.is_current else snapshots
-        yield KeyHolder(f"{topic}-{one.partition}", one.path, HolderState.TABLE, request.keys.index(one.key), RECORD, waits_for, records=1)
+        yield ObjectHoldingKey(
+            f"{topic}-{one.partition}", one.path, KeyHoldingObjectState.TABLE, request.keys.index(one.key), RECORD, waits_for, records=1
+        )
 
 
-def _holders_in_generations(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> Iterator[KeyHolder]:
+def _key_holding_objects_in_generations(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> Iterator[ObjectHoldingKey]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
@@ -174,14 +189,14 @@ def _holders_in_generations(tier: Tier, partition: TopicPartition, request: KeyS
         if partition not in copy.list_partitions():
             continue
         try:
-            holders = find_key_holders(copy, partition, request).holders
+            holders = survey_objects_holding_keys(copy, partition, request).holders
         except CompactorError as error:
             waits_for = f"it cannot be read: {error.message}"
-            yield KeyHolder(str(partition), url, HolderState.GENERATION, ANY_KEY, "unknown", waits_for)
+            yield ObjectHoldingKey(str(partition), url, KeyHoldingObjectState.GENERATION, ANY_KEY, "unknown", waits_for)
             continue
         for holder in holders:
             place = f"{url}/{holder.object}"
-            yield replace(holder, object=place, state=HolderState.GENERATION, waits_for=NEXT_GENERATION, what=RECORD)
+            yield replace(holder, object=place, state=KeyHoldingObjectState.GENERATION, waits_for=NEXT_GENERATION, what=RECORD)
 
 
 # --- bringing it forward ---
@@ -203,16 +218,16 @@ def expedite_erasure(
     for _ in range(MAX_EXPEDITED_ROUNDS):
         if not survey.movable or not _run_round_to_erase_keys(tier, survey, request.now_ms, report_step):
             break
-        before, survey = survey.movable, find_key_holders(tier, survey.partition, request)
+        before, survey = survey.movable, survey_objects_holding_keys(tier, survey.partition, request)
         if survey.movable == before:
             break
     if not survey.holders:
         return survey
     _retire_replaced_segments(tier, survey, request.now_ms, shorten_grace=shorten_grace, report_step=report_step)
-    return replace(find_key_holders(tier, survey.partition, request), removals=survey.removals)
+    return replace(survey_objects_holding_keys(tier, survey.partition, request), removals=survey.removals)
 
 
-def assessment_that_includes_segments(segment_ids: frozenset[str]) -> AssessRound:
+def round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRound:
     """Return a function that assesses as usual whether a round is due, but includes the segments with these ids, if they lie below the
     round's end offset.
     """
@@ -234,10 +249,10 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.partition
     log, hint = tier.open_partition_log(name, leads=True), tier.change_notifier.latest_hint_number(name)
-    report = create_round(tier, name, now_ms, assess_with=assessment_that_includes_segments(survey.movable)).execute_round(log)
+    report = create_round(tier, name, now_ms, assess_with=round_assessor_including_segments(survey.movable)).execute_round(log)
     tier.change_notifier.cache_log_state(log, hint)
     if report.status in PUBLISHING:
-        tier.change_notifier.publish_changes([log])
+        tier.change_notifier.publish_control_log_changes([log])
         report_step(
             f"{name}: {report.status}, {count_noun(report.records_read, 'record')} -> {report.records_kept:,}, "
             f"clean up to {report.next_dirty_offset}"
@@ -327,13 +342,13 @@ def erasure_report_json(
     }  # fmt: skip
 
 
-def _holders_of_key(key_number: int, survey: TopicKeySurvey) -> list[KeyHolder]:
+def _holders_of_key(key_number: int, survey: TopicKeySurvey) -> list[ObjectHoldingKey]:
     return [holder for holder in survey.holders if holder.key in (key_number, ANY_KEY)]
 
 
-def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemoval | None:
+def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
     """Return the round that took the key's last record from readers; None if readers still get one or no round is known."""
-    if any(holder.state is HolderState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
+    if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)
 
@@ -344,11 +359,11 @@ def _key_erasure_json(key_number: int, survey: TopicKeySurvey) -> dict[str, Any]
     return {"erased": not mine and not survey.failed, "until_ms": until}
 
 
-def _removal_json(removal: KeyRemoval | None) -> dict[str, Any] | None:
+def _removal_json(removal: KeyRemovalRound | None) -> dict[str, Any] | None:
     return None if removal is None else asdict(removal) | {"at": format_iso_time(removal.at_ms)}
 
 
-def _holder_json(holder: KeyHolder, digests: Sequence[str]) -> dict[str, Any]:
+def _holder_json(holder: ObjectHoldingKey, digests: Sequence[str]) -> dict[str, Any]:
     unknown = {} if holder.has_found_record else {"first_offset": None, "last_offset": None}
     return asdict(holder) | unknown | {
         "state": holder.state.value,

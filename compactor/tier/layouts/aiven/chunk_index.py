@@ -107,14 +107,14 @@ class ChunkIndex:
         return {"type": "variable", **common, "transformedChunks": base64.b64encode(packed).decode()}
 
 
-def fixed_chunk_index(chunk_size: int, file_size: int, overhead: int) -> ChunkIndex:
+def chunk_index_of_uncompressed_log(chunk_size: int, file_size: int, overhead: int) -> ChunkIndex:
     """Return the chunk index of an uncompressed log. overhead: bytes that encryption adds to each chunk."""
     count = -(-file_size // chunk_size)
     last = file_size - (count - 1) * chunk_size if count else 0
     return ChunkIndex(chunk_size, file_size, (chunk_size + overhead, last + overhead), fixed=True)
 
 
-def variable_chunk_index(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
+def chunk_index_of_compressed_log(chunk_size: int, file_size: int, lengths: Sequence[int]) -> ChunkIndex:
     """Return the chunk index of a compressed log. lengths: stored length of each chunk."""
     return ChunkIndex(chunk_size, file_size, tuple(lengths), fixed=False)
 

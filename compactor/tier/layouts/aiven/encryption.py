@@ -64,7 +64,7 @@ class SegmentCipher:
 
 
 @dataclass(frozen=True)
-class SealedSegmentKey:
+class SegmentCipherAndWrappedKey:
     """A segment's cipher, and its data key as the manifest stores it: encrypted (wrapped) with a public key."""
 
     cipher: SegmentCipher
@@ -106,7 +106,7 @@ class KeyRing:
             raise _private_key_mismatch_error(pair, self._files[pair])
         return SegmentCipher(data_key, base64.b64decode(key.aad))
 
-    def derive_segment_key(self, key_pair_id: str, segment_id: str, digest: bytes) -> SealedSegmentKey:
+    def derive_segment_key(self, key_pair_id: str, segment_id: str, digest: bytes) -> SegmentCipherAndWrappedKey:
         """Return a segment's cipher and wrapped data key, derived from its content. Raises UsageError if the key pair is missing.
 
         :param key_pair_id: id of the key pair that wraps the segment's data key.
@@ -123,7 +123,7 @@ class KeyRing:
         derived = HKDF(SHA512(), DATA_KEY_BYTES + AAD_BYTES + _SEED_BYTES, salt=None, info=info).derive(secret)
         data_key, aad, seed = derived[:DATA_KEY_BYTES], derived[DATA_KEY_BYTES : DATA_KEY_BYTES + AAD_BYTES], derived[-_SEED_BYTES:]
         wrapped = PKCS1_OAEP.new(private.public_key(), SHA3_512, randfunc=lambda size: seed[:size]).encrypt(data_key)
-        return SealedSegmentKey(
+        return SegmentCipherAndWrappedKey(
             SegmentCipher(data_key, aad), SegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode())
         )
 

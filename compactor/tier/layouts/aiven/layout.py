@@ -26,10 +26,23 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.keys import key_problem
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ObjectStore
-from compactor.tier.contents import READ_BYTES, FileContent, content_sha256, content_size, create_object, open_content, read_chunks
-from compactor.tier.layouts.aiven.chunk_index import ChunkIndex, InvalidAivenDataError, fixed_chunk_index, variable_chunk_index
+from compactor.tier.contents import (
+    READ_BYTES,
+    FileContent,
+    content_sha256,
+    content_size,
+    create_object_or_match_existing,
+    open_content,
+    read_chunks,
+)
+from compactor.tier.layouts.aiven.chunk_index import (
+    ChunkIndex,
+    InvalidAivenDataError,
+    chunk_index_of_compressed_log,
+    chunk_index_of_uncompressed_log,
+)
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
-from compactor.tier.layouts.aiven.encryption import KeyRing, SealedSegmentKey, derive_chunk_iv
+from compactor.tier.layouts.aiven.encryption import KeyRing, SegmentCipherAndWrappedKey, derive_chunk_iv
 from compactor.tier.layouts.aiven.manifest import (
     INDEX_KINDS,
     MAX_MANIFEST_BYTES,
@@ -127,7 +140,7 @@ class SegmentEncoder:
         log = contents["log"]
         self._require_log_and_index_files(partition, segment, contents)
         if not self._settings.active_key_pair and not self._is_compression_needed(log):
-            chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), 0)
+            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size(log), 0)
             yield self._encode_objects(partition, segment, log, contents, chunks, None)
             return
         staged = None if isinstance(log, bytes) else log.with_name(f"{log.name}.packed")
@@ -169,9 +182,9 @@ class SegmentEncoder:
         overhead = ENCRYPTION_OVERHEAD if pair else 0
         if self._is_compression_needed(log):
             lengths = [len(compress_chunk(chunk)) + overhead for chunk in read_chunks(log, self._settings.chunk_size)]
-            chunks = variable_chunk_index(self._settings.chunk_size, content_size(log), lengths)
+            chunks = chunk_index_of_compressed_log(self._settings.chunk_size, content_size(log), lengths)
         else:
-            chunks = fixed_chunk_index(self._settings.chunk_size, content_size(log), overhead)
+            chunks = chunk_index_of_uncompressed_log(self._settings.chunk_size, content_size(log), overhead)
         manifest = self._build_manifest(partition, segment, contents, chunks, self._ring.placeholder_key(pair) if pair else None)
         return chunks.stored_size + manifest.indexes_size + len(manifest.encode())
 
@@ -193,7 +206,7 @@ class SegmentEncoder:
 
     def _write_chunks(
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> tuple[ChunkIndex, SealedSegmentKey | None]:
+    ) -> tuple[ChunkIndex, SegmentCipherAndWrappedKey | None]:
         """Write the log's chunks, leaving space for encryption, then encrypt them in place. Return the index of the chunks, and the sealed
         data key, which is None without encryption.
         """
@@ -208,7 +221,9 @@ class SegmentEncoder:
             lengths.append(len(data) + overhead)
         size = content_size(log)
         chunks = (
-            variable_chunk_index(chunk_size, size, lengths) if squeezed is compress_chunk else fixed_chunk_index(chunk_size, size, overhead)
+            chunk_index_of_compressed_log(chunk_size, size, lengths)
+            if squeezed is compress_chunk
+            else chunk_index_of_uncompressed_log(chunk_size, size, overhead)
         )
         if not pair:
             return chunks, None
@@ -231,7 +246,7 @@ class SegmentEncoder:
         log: FileContent,
         contents: Mapping[str, FileContent],
         chunks: ChunkIndex,
-        sealed: SealedSegmentKey | None,
+        sealed: SegmentCipherAndWrappedKey | None,
     ) -> Mapping[str, FileContent]:
         """Return the content of the segment's three objects. Encrypts the index files and builds the manifest."""
         parts = [
@@ -312,7 +327,7 @@ class AivenLayout(WholeLogUploadLayout):
         return self._store.url
 
     @property
-    def required_parts(self) -> frozenset[str]:
+    def required_object_kinds(self) -> frozenset[str]:
         return frozenset(SUFFIXES)
 
     def partition_folder(self, partition: TopicPartition) -> str:
@@ -362,13 +377,13 @@ class AivenLayout(WholeLogUploadLayout):
         with self._packer.encoded_objects(partition, segment, contents) as objects:
             for suffix, content in objects.items():
                 key = self._keys.object_key(partition, segment, suffix)
-                if not create_object(self._store, key, content):
+                if not create_object_or_match_existing(self._store, key, content):
                     return (
                         "" if self._is_uploaded_with_content(partition, segment, contents) else f"{key} exists already with other content"
                     )
         return ""
 
-    def upload_space_bytes(self, log_bytes: int) -> int:
+    def upload_scratch_disk_bytes(self, log_bytes: int) -> int:
         return self._packer.encoding_space_bytes(log_bytes)
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:

@@ -27,7 +27,7 @@ from compactor.tier.layouts.pinterest.keys import (
     parse_file_name,
     segment_id_from_base_offset,
 )
-from compactor.tier.layouts.pinterest.metadata import SegmentTime, parse_metadata_file, parse_watermark
+from compactor.tier.layouts.pinterest.metadata import SegmentTimestampBound, parse_metadata_file, parse_watermark
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class PartitionListing:
     """
 
     segments: tuple[ListedSegment, ...]
-    times: tuple[SegmentTime, ...] | None = None
+    times: tuple[SegmentTimestampBound, ...] | None = None
     watermark: int | None = None
     problems: tuple[BadData, ...] = ()
     other_keys: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ TIME_INDEX_TYPE: Final = "TOPIC_PARTITION"
 
 
 @dataclass(frozen=True, order=True)
-class SegmentTime:
+class SegmentTimestampBound:
     """Row of the ``_metadata`` file: a segment, and an upper bound (timestamp_ms) for the timestamps of all records up to the segment's
     end.
 
@@ -30,7 +30,7 @@ class SegmentTime:
     base_offset: int
 
 
-def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTime]) -> bytes:
+def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTimestampBound]) -> bytes:
     """Encode ``_metadata`` as Gson writes TopicPartitionMetadata, without the process-specific ``loadHash``."""
     rows = [{"timestamp": e.timestamp_ms, "relativeOffset": 0, "baseOffset": e.base_offset} for e in sorted(entries)]
     timeindex = {"entries": rows, "timeIndexType": TIME_INDEX_TYPE, "size": len(rows)}
@@ -38,7 +38,7 @@ def encode_metadata_file(partition: TopicPartition, entries: Sequence[SegmentTim
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[SegmentTime, ...]:
+def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[SegmentTimestampBound, ...]:
     """Parse a ``_metadata`` file and return its rows, ascending.
 
     Raises BadData if consumers could not read the file or it belongs to another partition.
@@ -47,7 +47,9 @@ def parse_metadata_file(data: bytes, partition: TopicPartition) -> tuple[Segment
         document: Any = json.loads(data)
         reported = TopicPartition(document["topicPartition"]["topic"], document["topicPartition"]["partition"])
         rows = document["metadata"]["timeindex"]["entries"]
-        entries = tuple(sorted(SegmentTime(_require_integer(row["timestamp"]), _require_integer(row["baseOffset"])) for row in rows))
+        entries = tuple(
+            sorted(SegmentTimestampBound(_require_integer(row["timestamp"]), _require_integer(row["baseOffset"])) for row in rows)
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise _invalid_file_error(partition, METADATA_FILE, f"it is not a partition's metadata: {type(error).__name__} {error}") from None
     if reported != partition:
