@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from compactor.constants import MAX_OFFSET
 from compactor.errors import BadData
@@ -69,12 +69,14 @@ _PROBLEMS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTable:
+class BatchTable(NamedTuple):
     """Batch headers of one segment as columns: one row per batch, in file order.
 
     ``size`` includes the 12 bytes of offset and size. The header of a compressed v0/v1 wrapper does not state its first offset: its
     ``base_offset`` is UNKNOWN_OFFSET and its ``count`` 0. v0/v1 batches have no producer, epoch or sequence (-1).
+
+    Kernels take a table as one argument. It is a tuple of columns, but ``len`` returns the number of batches; in kernels, use the size of a
+    column.
     """
 
     position: Int64s
@@ -93,6 +95,7 @@ class BatchTable:
     control: npt.NDArray[np.int8]
     coordinator_epoch: npt.NDArray[np.int32]
 
+    @override
     def __len__(self) -> int:
         """Return the number of batches."""
         return len(self.position)
@@ -100,7 +103,15 @@ class BatchTable:
     @staticmethod
     def allocate_rows(batch_count: int) -> BatchTable:
         """Return a table with space for ``batch_count`` batches, not initialized."""
-        return BatchTable(**{f.name: np.empty(batch_count, _DTYPES.get(f.name, np.int64)) for f in fields(BatchTable)})
+        return BatchTable(*(np.empty(batch_count, _DTYPES.get(name, np.int64)) for name in BatchTable._fields))
+
+    def select_rows(self, batches: slice | Int64s) -> BatchTable:
+        """Return the rows of some batches. ``position`` stays relative to the same bytes."""
+        return BatchTable(*(column[batches] for column in self))
+
+    def replace_columns(self, **columns: npt.NDArray[Any]) -> BatchTable:
+        """Return a table with some other columns."""
+        return BatchTable(**{**self._asdict(), **columns})
 
     @property
     def codec_ids(self) -> npt.NDArray[np.int16]:
@@ -156,25 +167,7 @@ def scan_batches(buf: Bytes, segment_name: str, previous_last_offset: int = -1) 
     if position < len(buf):
         _raise_invalid_header(buf, position, _problem_of_incomplete_batch(buf, position), segment_name)
     table = BatchTable.allocate_rows(count)
-    problem, position = _parse_headers_or_find_problem(
-        buf,
-        previous_last_offset,
-        table.position,
-        table.size,
-        table.base_offset,
-        table.last_offset,
-        table.base_timestamp,
-        table.max_timestamp,
-        table.producer_id,
-        table.magic,
-        table.attributes,
-        table.leader_epoch,
-        table.producer_epoch,
-        table.base_sequence,
-        table.count,
-        table.control,
-        table.coordinator_epoch,
-    )
+    problem, position = _parse_headers_or_find_problem(buf, previous_last_offset, table)
     if problem:
         _raise_invalid_header(buf, position, problem, segment_name)
     return table
@@ -295,64 +288,46 @@ def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, rec
 
 
 @kernel
-def _parse_headers_or_find_problem(
-    buf: Bytes,
-    previous_last_offset: int,
-    out_position: Int64s,
-    out_size: Int64s,
-    base_offset: Int64s,
-    last_offset: Int64s,
-    base_timestamp: Int64s,
-    max_timestamp: Int64s,
-    producer_id: Int64s,
-    out_magic: npt.NDArray[np.int8],
-    attributes: npt.NDArray[np.int16],
-    leader_epoch: npt.NDArray[np.int32],
-    producer_epoch: npt.NDArray[np.int16],
-    base_sequence: npt.NDArray[np.int32],
-    count: npt.NDArray[np.int32],
-    control_kind: npt.NDArray[np.int8],
-    coordinator_epoch: npt.NDArray[np.int32],
-) -> ProblemAndPosition:
+def _parse_headers_or_find_problem(buf: Bytes, previous_last_offset: int, out_table: BatchTable) -> ProblemAndPosition:
     """Fill the columns of a BatchTable from a segment's bytes. Return the number of a problem (0 for none) and the byte position of the
     batch that has it.
     """
     position = 0
-    for i in range(out_position.size):
+    for i in range(out_table.position.size):
         size = np.int64(load_i32(buf, position + 8)) + FRAME
         magic = np.int64(buf[position + 16])
         base = load_i64(buf, position)
-        out_position[i] = position
-        out_size[i] = size
-        out_magic[i] = magic
-        control_kind[i] = NOT_CONTROL
-        coordinator_epoch[i] = -1
+        out_table.position[i] = position
+        out_table.size[i] = size
+        out_table.magic[i] = magic
+        out_table.control[i] = NOT_CONTROL
+        out_table.coordinator_epoch[i] = -1
         if base < 0:
             return 5, position
         if magic == 2:
-            attributes[i] = load_i16(buf, position + 21)
+            out_table.attributes[i] = load_i16(buf, position + 21)
             delta = np.int64(load_i32(buf, position + 23))
             last = base + delta
-            leader_epoch[i] = load_i32(buf, position + 12)
-            base_timestamp[i] = load_i64(buf, position + 27)
-            max_timestamp[i] = load_i64(buf, position + 35)
-            producer_id[i] = load_i64(buf, position + 43)
-            producer_epoch[i] = load_i16(buf, position + 51)
-            base_sequence[i] = load_i32(buf, position + 53)
-            count[i] = load_i32(buf, position + 57)
+            out_table.leader_epoch[i] = load_i32(buf, position + 12)
+            out_table.base_timestamp[i] = load_i64(buf, position + 27)
+            out_table.max_timestamp[i] = load_i64(buf, position + 35)
+            out_table.producer_id[i] = load_i64(buf, position + 43)
+            out_table.producer_epoch[i] = load_i16(buf, position + 51)
+            out_table.base_sequence[i] = load_i32(buf, position + 53)
+            out_table.count[i] = load_i32(buf, position + 57)
             if delta < 0 or base > MAX_OFFSET - delta:
                 return 6, position
-            if count[i] < 0:
+            if out_table.count[i] < 0:
                 return 7, position
-            if attributes[i] & CODEC_MASK > 4:
+            if out_table.attributes[i] & CODEC_MASK > 4:
                 return 9, position
-            if attributes[i] & CONTROL:
-                if attributes[i] & CODEC_MASK:
-                    control_kind[i] = PACKED
+            if out_table.attributes[i] & CONTROL:
+                if out_table.attributes[i] & CODEC_MASK:
+                    out_table.control[i] = PACKED
                 else:
-                    kind, epoch = _control_type_and_coordinator_epoch(buf, position, position + size, np.int64(count[i]))
-                    control_kind[i] = kind
-                    coordinator_epoch[i] = epoch
+                    kind, epoch = _control_type_and_coordinator_epoch(buf, position, position + size, np.int64(out_table.count[i]))
+                    out_table.control[i] = kind
+                    out_table.coordinator_epoch[i] = epoch
         else:
             codec = buf[position + 17] & CODEC_MASK
             if codec > 4:
@@ -360,22 +335,22 @@ def _parse_headers_or_find_problem(
             if codec == 4:
                 return 10, position
             # Bit 3 is the timestamp type since v1; the rest means nothing in these formats.
-            attributes[i] = buf[position + 17] & (CODEC_MASK | LOG_APPEND if magic == 1 else CODEC_MASK)
+            out_table.attributes[i] = buf[position + 17] & (CODEC_MASK | LOG_APPEND if magic == 1 else CODEC_MASK)
             timestamp = load_i64(buf, position + 18) if magic == 1 else np.int64(-1)
             last = base
-            leader_epoch[i] = -1
-            base_timestamp[i] = timestamp
-            max_timestamp[i] = timestamp
-            producer_id[i] = -1
-            producer_epoch[i] = -1
-            base_sequence[i] = -1
-            count[i] = 0 if codec else 1
+            out_table.leader_epoch[i] = -1
+            out_table.base_timestamp[i] = timestamp
+            out_table.max_timestamp[i] = timestamp
+            out_table.producer_id[i] = -1
+            out_table.producer_epoch[i] = -1
+            out_table.base_sequence[i] = -1
+            out_table.count[i] = 0 if codec else 1
             if codec:
                 base = np.int64(UNKNOWN_OFFSET)
         if (last if base == UNKNOWN_OFFSET else base) <= previous_last_offset:
             return 8, position
-        base_offset[i] = base
-        last_offset[i] = last
+        out_table.base_offset[i] = base
+        out_table.last_offset[i] = last
         previous_last_offset = last
         position += size
     return 0, position
@@ -430,6 +405,5 @@ def batch_table_from_headers(headers: Bytes, control_kind: npt.NDArray[np.int8],
 
 def select_batches_of_table(table: BatchTable, batch_numbers: Int64s) -> BatchTable:
     """Return the BatchTable that a file of only these batches would have. ``batch_numbers``: numbers of the batches, ascending."""
-    columns = {name: getattr(table, name)[batch_numbers] for name in BatchTable.__slots__}
-    columns["position"] = np.cumsum(columns["size"]) - columns["size"]
-    return BatchTable(**columns)
+    selected = table.select_rows(batch_numbers)
+    return selected.replace_columns(position=np.cumsum(selected.size) - selected.size)

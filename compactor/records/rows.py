@@ -12,10 +12,11 @@ otherwise an array of decompressed bodies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from compactor.errors import BadData
 from compactor.kernels.common import FirstRowByBatch, Int32s as Int32s, ProblemAndBatch, ProblemAndPosition, ProblemNumber
@@ -54,12 +55,14 @@ CountsAndProblemWithBatch = tuple[Int64s, int, int]
 """Number of entries of each batch, number of a problem (0 for none), and the batch that has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordRows:
+class RecordRows(NamedTuple):
     """Parsed records of a chunk as columns, one row per record.
 
     Positions are relative to the chunk's byte array; a length of -1 means null. ``offset`` and ``timestamp`` (milliseconds) are absolute.
     In LogAppendTime batches the timestamp of every record is the batch's maximum.
+
+    Kernels take rows as one argument. They are a tuple of columns, but ``len`` returns the number of records; in kernels, use the size of a
+    column.
     """
 
     offset: Int64s
@@ -73,6 +76,7 @@ class RecordRows:
     value_length: Int32s
     flags: npt.NDArray[np.uint8]
 
+    @override
     def __len__(self) -> int:
         """Return the number of records."""
         return len(self.offset)
@@ -143,28 +147,7 @@ def parse_records(table: BatchTable, chunk: BatchChunk, buffers: RecordRowBuffer
     np.cumsum(counts, out=first_row[1:])
     rows = buffers.allocate_rows(int(first_row[-1]))
     fill = _parse_v2_records if magic == 2 else _parse_legacy_records
-    problem, batch = fill(
-        chunk.buf,
-        chunk.body_start,
-        chunk.body_end,
-        first_row,
-        table.base_offset[some],
-        table.last_offset[some],
-        table.base_timestamp[some],
-        table.max_timestamp[some],
-        table.attributes[some],
-        magic,
-        rows.offset,
-        rows.timestamp,
-        rows.start,
-        rows.tail,
-        rows.end,
-        rows.key_start,
-        rows.value_start,
-        rows.key_length,
-        rows.value_length,
-        rows.flags,
-    )
+    problem, batch = fill(chunk.buf, chunk.body_start, chunk.body_end, first_row, table.select_rows(some), rows)
     if problem:
         raise _unparsable_batch_error(table, chunk.first + batch, problem, segment_name)
     return rows, first_row
@@ -255,26 +238,7 @@ def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPosi
 
 @kernel
 def _parse_v2_records(
-    buf: Bytes,
-    body_start: Int64s,
-    body_end: Int64s,
-    first_row: FirstRowByBatch,
-    base_offset: Int64s,
-    last_offset: Int64s,
-    base_timestamp: Int64s,
-    max_timestamp: Int64s,
-    attributes: npt.NDArray[np.int16],
-    magic: int,
-    offset: Int64s,
-    timestamp: Int64s,
-    start: Int64s,
-    tail: Int64s,
-    end: Int64s,
-    key_start: Int64s,
-    value_start: Int64s,
-    key_length: Int32s,
-    value_length: Int32s,
-    flags: npt.NDArray[np.uint8],
+    buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
     """Parse the records of v2 batches into the columns of RecordRows. Return the number of a problem (0 for none) and the batch that has
     it.
@@ -283,19 +247,19 @@ def _parse_v2_records(
         at = body_start[batch]
         limit = body_end[batch]
         previous = np.int64(-1)
-        appended = (attributes[batch] & LOG_APPEND) != 0
+        appended = (batches.attributes[batch] & LOG_APPEND) != 0
         for row in range(first_row[batch], first_row[batch + 1]):
-            start[row] = at
+            out_rows.start[row] = at
             length, at = read_varint(buf, at, limit)
             if at < 0:
-                return 3 if start[row] < limit else 1, batch
+                return 3 if out_rows.start[row] < limit else 1, batch
             if length < 0 or length > limit - at:
                 return 1, batch
             stop = at + length
             # Records of one log are about equally long: the head of the one after next is where this guess says.
-            prefetch_read(buf, stop + 2 * (stop - start[row]))
+            prefetch_read(buf, stop + 2 * (stop - out_rows.start[row]))
             loose = np.int64(0)
-            if _is_overlong_varint(buf, start[row], at) or length == 0 or buf[at] != 0:
+            if _is_overlong_varint(buf, out_rows.start[row], at) or length == 0 or buf[at] != 0:
                 loose = HEAD_LOOSE
             before = at + 1
             delta, at = read_varint(buf, before, stop)
@@ -303,32 +267,32 @@ def _parse_v2_records(
                 return 3, batch
             if _is_overlong_varint(buf, before, at):
                 loose |= HEAD_LOOSE
-            timestamp[row] = max_timestamp[batch] if appended else base_timestamp[batch] + delta
+            out_rows.timestamp[row] = batches.max_timestamp[batch] if appended else batches.base_timestamp[batch] + delta
             before = at
             delta, at = read_varint(buf, before, stop)
             if at < 0:
                 return 3, batch
             if _is_overlong_varint(buf, before, at):
                 loose |= HEAD_LOOSE
-            offset[row] = base_offset[batch] + delta
-            if offset[row] < base_offset[batch] or offset[row] > last_offset[batch]:
+            out_rows.offset[row] = batches.base_offset[batch] + delta
+            if out_rows.offset[row] < batches.base_offset[batch] or out_rows.offset[row] > batches.last_offset[batch]:
                 return 7, batch
-            if offset[row] <= previous:
+            if out_rows.offset[row] <= previous:
                 return 6, batch
-            previous = offset[row]
-            tail[row] = at
+            previous = out_rows.offset[row]
+            out_rows.tail[row] = at
             problem, length, at, more = _read_key_or_value(buf, at, stop)
             if problem:
                 return problem, batch
             loose |= more
-            key_start[row] = at
-            key_length[row] = length
+            out_rows.key_start[row] = at
+            out_rows.key_length[row] = length
             problem, length, at, more = _read_key_or_value(buf, at + max(length, 0), stop)
             if problem:
                 return problem, batch
             loose |= more
-            value_start[row] = at
-            value_length[row] = length
+            out_rows.value_start[row] = at
+            out_rows.value_length[row] = length
             at += max(length, 0)
             problem, at, more = _skip_record_headers(buf, at, stop)
             if problem:
@@ -336,8 +300,8 @@ def _parse_v2_records(
             loose |= more
             if at != stop:
                 return 2, batch
-            end[row] = at
-            flags[row] = loose
+            out_rows.end[row] = at
+            out_rows.flags[row] = loose
         if at != limit:
             return 5, batch
     return 0, 0
@@ -382,26 +346,7 @@ def _count_legacy_entries(
 
 @kernel
 def _parse_legacy_records(
-    buf: Bytes,
-    body_start: Int64s,
-    body_end: Int64s,
-    first_row: FirstRowByBatch,
-    base_offset: Int64s,
-    last_offset: Int64s,
-    base_timestamp: Int64s,
-    max_timestamp: Int64s,
-    attributes: npt.NDArray[np.int16],
-    magic: int,
-    offset: Int64s,
-    timestamp: Int64s,
-    start: Int64s,
-    tail: Int64s,
-    end: Int64s,
-    key_start: Int64s,
-    value_start: Int64s,
-    key_length: Int32s,
-    value_length: Int32s,
-    flags: npt.NDArray[np.uint8],
+    buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
     """Parse v0/v1 batches into the columns of RecordRows: uncompressed ones (one record each) and decompressed wrappers. Return (problem,
     batch that has it).
@@ -410,10 +355,10 @@ def _parse_legacy_records(
         if first_row[batch] == first_row[batch + 1]:
             continue
         at = body_start[batch]
-        wrapped = (attributes[batch] & 7) != 0
-        appended = (attributes[batch] & LOG_APPEND) != 0
+        wrapped = (batches.attributes[batch] & 7) != 0
+        appended = (batches.attributes[batch] & LOG_APPEND) != 0
         for row in range(first_row[batch], first_row[batch + 1]):
-            start[row] = at
+            out_rows.start[row] = at
             size = np.int64(load_i32(buf, at + 8))
             stop = at + 12 + size
             inner = np.int64(buf[at + 16])
@@ -423,40 +368,40 @@ def _parse_legacy_records(
                 return 11, batch
             if wrapped and buf[at + 17] & 7:
                 return 9, batch
-            offset[row] = load_i64(buf, at)
-            timestamp[row] = np.int64(-1)
+            out_rows.offset[row] = load_i64(buf, at)
+            out_rows.timestamp[row] = np.int64(-1)
             if inner == 1:
-                timestamp[row] = max_timestamp[batch] if appended and magic == 1 else load_i64(buf, at + 18)
+                out_rows.timestamp[row] = batches.max_timestamp[batch] if appended and batches.magic[batch] == 1 else load_i64(buf, at + 18)
             at += 18 + 8 * inner
-            tail[row] = at
+            out_rows.tail[row] = at
             length = np.int64(load_i32(buf, at))
             at += 4
             if length > stop - at - 4:
                 return 1, batch
-            key_start[row] = at
-            key_length[row] = max(length, np.int64(-1))
+            out_rows.key_start[row] = at
+            out_rows.key_length[row] = max(length, np.int64(-1))
             at += max(length, 0)
             length = np.int64(load_i32(buf, at))
             at += 4
             if length > stop - at:
                 return 1, batch
-            value_start[row] = at
-            value_length[row] = max(length, np.int64(-1))
+            out_rows.value_start[row] = at
+            out_rows.value_length[row] = max(length, np.int64(-1))
             at = stop
-            end[row] = stop
-            flags[row] = LEGACY
-        if wrapped and magic == 1 and last_offset[batch] != 0:
+            out_rows.end[row] = stop
+            out_rows.flags[row] = LEGACY
+        if wrapped and batches.magic[batch] == 1 and batches.last_offset[batch] != 0:
             # Inner offsets of v1 are relative; the wrapper carries the last one's absolute offset.
-            shift = last_offset[batch] - offset[first_row[batch + 1] - 1]
+            shift = batches.last_offset[batch] - out_rows.offset[first_row[batch + 1] - 1]
             if shift < 0:
                 return 10, batch
             for row in range(first_row[batch], first_row[batch + 1]):
-                offset[row] += shift
+                out_rows.offset[row] += shift
         for row in range(first_row[batch] + 1, first_row[batch + 1]):
-            if offset[row] <= offset[row - 1]:
+            if out_rows.offset[row] <= out_rows.offset[row - 1]:
                 return 6, batch
         # An old librdkafka wrote wrappers whose own offset is 0: their inner offsets count from 0.
-        beyond = last_offset[batch] != 0 and offset[first_row[batch + 1] - 1] > last_offset[batch]
-        if wrapped and (offset[first_row[batch]] < 0 or beyond):
+        beyond = batches.last_offset[batch] != 0 and out_rows.offset[first_row[batch + 1] - 1] > batches.last_offset[batch]
+        if wrapped and (out_rows.offset[first_row[batch]] < 0 or beyond):
             return 7, batch
     return 0, 0

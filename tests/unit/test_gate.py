@@ -136,7 +136,7 @@ def test_a_table_that_the_cleaner_read_wrong_is_refused(many: Round, field: str)
     source = replace(groups[0][0])
     column = getattr(source.table, field).copy()
     column[3] += 1
-    source.table = replace(source.table, **{field: column})
+    source.table = source.table.replace_columns(**{field: column})
     gate._crcs.clear()
     with pytest.raises(GateFailed, match=f"the cleaner read {field}"):
         gate.start_reading_segment(source)

@@ -167,11 +167,16 @@ def test_the_digest_covers_all_that_kernels_are_compiled_from() -> None:
 
 def is_compiled(node: ast.AST) -> bool:
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-    return any(isinstance(each, ast.Name) and each.id in ("kernel", "leaf", "intrinsic") for each in decorators)
+    return any(isinstance(each, ast.Name) and each.id in ("kernel", "inline_kernel", "intrinsic") for each in decorators)
 
 
 def sources_of_constants(tree: ast.Module, modules: set[str]) -> Iterator[str]:
-    """Yield the modules of the project that a module imports constants from."""
+    """Yield the modules of the project that a module imports constants, and names in its kernels, from."""
+    used = {each.id for node in ast.walk(tree) if is_compiled(node) for each in ast.walk(node) if isinstance(each, ast.Name)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module in modules and any(each.name.isupper() for each in node.names):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module in modules
+            and any(each.name.isupper() or each.name in used for each in node.names)
+        ):
             yield node.module

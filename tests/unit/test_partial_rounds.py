@@ -134,7 +134,7 @@ class TestWhichBatchesAreTouched:
     def test_a_tombstone_from_its_horizon_on(
         self, source: SourceSegment, directory: KeyDirectory, horizon_ms: int, is_touched: bool
     ) -> None:
-        table = replace(source.table, base_timestamp=np.full(BATCHES, horizon_ms), attributes=np.full(BATCHES, HORIZON, np.int16))
+        table = source.table.replace_columns(base_timestamp=np.full(BATCHES, horizon_ms), attributes=np.full(BATCHES, HORIZON, np.int16))
         flags = np.full(BATCHES, HAS_TOMBSTONE, np.uint8)
         nothing = np.zeros(BATCHES, np.bool_)
         outcomes = BatchRetentionDecisions(np.full(BATCHES, COPY), nothing, nothing)
@@ -144,7 +144,7 @@ class TestWhichBatchesAreTouched:
 
 class TestDueTogether:
     def test_copied_tombstones_count_with_their_horizon(self, source: SourceSegment, directory: KeyDirectory) -> None:
-        table = replace(source.table, base_timestamp=np.array([70, 10, 50, 20]))
+        table = source.table.replace_columns(base_timestamp=np.array([70, 10, 50, 20]))
         marked = replace(directory, flags=np.full(BATCHES, HAS_TOMBSTONE, np.uint8))
         fresh = RemovableRecordCounts(3, 1, 90, 2)
         assert removable_counts_of_composed_segment(splice_of(table, marked), fresh) == RemovableRecordCounts(5, 1, 50, 2)

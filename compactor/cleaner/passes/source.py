@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -244,13 +244,13 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
     ``base_offset`` up to ``end_offset`` (exclusive).
     """
     table = source.table
-    columns = {column.name: getattr(table, column.name)[first_batch:end_batch] for column in fields(BatchTable)}
     begin = int(table.position[first_batch]) if first_batch < len(table) else source.size
     stop = int(table.position[end_batch - 1] + table.size[end_batch - 1]) if end_batch > first_batch else begin
-    columns["position"] = columns["position"] - begin
+    batches = table.select_rows(slice(first_batch, end_batch))
+    batches = batches.replace_columns(position=batches.position - begin)
     marks = source.txn_entries["last_offset"].astype(np.int64)
     return SourceSegment(
-        source.ordinal, source.name, base_offset, end_offset, source.mtime_ms, source.buf[begin:stop], BatchTable(**columns),
+        source.ordinal, source.name, base_offset, end_offset, source.mtime_ms, source.buf[begin:stop], batches,
         txn_entries=source.txn_entries[(marks >= base_offset) & (marks < end_offset)], is_last=source.is_last and end_batch == len(table),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ tails instead of the segments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -151,7 +151,7 @@ def row_number_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tup
 
 # ---- the tail of a bundle ---------------------------------------------------------------------------------------------------
 
-_TABLE_COLUMNS: Final = tuple(field.name for field in fields(BatchTable))
+_TABLE_COLUMNS: Final = BatchTable._fields
 
 
 def encode_bundle_result(bundle: IndexedBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:

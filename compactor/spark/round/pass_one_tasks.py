@@ -30,7 +30,7 @@ from compactor.control.records import ScratchObject
 from compactor.errors import CompactorError, OutOfBudget
 from compactor.kernels.common import Flags
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import NOT_CONTROL, BatchTable
+from compactor.records.batches import NOT_CONTROL
 from compactor.records.rows import parse_records
 from compactor.round.sources import StagedSegmentReader
 from compactor.spark.cluster.executor import (
@@ -210,8 +210,7 @@ class _BundleWriter:
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
-        deciding = BatchTable(**{name: getattr(table, name)[places] for name in table.__dataclass_fields__})
-        return IndexedSegment(name, len(table), places, deciding, source.txn_entries, undecided, first, ordinals_, rows)
+        return IndexedSegment(name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows)
 
     def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
         """Collect the key rows of one segment and return how many row numbers they take."""
