@@ -82,7 +82,7 @@ class StandIn:
     closures: dict[str, int] = field(default_factory=dict)
     tasks: dict[str, int] = field(default_factory=dict)
 
-    def distribute(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
+    def distribute_items(self, items: Sequence[Any]) -> list[tuple[int, Any]]:
         return list(enumerate(items))
 
     def run_job(self, what: str, rdd: list[tuple[int, Any]], work: Any, count: int, **_: Any) -> Iterator[TaskOutcome]:
