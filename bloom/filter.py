@@ -65,7 +65,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.count += int(np.count_nonzero(fresh))
 
     def flag_contained_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return a flag per key hash of shape (n, 2): whether the filter may contain the key."""
+        """Return n flags for n key hashes, an array of shape (n, 2): whether the filter may contain each key."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
         _flag_possibly_contained_hashes(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer

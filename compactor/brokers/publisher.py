@@ -190,7 +190,7 @@ class KafkaPublisher:
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
-                made = self._copy_started_record_without_object(where, segment)
+                made = self._copy_started_record_of_missing_object(where, segment)
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
 
@@ -424,7 +424,9 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _copy_started_record_without_object(self, partition: TopicIdPartition, segment: AnnouncedSegment) -> RemoteLogSegmentMetadataRecord:
+    def _copy_started_record_of_missing_object(
+        self, partition: TopicIdPartition, segment: AnnouncedSegment
+    ) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
         now = self._clock_ms()
         place = (segment.start_offset, segment.end_offset)

@@ -97,7 +97,7 @@ def history_of_restored_position(offset: int, leader_epoch: int | None, topic_id
     return ConsumedLogHistory(TopicId(topic_id), (LeaderEpochEnd(LeaderEpoch(leader_epoch or 0), offset),) if known else (), offset)
 
 
-def are_different_topics(first_id: TopicId, second_id: TopicId) -> bool:
+def are_known_and_different_topic_ids(first_id: TopicId, second_id: TopicId) -> bool:
     """Return whether two topic ids are known to differ. An empty id is unknown and differs from none."""
     return bool(first_id and second_id and first_id != second_id)
 
@@ -110,7 +110,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
     up to the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end
     of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
-    if are_different_topics(consumed_history.topic_id, log.topic_id):
+    if are_known_and_different_topic_ids(consumed_history.topic_id, log.topic_id):
         return LogMismatch("topic")
     if not consumed_history.epochs or not log.lineage:
         return None
@@ -132,6 +132,6 @@ def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offse
     """Return the first offset below ``end_offset`` (exclusive) at which ``new_log`` holds other records than ``old_log``, or None if there
     is none.
     """
-    if are_different_topics(old_log.topic_id, new_log.topic_id):
+    if are_known_and_different_topic_ids(old_log.topic_id, new_log.topic_id):
         return 0
     return first_divergent_offset(old_log.lineage, end_offset, new_log.lineage, new_log.end)

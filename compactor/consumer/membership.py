@@ -45,7 +45,7 @@ class OffsetCommitTracker:
     confirmed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
 
     def set_start_offsets(self, offsets: Offsets) -> None:
-        """Record the offsets at which partitions begin. These count as committed; only other offsets are committed later."""
+        """Record the offset at which reading of each partition starts. It counts as committed; only others are committed later."""
         self.remove_partitions(offsets)
         self.requested.update(offsets)
         self.confirmed.update(offsets)
@@ -140,7 +140,7 @@ class GroupMembership:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
     def set_start_offsets(self, offsets: Offsets) -> None:
-        """Record the offsets at which partitions begin, so that only other offsets are committed later."""
+        """Record the offset at which reading of each partition starts, so that only offsets that differ are committed later."""
         self._ledger.set_start_offsets(offsets)
 
     def close(self) -> None:

@@ -20,7 +20,13 @@ from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerClient, LogBounds
 from compactor.consumer.feed import PrefetchedItem, QueuedPartitionEnd, QueuedPartitionError, TierPrefetcher
-from compactor.consumer.history import ConsumedLogHistory, LeaderEpochEnd, LogMismatch, are_different_topics, history_of_restored_position
+from compactor.consumer.history import (
+    ConsumedLogHistory,
+    LeaderEpochEnd,
+    LogMismatch,
+    are_known_and_different_topic_ids,
+    history_of_restored_position,
+)
 from compactor.consumer.messages import (
     OFFSET_BEGINNING,
     OFFSET_END,
@@ -318,7 +324,7 @@ class TierAndBrokerReader:
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
-        if are_different_topics(partition.topic_id, topic_id) and not self._queue_recreation_error_and_try_offset_reset(
+        if are_known_and_different_topic_ids(partition.topic_id, topic_id) and not self._queue_recreation_error_and_try_offset_reset(
             partition, "the broker", topic_id, self._broker.log_bounds(partition.partition)
         ):
             return
@@ -413,7 +419,7 @@ class TierAndBrokerReader:
         """
         topic_id, bounds = broker.topic_id(partition.partition), broker.log_bounds(partition.partition)
         self._schedule_partition_retry(partition)
-        if are_different_topics(partition.topic_id, topic_id):
+        if are_known_and_different_topic_ids(partition.topic_id, topic_id):
             self._continue_reading_at_broker(partition)
         elif agreed_offset is not None:
             # A later epoch begins there: a tier without one holds the discarded records.

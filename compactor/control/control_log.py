@@ -182,7 +182,7 @@ class ControlLog(Generic[S]):
         self._last = None
 
     def state_identity(self) -> StateIdentity | None:
-        """Return the identity that another process needs to adopt the present state, or None if the log does not determine it."""
+        """Return what another process compares before it uses this state from a cache; None if the last record is not known."""
         state = self.state
         if self._boundary.slot == state.slot:
             return StateIdentity(boundary=self._boundary) if state.slot else None

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from checkpoint import lineage
-from compactor.control.state import RuleViolation
+from compactor.control.state import RuleViolationOrEmpty
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
 
 
-def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolation:
+def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
     """Return why a new segment does not cover its sources exactly (I1), or an empty string.
 
     It must have their start offset, their end offset and the union of their leader epochs, and at least one byte.
@@ -32,7 +32,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: R
     return ""
 
 
-def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> RuleViolation:
+def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
     """Return why the future segment of a task would not cover its sources exactly (I1), or an empty string."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
@@ -42,7 +42,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
     return offset_gap_problem(sources)
 
 
-def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolation:
+def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
     """Return how a receipt's segment differs from the one that its task announced, or an empty string."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
@@ -50,7 +50,7 @@ def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata)
     return "" if segment.size_bytes > 0 and "log" in segment.files else f"segment {segment.id} has no bytes"
 
 
-def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolation:
+def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
     """Return which segment is empty or has no leader epoch, or an empty string."""
     for segment in segments:
         if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
@@ -58,7 +58,7 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> Rul
     return ""
 
 
-def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolation:
+def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
     """Return where segments do not follow each other without a gap, or an empty string."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:

@@ -20,7 +20,7 @@ from typing_extensions import override
 from compactor.control import ordering
 from compactor.control.logs import open_catalog, open_partition_log
 from compactor.control.ports import EnvironmentPorts
-from compactor.control.state import CatalogState, RuleViolation
+from compactor.control.state import CatalogState, RuleViolationOrEmpty
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.tier.names import recognize_layout
@@ -207,7 +207,7 @@ def _find_live_segment_id_without_objects(ports: EnvironmentPorts, catalog: Cata
     return named
 
 
-def other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolation:
+def other_tier_problem(state: CatalogState, url: str, cluster_id: str) -> RuleViolationOrEmpty:
     """Return why a control store belongs to another broker-managed tier, or an empty string. Compares cluster ids if both are known, else
     URLs.
     """

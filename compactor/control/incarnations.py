@@ -19,7 +19,7 @@ from typing import Any
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.catalog_records import TopicRecreated, TopicsConfirmed, TopicsInspected
 from compactor.control.records import ControlRecord, TopicAdopted
-from compactor.control.state import CatalogState, MissingTopicReports, PartitionState, RuleViolation
+from compactor.control.state import CatalogState, MissingTopicReports, PartitionState, RuleViolationOrEmpty
 from compactor.model.ids import TopicPartition
 
 CONFIRMATION_MS = 3_600_000
@@ -78,7 +78,7 @@ def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPa
     return sorted({name.first_incarnation: name for name in sorted(incarnations, key=lambda name: name.incarnation)}.values())
 
 
-def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolation:
+def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
     """Return why a record that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is replayed
     and before the append.
     """
@@ -105,14 +105,14 @@ def is_topic_deletion_confirmed(state: CatalogState, topic_id: TopicId) -> bool:
     return found is not None and found.last_ms - found.first_ms >= CONFIRMATION_MS
 
 
-def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_topic_id_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return how the record's topic id conflicts with the tier's, or an empty string. Requires the tier's topic id, if the record names an
     id (a partition that has segments but no topic id gets one only by `topics adopt`).
     """
     return topic_id_mismatch(state, record.body.topic_id)
 
 
-def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> RuleViolation:
+def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> RuleViolationOrEmpty:
     """Return why a log with this topic id is not the one that the tier holds, or an empty string. An empty id conflicts with none."""
     if not topic_id or topic_id == state.topic_id:
         return ""
@@ -121,7 +121,7 @@ def topic_id_mismatch(state: PartitionState, topic_id: TopicId) -> RuleViolation
     return f"it is of topic id {topic_id}, and the tier holds segments of a topic whose id it does not know" if state.has_segments else ""
 
 
-def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the tier's log cannot be declared to be that of a topic, or an empty string. Requires that the record names a topic id, or
     the end of the tier as the seam (the offset at which the next import continues), and that the tier's topic id is still the one that
     the record's writer saw.
@@ -136,7 +136,7 @@ def check_topic_id_adoptable(state: PartitionState, record: ControlRecord[Any]) 
     return "" if body.topic_id or body.seam >= 0 else "it names neither a topic id nor a seam"
 
 
-def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why an import cannot register ids in the log of a later incarnation of its topic name, or an empty string. Requires, in the
     log of a later incarnation, that it was opened for a topic id, or that the partition was deleted since.
     """
@@ -144,7 +144,7 @@ def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[An
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
-def check_incarnation_is_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_incarnation_is_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
     incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """
@@ -154,7 +154,7 @@ def check_incarnation_is_unused(state: PartitionState, record: ControlRecord[Any
     return f"{state.topic_partition} is in use for topic id {state.topic_id or 'unknown'}" if used else ""
 
 
-def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_deleted_topic_id_matches(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why a deleted topic is not the one in the tier, or an empty string. Requires the tier's topic id, if the record names the
     topic that the cluster has deleted.
     """

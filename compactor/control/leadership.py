@@ -20,7 +20,7 @@ from compactor.control import ordering
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts, LeaseTimes
 from compactor.control.records import LeadershipAcquired, LeadershipReleased
-from compactor.control.state import CompactorLeader, PartitionState, RuleViolation
+from compactor.control.state import CompactorLeader, PartitionState, RuleViolationOrEmpty
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
 
 HEARTBEATS_PER_TTL = 3
@@ -136,7 +136,7 @@ class Leadership:
             self.ports.control.delete([_heartbeat_key(self.log, self.epoch)])
 
 
-def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolation:
+def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolationOrEmpty:
     """Return why a record would have no effect if it were appended now, or an empty string. Called first, so that the log gets no void
     record.
     """

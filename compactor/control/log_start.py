@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control.records import ControlRecord, LogStartRaised, SegmentsTiered
-from compactor.control.state import GroupAwaitingDeletion, PartitionState, RuleViolation, sum_batch_digests
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RuleViolationOrEmpty, sum_batch_digests
 from compactor.control.summary import SegmentMetadataOrSummary
 
 S = TypeVar("S", bound=SegmentMetadataOrSummary)
@@ -40,7 +40,7 @@ def build_log_start_record(state: PartitionState, offset: int, leader_epoch: Com
     )
 
 
-def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the log start cannot be raised to the record's offset, or an empty string. Requires an offset between the log start and
     the end offset + 1 (the present log start only if segments below it remain to be removed).
     """
@@ -50,7 +50,7 @@ def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> 
     return "" if body.ids or body.offset > state.log_start else f"the log starts at {body.offset} already"
 
 
-def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the record removes other segments than those below its offset, or an empty string. Requires exactly the live segments
     wholly below the offset, never the newest.
     """
@@ -59,7 +59,7 @@ def check_removed_segments_lie_below_log_start(state: PartitionState, record: Co
     return "" if gone == body.ids else f"the live segments below offset {body.offset} are others"
 
 
-def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums of the
     batches that are removed and of those that stay.
     """
@@ -70,7 +70,7 @@ def check_digest_sums_of_removed_segments(state: PartitionState, record: Control
     return "" if (body.removed, body.content) == (removed, content) else "the batches that it removes are others than were recorded"
 
 
-def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why an import cannot set its log start, or an empty string. Requires that a log start is given only with the first segments
     of a partition, and that it lies within them or directly after them.
     """
@@ -83,21 +83,21 @@ def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) 
     return "" if within else f"the log start {body.log_start_offset} lies outside of its segments"
 
 
-def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that older segments cannot be added because the log start was raised, or an empty string. Requires a log start that was never
     raised, because records that retention has removed must not come back.
     """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
 
-def check_truncation_above_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_truncation_above_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
     was ever raised.
     """
     return truncation_problem(state, record.body.offset)
 
 
-def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset above the
     highest one recorded.
     """
@@ -105,7 +105,7 @@ def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[An
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"
 
 
-def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which group is declared expired although brokers have not deleted all of its sources, or an empty string. Requires expired
     groups that lie wholly below the log start of brokers, and that the record does not also list as withdrawn (cut off).
     """
@@ -117,14 +117,14 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
     return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
 
 
-def truncation_problem(state: PartitionState, offset: int) -> RuleViolation:
+def truncation_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
     """Return why the log cannot be truncated at this offset because of a log start that was raised, or an empty string."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
 
 
-def restored_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolation:
+def restored_below_log_start_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
     """Return which segment in a round's group of replaced segments lies wholly below the log start, so that it must not come back, or an
     empty string.
     """
@@ -132,7 +132,7 @@ def restored_below_log_start_problem(state: PartitionState, group: GroupAwaiting
     return f"segment {below.id}, which it replaced, ends below the log start {state.log_start_offset}" if below else ""
 
 
-def outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolation:
+def outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
     """Return that a later round has rewritten segments of this round, or that brokers expired all of them, or an empty string. A round can
     be undone only as long as its new segments are live, apart from some that brokers expired.
     """

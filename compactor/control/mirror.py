@@ -85,8 +85,8 @@ def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict
 def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """Return the fields of the state that a *segments mirrored* record changes.
 
-    Cleaner offsets are lowered to the first offset at which the brokers' lineage diverges from the known one, or at which a segment of the
-    brokers covers offsets that compaction had already cleaned, because a later leader has tiered them again.
+    Cleaner offsets are lowered to the offset at which the brokers' lineage diverges from the known one, or from which a later leader has
+    tiered offsets again that were already cleaned.
     """
     changes: dict[str, Any] = {"live": live_segments_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None

@@ -24,7 +24,7 @@ from compactor.control.coverage import (
     task_coverage_problem,
 )
 from compactor.control.records import ControlRecord
-from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolation
+from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolationOrEmpty
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -33,21 +33,21 @@ from compactor.model.status import RunStatus
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
 
-def check_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_epoch_follows_last(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's epoch is refused, or an empty string. Requires a compactor epoch one higher than the last."""
     if record.body.leader_epoch != state.next_compactor_epoch:
         return f"epoch {record.body.leader_epoch} does not follow epoch {state.last_compactor_epoch}"
     return ""
 
 
-def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_writer_leads(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's writer may not write, or an empty string. Requires the leader as writer: the last epoch, by this incarnation,
     not released.
     """
     return leadership_problem(state, record.incarnation, record.body.leader_epoch)
 
 
-def leadership_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolation:
+def leadership_problem(state: PartitionState, incarnation: str, epoch: CompactorEpoch) -> RuleViolationOrEmpty:
     """Return why a writer incarnation does not lead with this epoch, or an empty string. An expired lease alone does not end leadership."""
     leader = state.leader
     if leader is None:
@@ -69,7 +69,7 @@ def require_leadership(state: PartitionState, incarnation: str, epoch: Compactor
 # --- imports -----------------------------------------------------------------------------------------------------------------
 
 
-def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which id is not new, or an empty string. Requires an import id and segment ids that were never used before."""
     body: r.SegmentIdsRegistered = record.body
     is_known = body.import_id in state.registrations or any(closed.import_id == body.import_id for closed in state.closed_imports)
@@ -78,7 +78,7 @@ def check_import_ids_unused(state: PartitionState, record: ControlRecord[Any]) -
     return _segment_id_in_use_problem(state, body.ids)
 
 
-def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_segment_ids_registered(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which id is not registered, or an empty string. Requires segment ids that this import has registered and that are not void."""
     body: r.SegmentsTiered = record.body
     entry = state.registrations.get(body.import_id)
@@ -88,7 +88,7 @@ def check_segment_ids_registered(state: PartitionState, record: ControlRecord[An
     return f"import {body.import_id} has not registered {min(strange)}" if strange else ""
 
 
-def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's segments cannot follow the log, or an empty string. Requires segments that start at the end offset + 1,
     without gaps between them.
     """
@@ -100,7 +100,7 @@ def check_segments_continue_log(state: PartitionState, record: ControlRecord[Any
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's leader-epoch lineage contradicts the tier's, or an empty string. Requires a lineage that gives no live offset
     to another epoch (checked for records that state their last batches, which early versions did not).
     """
@@ -110,7 +110,7 @@ def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
-def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's segments cannot precede the log, or an empty string. Requires segments that end at the start offset - 1,
     without gaps between them.
     """
@@ -122,18 +122,18 @@ def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]
     return invalid_segment_problem(segments) or offset_gap_problem(segments)
 
 
-def check_all_registered_segments_added(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_all_registered_segments_added(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
 
-def check_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_never_compacted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which compaction has begun, or an empty string. Requires a partition of which no part was compacted or is being compacted."""
     return already_compacted_problem(state)
 
 
-def already_compacted_problem(state: PartitionState) -> RuleViolation:
+def already_compacted_problem(state: PartitionState) -> RuleViolationOrEmpty:
     """Return why segments can no longer be prepended to the log, or an empty string.
 
     Compaction drops records that have newer values, and tombstones. Older records added after that would appear as current values.
@@ -146,7 +146,7 @@ def already_compacted_problem(state: PartitionState) -> RuleViolation:
     return ""
 
 
-def check_truncated_segments_end_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_truncated_segments_end_log(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record does not discard exactly the end of the log, or an empty string. Requires as discarded segments all live ones
     that end at the record's offset or later and, as a new segment, the part of the first of them below the offset.
     """
@@ -162,7 +162,7 @@ def check_truncated_segments_end_log(state: PartitionState, record: ControlRecor
     return ""
 
 
-def check_segments_after_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_segments_after_truncation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the segments that a truncation adds are not valid, or an empty string. Requires all segments that the truncation has
     registered: the part of the first discarded segment below the offset, and a new branch that begins at the offset and has no gap.
     """
@@ -176,7 +176,7 @@ def check_segments_after_truncation(state: PartitionState, record: ControlRecord
     return invalid_segment_problem(new) or offset_gap_problem(new)
 
 
-def check_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why a truncation would lose the last values of some keys, or an empty string. Requires cleaner offsets that do not exceed the
     offset, or a loss that a person has accepted (checked for records from version 5 on).
     """
@@ -187,32 +187,32 @@ def check_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) 
     return f"the partition was compacted up to offset {clean}, and the log is cut at {body.offset}"
 
 
-def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the partition holds nothing, or an empty string. Requires a partition with live segments, open imports or an open
     intent.
     """
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
 
-def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the lineage is not valid, or an empty string. Requires a lineage that ascends in epoch and offset."""
     entries = record.body.lineage
     rising = all(a.epoch < b.epoch and a.start_offset <= b.start_offset for a, b in pairwise(entries))
     return "" if entries and rising else "the lineage is empty or does not ascend"
 
 
-def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the record's import is complete or void, or an empty string. Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
-def check_open_round_keeps_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_open_round_keeps_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment of the open round is removed, or an empty string. Requires that no segment of the open round is removed."""
     lost = set(mirror.segment_ids_of_open_round(state)).intersection(record.body.gone)
     return f"run {state.intent.plan.run_id} needs segment {min(lost)}" if lost and state.intent else ""
 
 
-def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the partition would not be valid after the brokers' changes in the record, or an empty string. Requires that the removed
     segments were live, and that the segments afterwards follow each other without a gap.
     """
@@ -227,12 +227,12 @@ def check_broker_changes_leave_no_gap(state: PartitionState, record: ControlReco
 # --- a round -----------------------------------------------------------------------------------------------------------------
 
 
-def check_no_open_intent(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_no_open_intent(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which round is still open, or an empty string. Requires that no intent is open."""
     return f"run {state.intent.plan.run_id} is still open" if state.intent else ""
 
 
-def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's plan is not valid for this partition and leader, or an empty string. Requires a plan of this partition and
     leader with a new run id, tasks and new ids, whose cleaner offset does not decrease.
     """
@@ -247,7 +247,7 @@ def check_plan_valid(state: PartitionState, record: ControlRecord[Any]) -> RuleV
     return _segment_id_in_use_problem(state, [task.new_segment_id for task in plan.tasks])
 
 
-def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why a plan cannot restore an earlier round's sources, or an empty string. Requires, if the plan undoes a round, the latest one
     as a whole, with outputs that no later round has rewritten and sources that wait for deletion above the log start.
     """
@@ -265,19 +265,19 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
     return "" if whole else f"the plan takes back a part of run {plan.restores}"
 
 
-def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
     plan = _plan_of_record(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
-def check_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
     plan = _plan_of_record(state, record)
     return _missing_source_problem(state, plan) if plan else ""
 
 
-def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which task is not valid, or an empty string. Requires tasks that cover exactly their sources (I1), in ascending order."""
     plan = _plan_of_record(state, record)
     if plan is None:
@@ -290,13 +290,13 @@ def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any])
     return "" if all(a.end_offset < b.start_offset for a, b in pairwise(plan.tasks)) else "the tasks do not ascend"
 
 
-def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the run is no longer open, or an empty string. Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
 
-def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which receipt is not that of a task, or an empty string. Requires at most one receipt per task, for its new id and sources."""
     intent = state.intent
     if intent is None:
@@ -312,24 +312,24 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
     return ""
 
 
-def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the record has no receipts or those of several runs, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
-def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return the group without receipt, or an empty string. Requires a receipt for each group not wholly below the log start of brokers."""
     pending = [task for task in state.intent.pending_tasks if task.end_offset >= state.broker_log_start] if state.intent else []
     return f"group {pending[0].group} has no receipt" if pending else ""
 
 
-def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that readers are being switched already, or an empty string. Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
 
-def check_replacements_match_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_replacements_match_receipts(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return how the published replacements differ from the round's receipts, or an empty string. Requires all outputs of the round, as its
     receipts state them, in ascending order (I5), except groups whose sources brokers deleted after publication had begun.
     """
@@ -348,7 +348,7 @@ def check_replacements_match_receipts(state: PartitionState, record: ControlReco
     return "" if given == expected else "the replacements are not what the receipts say"
 
 
-def check_replacements_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_replacements_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which replacement is not valid, or an empty string. Requires that each replacement covers exactly its sources (I1)."""
     by_id = state.live_segments_by_id()
     for new in record.body.replacements:
@@ -358,7 +358,7 @@ def check_replacements_cover_sources(state: PartitionState, record: ControlRecor
     return ""
 
 
-def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and after it:
     the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores segments).
     """
@@ -375,7 +375,7 @@ def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any])
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment is of an incomplete group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
     for group in _waiting_groups_within(state, ids):
@@ -385,7 +385,7 @@ def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]
     return ""
 
 
-def check_cleaner_offsets_permit_deletion(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_cleaner_offsets_permit_deletion(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which round's replaced segments must not be deleted, or an empty string. Requires that the cleaner offsets still reach as far
     as the round that replaced the segments had advanced them.
     """
@@ -397,20 +397,20 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Control
     return ""
 
 
-def check_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return for which segment no beginning of its deletion is recorded, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 
 
-def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def check_round_is_undoable(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the record's round cannot be undone, or an empty string. Requires the latest round, whose outputs no later round has
     rewritten, a higher epoch, and that all its sources wait for deletion and do not lie below the log start.
     """
     return restore_round_problem(state, record.body.run_id, record.body.leader_epoch)
 
 
-def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolation:
+def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: CompactorEpoch) -> RuleViolationOrEmpty:
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
@@ -507,7 +507,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
 """Conditions under which a record counts, by its type. The docstring of each function states its condition."""
 
 
-def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolation:
+def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
     return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
@@ -525,7 +525,7 @@ def cleaner_offsets_after_round(
     )
 
 
-def resume_problem(state: PartitionState, intent: RoundIntent) -> RuleViolation:
+def resume_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
     """Return why an open intent can no longer be published, or an empty string. Once its publication has begun, nothing prevents it."""
     if intent.begun_slot:
         return ""
@@ -566,12 +566,12 @@ def _plan_of_record(state: PartitionState, record: ControlRecord[Any]) -> Compac
     return state.intent.plan if state.intent else None
 
 
-def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolation:
+def _cleaner_offsets_changed_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
     """Return a message if the cleaner offsets differ from those that the plan started from, else an empty string."""
     return "" if plan.vector == state.vector else "the cleaner offsets are not those that the plan started from"
 
 
-def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolation:
+def _missing_source_problem(state: PartitionState, plan: CompactionPlan) -> RuleViolationOrEmpty:
     """Return which source or skipped segment of a plan is not live any more, or an empty string."""
     live = {segment.id for segment in state.live}
     names = (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped))
@@ -591,7 +591,7 @@ def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[GroupAw
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
-def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolation:
+def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolationOrEmpty:
     """Return which segment id is used already, or an empty string. Ids are never reused."""
     used = protected_segment_ids(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")

@@ -24,7 +24,7 @@ from compactor.control.records import (
     ScratchObject,
     SurvivorsStored,
 )
-from compactor.control.state import PartitionState, RoundIntent, RuleViolation, sum_batch_digests
+from compactor.control.state import PartitionState, RoundIntent, RuleViolationOrEmpty, sum_batch_digests
 from compactor.errors import NotFound
 from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
@@ -34,7 +34,7 @@ from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_object_keys
 
 
-def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleViolation:
+def receipt_balance_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
     """Return which equation of the balance (sums that must account for every record) does not hold for a round's receipts, or an empty
     string. Receipts of earlier versions state no balance and are accepted.
     """

@@ -21,7 +21,7 @@ HISTORY = 100
 """Number of past runs, fenced appends, epochs and closed imports that a state keeps. Older ones are lost when their slots are deleted."""
 
 
-RuleViolation = str
+RuleViolationOrEmpty = str
 """Why a control record breaks an ordering rule, for people; empty if it does not."""
 
 

@@ -142,7 +142,7 @@ class PartitionCache:
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
         if self._tier.local and confirmed:
-            self._tier.local.record_times_of_last_check(confirmed)
+            self._tier.local.save_control_log_check_times(confirmed)
 
     def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.

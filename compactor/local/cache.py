@@ -158,7 +158,7 @@ class LocalState:
             }
         )
 
-    def record_times_of_last_check(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
+    def save_control_log_check_times(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
         """Write new times of the last check to the cache, for partitions whose control log has no newer records than the cached state."""
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}

@@ -306,8 +306,8 @@ class TopicTable:
         return len(orphans)
 
     def _is_own_file_of_partition(self, name: str, partition: int) -> bool:
-        """Return whether a file that the table does not use is a data file of a partition, a manifest or the metadata of a commit, and was
-        written by this program.
+        """Return whether an unused file was written by this program, as a data file of the partition, or as a manifest or metadata file of
+        a commit.
         """
         if (data := DataFileName.from_path(name)) is not None:
             return data.partition == partition

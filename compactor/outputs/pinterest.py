@@ -221,7 +221,9 @@ class _GenerationWriter:
     reading: StagedSegmentReader
 
     def try_write_or_append_generation(self) -> GenerationReport | None:
-        """Append to the current generation or write a new one. Return None if another writer was faster."""
+        """Append missing segments to the current generation (complete copy), or write a new one if it is due. Return None if another
+        writer was faster.
+        """
         current = self.known.current
         lacking = current.segments_to_append_unless_new_generation_due(self.state.live, self.state.log_start) if current else None
         if current and lacking is not None:

@@ -51,10 +51,10 @@ _BEGUN: Final = re.compile(r"(g(\d{20})(?:-\d+)?)\.begun")
 
 
 class PublishedSegment(StrictFrozenModel):
-    """One segment of the tier as a part of a generation.
+    """One segment of the tier as a part of a generation (a published copy of a partition).
 
-    base: offset by which its object is named.
-    last: offset of its last record. Both are -1 if the segment has no records.
+    base: first offset, which is in the name of its object; -1 if the segment has no records.
+    last: offset of its last record; -1 if the segment has no records.
     timestamp_ms: largest timestamp of this part and of those before it.
     log_bytes: size of the log object.
     """
@@ -285,8 +285,8 @@ class GenerationStepLog:
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_recent_steps(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
-        """Return the steps since the last one that repeats all earlier ones, ascending, and the content of these earlier ones. Raises
-        BadData if a step is missing.
+        """Return the steps from the last full one (a step that repeats all before it) on, ascending, and the content of the full step.
+        Raises BadData if a step is missing.
         """
         steps: list[GenerationStep] = []
         expected = step_numbers[-1]

@@ -39,7 +39,7 @@ class BalanceKey:
     """Secret key of a tier's record digests, derived from its hash key."""
 
     def __init__(self, hash_key: bytes) -> None:
-        """Derive the key from the tier's 16-byte hash key. Records that collide in an offset map do not collide here."""
+        """Derive a key of its own from the tier's 16-byte hash key, so that records that collide in an offset map differ here."""
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 

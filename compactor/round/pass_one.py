@@ -404,9 +404,9 @@ def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
             if not opened.folded:
                 opened.verdicts[ordinal] = TransactionVerdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
-            cleans_chunks_at_once = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
+            cleans_chunks_while_reading = not np.any((source.table.control != NOT_CONTROL) & (source.table.codec_ids > 0))
             to_map = survivors.key_scan.flag_batches_for_offset_map(source)
-            survivors.scan_dirty_segment(source, to_map, job.settings.workers, cleans_chunks_at_once=cleans_chunks_at_once)
+            survivors.scan_dirty_segment(source, to_map, job.settings.workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
 
 def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:

@@ -214,7 +214,7 @@ def _create_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: fl
     )
     try:
         core = get_session()
-        core.register_component("data_loader", _shared_loader())
+        core.register_component("data_loader", _shared_botocore_loader())
         session = boto3.session.Session(botocore_session=core)
         region = settings.region or session.region_name or ("us-east-1" if endpoint else None)
         client = session.client("s3", endpoint_url=endpoint, region_name=region, config=config)
@@ -238,7 +238,7 @@ def _disable_region_redirect(request_dict: dict[str, Any], **_: Any) -> None:
 
 
 @cache
-def _shared_loader() -> Any:
+def _shared_botocore_loader() -> Any:
     """Return the loader of botocore's S3 description, which takes a tenth of a second to read, once per process."""
     from botocore.loaders import create_loader
 

@@ -193,16 +193,18 @@ def download_segment_file(
 ) -> DownloadedFile:
     """Download one file of a segment into a new local file. Raises NotFound, StoreError."""
     file = segment.recorded_size_and_digests(file_kind)
-    arrived = _digest_download(layout.download_file(partition, segment, file_kind, path), path, file)
+    arrived = _digest_downloaded_file(layout.download_file(partition, segment, file_kind, path), path, file)
     if not arrived.has_recorded_content(file):
-        arrived = _digest_download(arrived.transferred + layout.download_file(partition, segment, file_kind, path), path, file)
+        arrived = _digest_downloaded_file(arrived.transferred + layout.download_file(partition, segment, file_kind, path), path, file)
     return arrived
 
 
 def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
     """Return whether a local file has the recorded size and digest. Return False if no digest is recorded."""
     return (
-        path.stat().st_size == recorded.size and recorded.has_digest and _digest_download(0, path, recorded).has_recorded_content(recorded)
+        path.stat().st_size == recorded.size
+        and recorded.has_digest
+        and _digest_downloaded_file(0, path, recorded).has_recorded_content(recorded)
     )
 
 
@@ -219,7 +221,7 @@ def read_and_verify_segment_file(
     return data
 
 
-def _digest_download(transferred: int, path: Path, file: SegmentFile) -> DownloadedFile:
+def _digest_downloaded_file(transferred: int, path: Path, file: SegmentFile) -> DownloadedFile:
     found = SegmentFile(size=path.stat().st_size, sha256=file_sha256(path) if file.sha256 else "")
     if file.batches and not file.sha256:
         from compactor.records.headers import header_digest_if_batch_crcs_match  # loads the compiler, which few commands need

@@ -205,7 +205,9 @@ class SidecarStore:
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
     def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
-        """Create a key directory if there is none. Return the number of bytes written, or 0. A store error is only logged."""
+        """Store a segment's key directory (an index of its batches and keys) unless one is stored already. Return the number of bytes
+        written, or 0. A store error is only logged.
+        """
         from bloom import directory as directories
 
         return self._create_object_if_absent(

@@ -379,8 +379,8 @@ class _DirectoryImport:
     # --- a truncated log ---
 
     def _replace_discarded_end(self, listing: SegmentListing, state: PartitionState, diverged: Divergence) -> None:
-        """Replace data that the broker has discarded by the first segments of its new branch, after all of the branch was read and
-        checked.
+        """Upload the first segments of the broker's new branch in place of the data that the broker has discarded, after all of the
+        branch was read and checked.
         """
         offset, end = diverged.offset, state.end_offset
         same: int = self._has_equal_tail_batches_below(listing, state, offset)

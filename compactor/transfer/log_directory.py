@@ -369,7 +369,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
 
 
 def lineage_with_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
-    """Return the directory's lineage with the epochs of its staged segments added, which Kafka drops from the checkpoint as it stages them.
+    """Return the directory's lineage with the epochs of segments that are staged for deletion, which Kafka removes from the checkpoint.
 
     :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
     """

@@ -76,7 +76,9 @@ def _record_topic_answers(
 
 
 def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
-    """Return whether an answer that a topic is missing is the first one that comes long enough after an earlier such answer."""
+    """Return whether an answer at ``asked_ms`` that a topic is missing confirms an earlier one: it comes long enough after that, and no
+    answer before it has done so.
+    """
     known = state.missing.get(topic_id)
     return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compactor.access.tier import Tier
-from compactor.control.state import PartitionState, RuleViolation, RunHistoryEntry
+from compactor.control.state import PartitionState, RuleViolationOrEmpty, RunHistoryEntry
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import RunStatus
@@ -86,7 +86,7 @@ def find_state_and_run_id(
     return None
 
 
-def undo_problem(state: PartitionState, run_id: str) -> RuleViolation:
+def undo_problem(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
     """Return the reason why `undo` would refuse this run now, or an empty string. For information only: the rules in ``control.ordering``
     decide when it is undone.
     """

@@ -85,7 +85,7 @@ def read_partition_summaries_or_errors(
         with ThreadPoolExecutor(min(OVERVIEW_THREADS, len(unread)), thread_name_prefix="summaries") as pool:
             found |= zip(unread, pool.map(read_partition_summary_or_error, unread), strict=True)
     if tier.local and confirmed:
-        tier.local.record_times_of_last_check(confirmed)
+        tier.local.save_control_log_check_times(confirmed)
     return [found[name] for name in partitions]
 
 

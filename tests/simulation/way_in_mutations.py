@@ -107,7 +107,7 @@ def divergence_not_noticed() -> AbstractContextManager[Any]:
     """A consumer goes on at its offset, whatever became of the log."""
     return together(
         lambda: patch.object(feed, "find_log_mismatch", lambda *_: None),
-        lambda: patch.object(sources, "are_different_topics", lambda *_: False),
+        lambda: patch.object(sources, "are_known_and_different_topic_ids", lambda *_: False),
     )()
 
 

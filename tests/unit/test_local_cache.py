@@ -158,7 +158,7 @@ def test_a_later_look_moves_the_hint_only(folder: Path) -> None:
     full = state(random.Random(2))
     local.cache_state(full, MARK, last_hint_number=5, now_ms=99)
     seen, summary = local.cached_summaries_by_partition_name()["orders-0"]
-    local.record_times_of_last_check({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
+    local.save_control_log_check_times({NAME: seen.model_copy(update={"hint": 8, "checked_ms": 200})})
     again, same = local.cached_summaries_by_partition_name()["orders-0"]
     assert (again.hint, again.checked_ms, again.slot) == (8, 200, 7)
     assert same == summary

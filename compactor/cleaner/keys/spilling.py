@@ -95,16 +95,16 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @override
     def scan_dirty_segment(
-        self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_at_once: bool = True
+        self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
         """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
         :param wanted_batch_flags: a flag per batch: whether it may have rows of the dirty range.
-        :param cleans_chunks_at_once: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are
+        :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are
             known.
         """
         before = self._bits.pop(source.ordinal, None)
         self._places[source.ordinal] = self._next
-        super().scan_dirty_segment(source, wanted_batch_flags, workers, cleans_chunks_at_once=cleans_chunks_at_once)
+        super().scan_dirty_segment(source, wanted_batch_flags, workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
         if before is not None:  # an earlier part of the keys has begun these bits, in the same places
             self._bits[source.ordinal] = before
 

@@ -255,33 +255,33 @@ class BackwardSurvivorScan:
         return self._set.peak_bytes
 
     def scan_dirty_segment(
-        self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_at_once: bool = True
+        self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
         """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
         OutOfBudget if the set is full.
 
-        :param cleans_chunks_at_once: compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
+        :param cleans_chunks_while_reading: compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
         """
-        self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_at_once=cleans_chunks_at_once)
+        self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
     def scan_dirty_segments(
         self,
         segments_and_wanted_batches: Iterable[tuple[SourceSegment, Flags]],
         workers: WorkerThreads,
         *,
-        cleans_chunks_at_once: bool = True,
+        cleans_chunks_while_reading: bool = True,
     ) -> None:
         """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
         while the last chunks of one are being processed.
 
-        :param cleans_chunks_at_once: whether chunks whose records are all decided are cleaned in the same pass.
+        :param cleans_chunks_while_reading: whether chunks whose records are all decided are cleaned in the same pass.
         """
         key_scan = self._scan
         begun: list[_SegmentScanState] = []
 
         def batch_ranges_to_hash() -> Iterator[_BatchRangeToHash]:
             for source, wanted in segments_and_wanted_batches:
-                begun.append(self._prepare_segment_scan(source, cleans_chunks_at_once))
+                begun.append(self._prepare_segment_scan(source, cleans_chunks_while_reading))
                 for first, last in reversed(source.batch_ranges_of_one_kind()):
                     if wanted[first:last].any():
                         yield _BatchRangeToHash(begun[-1], first, last, wanted[first:last])
@@ -312,7 +312,7 @@ class BackwardSurvivorScan:
         for scanned in begun:
             scanned.bits.join_survivors_of_chunks()
 
-    def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_at_once: bool) -> _SegmentScanState:
+    def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_while_reading: bool) -> _SegmentScanState:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
         key_scan = self._scan
         if key_scan.second_reader is not None:
@@ -320,7 +320,7 @@ class BackwardSurvivorScan:
         bits = self._bits.setdefault(source.ordinal, SegmentSurvivorBitmap(len(source.table)))
         decisions = (
             decide_batch_retention_by_headers(source.table, key_scan.verdicts[source.ordinal], key_scan.rules, source.name)
-            if key_scan.rules and cleans_chunks_at_once
+            if key_scan.rules and cleans_chunks_while_reading
             else None
         )
         return _SegmentScanState(source, bits, decisions)

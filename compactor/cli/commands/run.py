@@ -79,7 +79,7 @@ def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], ou
 
 
 def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
-    """Tell the user who holds the lease for which the command waits. A process that was killed did not release it."""
+    """Tell the user who holds the lease for which the command waits: a killed process leaves its lease unreleased."""
     log = tier.open_partition_log(partition)
     log.refresh()
     lease = current_lease(tier.ports, log)

@@ -100,8 +100,8 @@ class StoredGateRange:
 def compute_gate_sums(
     store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, range_count: int, budget_bytes: int, bounds: HashBounds
 ) -> tuple[FingerprintSumsBySegment, KeyCount]:
-    """Return the sums over the records that must remain in neighbouring hash ranges, and the number of their keys. Raises StoreError,
-    BadData, OutOfBudget.
+    """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of their keys.
+    Raises StoreError, BadData, OutOfBudget.
 
     :param range_count: number of ranges that the hash is divided into.
     :param bounds: first offset of each segment, and the end of the last one.
