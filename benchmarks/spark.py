@@ -2,7 +2,7 @@
 
     python -m benchmarks.spark [--records N] [--keys N] [--segments N] [--value-bytes N] [--times N] [--no-gate] [--dir D]
 
-Writes one partition's log (20 million records by default, about 2 GB; three times as much disk is needed) and cleans it from its first
+Writes one partition's log (4 million records by default, about 400 MB; three times as much disk is needed) and cleans it from its first
 offset with each engine, each time in a fresh process over a tier of the same objects: `recompact` on local[1] and local[2], `run` with
 one thread and with two; twice in turn, and the faster one counts. Each engine's row has the seconds of the round (Spark's start is a
 column of its own), bytes exchanged per record in the store and the shuffle together, CPU seconds (of Spark's Python workers, without the
@@ -136,9 +136,9 @@ def _cpu_of_children() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=20_000_000)
-    parser.add_argument("--keys", type=int, default=8_000_000)
-    parser.add_argument("--segments", type=int, default=20)
+    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--keys", type=int, default=1_600_000)
+    parser.add_argument("--segments", type=int, default=8)
     parser.add_argument("--value-bytes", type=int, default=60)
     parser.add_argument("--times", type=int, default=2, help="each engine so often, in turn; the fastest of its times counts")
     parser.add_argument("--no-gate", action="store_true", help="without the equivalence gate")
