@@ -9,7 +9,6 @@ thread and one with two clean copies of it. The CPU seconds are those of the dae
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -18,10 +17,8 @@ import numpy as np
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from benchmarks.logs import write_log
-from benchmarks.partial_rewrite import on_disk, on_s3
+from benchmarks.partial_rewrite import on_disk, on_s3, opened
 from compactor.access.tier import Tier
-from compactor.bootstrap import open_tier
-from compactor.config.settings import load_settings
 from compactor.daemon.daemon import Daemon
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
@@ -32,15 +29,8 @@ RECORD_BYTES = VALUE_BYTES + 20
 COLUMNS = ("store", "threads", "seconds", "CPU s", "times as fast as one thread")
 
 
-def opened(url: str, folder: Path, threads: int) -> Tier:
-    name = url.rstrip("/").rpartition("/")[2]
-    config = folder / f"{name}.toml"
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", "")
-    config.write_text(
-        f'[tier]\nurl = "{url}"\nstate_dir = "{folder / "state" / name}"\n[daemon]\nthreads = {threads}\n'
-        + (f'[s3]\nendpoint_url = "{endpoint}"\n' if url.startswith("s3:") else "")
-    )
-    return open_tier(load_settings(str(config), {}), local_state=True)
+def with_threads(url: str, folder: Path, threads: int) -> Tier:
+    return opened(url, folder, f"[daemon]\nthreads = {threads}\n", local_state=True)
 
 
 def clean_all(tier: Tier) -> tuple[float, float]:
@@ -67,7 +57,7 @@ def main() -> None:
     for store, place in (("directory", on_disk), ("versitygw", on_s3)):
         with tempfile.TemporaryDirectory(prefix="parallel-", dir=args.dir) as scratch, place(Path(scratch)) as (url_of, copy):
             folder = Path(scratch)
-            base = opened(url_of("base"), folder, 2)
+            base = with_threads(url_of("base"), folder, 2)
             for name in NAMES:
                 parts = [np.arange(start, start + size) for start in range(0, keys, size)] * 2
                 write_log(folder / str(name), parts, value_bytes=VALUE_BYTES, per_batch=PER_BATCH)
@@ -76,7 +66,7 @@ def main() -> None:
             for warm_up, threads in ((True, 2), (False, 1), (False, 2)):
                 target = f"tier-{warm_up}-{threads}".lower()
                 copy("base", target)
-                seconds, cpu = clean_all(opened(url_of(target), folder, threads))
+                seconds, cpu = clean_all(with_threads(url_of(target), folder, threads))
                 copy("", target)
                 one_thread = seconds if threads == 1 else one_thread
                 if not warm_up:

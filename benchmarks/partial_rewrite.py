@@ -60,16 +60,21 @@ Place = Callable[[str], str]
 """Name of a copy of the tier -> its URL."""
 
 
-def opened(url: str, folder: Path, *, splice: bool) -> Tier:
+def opened(url: str, folder: Path, settings: str, *, local_state: bool = False) -> Tier:
+    """Open a tier with ``settings`` (text of TOML), its configuration and state being in ``folder``."""
     name = url.rstrip("/").rpartition("/")[2]
-    config = folder / f"{name}-{splice}.toml"
+    config = folder / f"{name}.toml"
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3", "")
     config.write_text(
         f'[tier]\nurl = "{url}"\nstate_dir = "{folder / "state" / name}"\n'
         + (f'[s3]\nendpoint_url = "{endpoint}"\n' if url.startswith("s3:") else "")
-        + f"[cleaner]\nmin_cleanable_dirty_ratio = 0.0\nsplice = {str(splice).lower()}\n"
+        + settings
     )
-    return open_tier(load_settings(str(config), {}))
+    return open_tier(load_settings(str(config), {}), local_state=local_state)
+
+
+def cleaner_settings(*, splice: bool) -> str:
+    return f"[cleaner]\nmin_cleanable_dirty_ratio = 0.0\nsplice = {str(splice).lower()}\n"
 
 
 def compacted(tier: Tier) -> Cost:
@@ -95,7 +100,7 @@ def tail(batches: int, percent: float, *, together: bool) -> np.ndarray:
 def measure(store: str, url_of: Place, copy: Callable[[str, str], None], folder: Path, mib: int, percents: list[float]) -> Iterator[Row]:
     batches = mib * MIB // BATCH_BYTES
     end = write_log(folder / "log", [np.arange(batches * PER_BATCH)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH)
-    base = opened(url_of("base"), folder, splice=True)
+    base = opened(url_of("base"), folder, cleaner_settings(splice=True))
     import_directory(base, folder / "log", NAME, base.settings.cleaner.cleaner_policy())
     compact(base, NAME, NOW_MS, force=True)
     shutil.rmtree(folder / "log")
@@ -104,7 +109,7 @@ def measure(store: str, url_of: Place, copy: Callable[[str, str], None], folder:
         part, name = folder / f"tail-{number}", f"copy-{number}"
         write_log(part, [tail(batches, percent, together=together)], value_bytes=VALUE_BYTES, per_batch=PER_BATCH, first_offset=end)
         copy("base", name)
-        tier = opened(url_of(name), folder, splice=splice)
+        tier = opened(url_of(name), folder, cleaner_settings(splice=splice))
         import_directory(tier, part, NAME, tier.settings.cleaner.cleaner_policy())
         cost = compacted(tier)
         copy("", name)

@@ -184,7 +184,7 @@ def _nothing(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) 
 
 
 def exchange_requests(args: argparse.Namespace, plan: CompactionPlan, bundles: int, ranges: int, tasks: int) -> list[tuple[str, str, str]]:
-    """Rows about the exchange; segments and results are read and written by every engine alike."""
+    """Return the table's rows about the exchange of keys. Every engine reads segments and writes results alike, so these are left out."""
     row_bytes, gate_bytes = args.records * 16, args.records * GATE_ROW_BYTES
     windows, judged = (
         ranges if size / ranges > COMBINED_FETCH_BYTES / 2 else max(tasks, -(-size // COMBINED_FETCH_BYTES))
