@@ -32,7 +32,7 @@ from compactor.agent.plan import (
 from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.config.settings import Settings
-from compactor.consumer import ConsumerOptions, TieredConsumer, tiered
+from compactor.consumer import ConsumerOptions, TieredConsumer, sources, tiered
 from compactor.consumer.feed import QueuedPartitionError, TierPrefetcher
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
@@ -129,7 +129,8 @@ def in_one_thread(world: World) -> Iterator[None]:
         for module in (staging, pass_two, import_root):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", SameThread))
         stack.enter_context(patch.object(TierPrefetcher, "next_prefetched_item", take))
-        stack.enter_context(patch.object(tiered, "time", Clock))
+        for module in (tiered, sources):
+            stack.enter_context(patch.object(module, "time", Clock))
         yield
 
 

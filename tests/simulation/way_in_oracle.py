@@ -75,6 +75,13 @@ class Attempt:
         """Whether the source began behind this offset at some time, or had lost it."""
         return any(offset < source.start or offset in source.lost for source in self.sources)
 
+    def cleaned_away(self, offset: int) -> bool:
+        """Whether the source had cleaned this offset at some time: its log began at or before it, and went on behind it."""
+        return any(
+            source.start <= offset < max(source.present, default=0) and offset not in {*source.present, *source.lost}
+            for source in self.sources
+        )
+
 
 class WayInWorld:
     """The world as one tier's judge sees it: with that tier's stores."""
@@ -188,7 +195,7 @@ class WayInOracle(Oracle):
                 return
             self.absent[offset] = missing[offset]
             if any(attempt.retained_away(offset) for attempt in candidates):
-                if not empty and not any(attempt.gaps for attempt in candidates):
+                if not empty and not any(attempt.gaps or attempt.cleaned_away(offset) for attempt in candidates):
                     self.world.violate(f"offset {offset} was passed over without --allow-gaps")
                     return
                 self.lost.add(offset)
