@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.siphash import siphash_key_halves
-from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf
+from compactor.kernels.common import FirstRowByBatch, Flags, HashKeyHalf, HashKeyHalves
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import load_i32, load_u64
 from compactor.model.balance import CountAndDigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, Int64s, read_only_view
-from compactor.records.encode import COPY, FILTER, Actions
-from compactor.records.rows import BatchChunk, Int32s, RecordRows
+from compactor.records.batches import HEADER, NOT_CONTROL, BatchTable, Bytes, read_only_view
+from compactor.records.encode import COPY, FILTER, Actions, CleaningDecisions
+from compactor.records.rows import BatchChunk, RecordRows
 
 DigestSumRows = npt.NDArray[np.uint64]
 """One row per account: how many, and the two halves of their digests' sum."""
@@ -81,8 +81,7 @@ def digest_sums_by_account(
     rows: RecordRows,
     first_row: FirstRowByBatch,
     action_by_header: Actions,
-    final_action: Actions,
-    keep_flags: Flags,
+    decisions: CleaningDecisions,
     superseded_flags: Flags,
     aborted_flags: Flags,
 ) -> DigestSumRows:
@@ -93,21 +92,17 @@ def digest_sums_by_account(
 
     :param segment_bytes: the segment's bytes.
     :param action_by_header: action of each batch as decided by its header.
-    :param final_action: action of each batch after its records were filtered.
-    :param keep_flags: a flag per row: whether the record stays.
+    :param decisions: decisions on batches and records after the records were filtered.
     :param superseded_flags: a flag per row: whether a later record has its key.
     :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
     sums = zero_digest_sums_by_account()
-    if np.all(final_action == COPY):
+    if np.all(decisions.action == COPY):
         return sums
-    some = slice(chunk.first, chunk.last)
-    opened = (action_by_header == FILTER) & (final_action != COPY)
+    batches = table.select_rows(slice(chunk.first, chunk.last))
     _add_digests_to_accounts(
-        segment_bytes, chunk.buf, table.position[some], table.magic[some], table.control[some], opened, final_action, aborted_flags,
-        first_row, rows.offset, rows.key_start, rows.value_start, rows.key_length, rows.value_length, keep_flags, superseded_flags,
-        *key.halves, sums,
-    )  # fmt: skip
+        segment_bytes, chunk.buf, batches, rows, first_row, action_by_header, decisions, superseded_flags, aborted_flags, key.halves, sums
+    )
     return sums
 
 
@@ -208,51 +203,48 @@ def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums:
 def _add_digests_to_accounts(
     segment_bytes: Bytes,
     buf: Bytes,
-    position: Int64s,
-    magic: npt.NDArray[np.int8],
-    control_kind: npt.NDArray[np.int8],
-    opened_flags: Flags,
-    final_action: Actions,
-    aborted_flags: Flags,
+    batches: BatchTable,
+    rows: RecordRows,
     first_row: FirstRowByBatch,
-    offset: Int64s,
-    key_start: Int64s,
-    value_start: Int64s,
-    key_length: Int32s,
-    value_length: Int32s,
-    keep_flags: Flags,
+    action_by_header: Actions,
+    decisions: CleaningDecisions,
     superseded_flags: Flags,
-    k0: HashKeyHalf,
-    k1: HashKeyHalf,
+    aborted_flags: Flags,
+    key_halves: HashKeyHalves,
     out_sums: DigestSumRows,
 ) -> None:
     """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts. Parameters as
     for ``digest_sums_by_account``.
     """
+    k0, k1 = key_halves
     records = np.uint64(0)
     first = np.uint64(0)
     second = np.uint64(0)
-    for batch in range(final_action.size):
-        if final_action[batch] == COPY:
+    for batch in range(decisions.action.size):
+        if decisions.action[batch] == COPY:
             continue
-        if not opened_flags[batch]:
-            reason = BATCH_MARKER if control_kind[batch] != NOT_CONTROL else BATCH_ABORTED if aborted_flags[batch] else BATCH_SUPERSEDED
-            add_batch_digest(segment_bytes, position[batch], magic[batch], k0, k1, out_sums[reason])
+        if action_by_header[batch] != FILTER:
+            account = BATCH_ABORTED if aborted_flags[batch] else BATCH_SUPERSEDED
+            if batches.control[batch] != NOT_CONTROL:
+                account = BATCH_MARKER
+            add_batch_digest(segment_bytes, batches.position[batch], batches.magic[batch], k0, k1, out_sums[account])
             continue
-        add_batch_digest(segment_bytes, position[batch], magic[batch], k0, k1, out_sums[OPENED])
+        add_batch_digest(segment_bytes, batches.position[batch], batches.magic[batch], k0, k1, out_sums[OPENED])
         for row in range(first_row[batch], first_row[batch + 1]):
-            one = first_half_of_record_digest(buf, offset[row], key_start[row], key_length[row], value_start[row], value_length[row], k0)
+            one = first_half_of_record_digest(
+                buf, rows.offset[row], rows.key_start[row], rows.key_length[row], rows.value_start[row], rows.value_length[row], k0
+            )
             two = second_half_of_digest(one, k1)
             records += np.uint64(1)
             first += one
             second += two
-            if keep_flags[row]:
+            if decisions.keep_flags[row]:
                 continue
-            if key_length[row] < 0:
+            if rows.key_length[row] < 0:
                 account = KEYLESS
             elif superseded_flags[row]:
                 account = SUPERSEDED
-            elif value_length[row] < 0:
+            elif rows.value_length[row] < 0:
                 account = TOMBSTONE
             else:
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import crc32c as checksums
 import numpy as np
@@ -34,7 +34,7 @@ from compactor.records.batches import (
     read_only_view,
 )
 from compactor.records.bulk import compress_bodies_into
-from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, BatchChunk, Int32s, RecordRows
+from compactor.records.rows import HEAD_LOOSE, LEGACY, TAIL_LOOSE, BatchChunk, RecordRows
 
 Actions = npt.NDArray[np.uint8]
 
@@ -73,6 +73,16 @@ class EncodedBatches:
     anew: Flags
 
 
+class CleaningDecisions(NamedTuple):
+    """Decisions on a chunk: an action and a delete horizon (milliseconds, or NO_HORIZON) per batch, and a flag per row: whether the record
+    stays.
+    """
+
+    action: Actions
+    horizon: Int64s
+    keep_flags: Flags
+
+
 class EncodedBatchBuffer:
     """Memory for the encoded batches of one chunk, used again for the next chunk. Not thread-safe."""
 
@@ -89,22 +99,18 @@ def encode_cleaned_chunk(
     chunk: BatchChunk,
     rows: RecordRows,
     first_row: FirstRowByBatch,
-    keep_flags: Flags,
-    action_by_batch: Actions,
-    delete_horizon_ms: Int64s,
+    decisions: CleaningDecisions,
     output: EncodedBatchBuffer,
     segment_name: str,
 ) -> EncodedBatches:
-    """Encode the batches of a chunk as ``action_by_batch`` says. The result is in ``output`` and valid until the next call.
+    """Encode the batches of a chunk as ``decisions`` says. The result is in ``output`` and valid until the next call.
 
     :param segment_bytes: the segment's bytes, from which unchanged batches are copied.
     :param first_row: number of each batch's first row, as ``parse_records`` returns it.
-    :param keep_flags: a flag per row: whether the record stays. Only used for REWRITE.
-    :param action_by_batch: DROP, COPY, REWRITE or EMPTY per batch.
-    :param delete_horizon_ms: delete horizon in milliseconds of each rewritten batch, or NO_HORIZON.
+    :param decisions: DROP, COPY, REWRITE or EMPTY per batch; delete horizons and flags of rows are only used for REWRITE.
     :raises BadData: if Kafka's MemoryRecordsBuilder would refuse a batch.
     """
-    some = slice(chunk.first, chunk.last)
+    some, action_by_batch = slice(chunk.first, chunk.last), decisions.action
     if np.all(action_by_batch == COPY):
         start, end = int(table.position[chunk.first]), int(table.position[chunk.last - 1] + table.size[chunk.last - 1])
         data, anew = memoryview(segment_bytes)[start:end], np.zeros(len(action_by_batch), np.bool_)
@@ -115,48 +121,16 @@ def encode_cleaned_chunk(
     if not compressed:
         bound += int(table.size[some][action_by_batch == COPY].sum())
     if np.any(rows.flags & TAIL_LOOSE):
-        loose = np.flatnonzero(_flag_rows_to_reencode(rows.flags, first_row, action_by_batch, keep_flags))
+        loose = np.flatnonzero(_flag_rows_to_reencode(rows.flags, first_row, action_by_batch, decisions.keep_flags))
         if len(loose):
             buf, rows = _reencode_keys_values_and_headers_of_rows(buf, rows, loose)
             bound += len(buf)
     output.plain.reserve_space(bound)
-    start = np.empty(len(action_by_batch), np.int64)
-    size = np.empty(len(action_by_batch), np.int64)
-    last_offset = table.last_offset[some].copy()
-    max_timestamp = table.max_timestamp[some].copy()
+    start, size = np.empty((2, len(action_by_batch)), np.int64)
+    batches = table.select_rows(some)
+    batches = batches.replace_columns(last_offset=batches.last_offset.copy(), max_timestamp=batches.max_timestamp.copy())
     problem, batch = _encode_batches_or_find_problem(
-        segment_bytes,
-        buf,
-        table.position[some],
-        table.size[some],
-        table.base_offset[some],
-        last_offset,
-        table.leader_epoch[some],
-        table.attributes[some],
-        table.base_timestamp[some],
-        max_timestamp,
-        table.producer_id[some],
-        table.producer_epoch[some],
-        table.base_sequence[some],
-        int(table.magic[chunk.first]),
-        action_by_batch,
-        delete_horizon_ms,
-        compressed,
-        first_row,
-        rows.offset,
-        rows.timestamp,
-        rows.start,
-        rows.tail,
-        rows.end,
-        rows.key_start,
-        rows.value_start,
-        rows.key_length,
-        rows.value_length,
-        rows.flags,
-        keep_flags,
-        output.plain.array,
-        start,
-        size,
+        segment_bytes, buf, batches, first_row, rows, decisions, compressed, output.plain.array, start, size
     )
     if problem:
         at = chunk.first + batch
@@ -173,7 +147,7 @@ def encode_cleaned_chunk(
     else:
         written = memoryview(output.plain.array)[: int(size.sum())]
         _write_lengths_and_crcs(output.plain.array, read_only_view(output.plain.array), action_by_batch, size)
-    return EncodedBatches(written, size[kept], last_offset[kept], max_timestamp[kept], action_by_batch[kept] != COPY)
+    return EncodedBatches(written, size[kept], batches.last_offset[kept], batches.max_timestamp[kept], action_by_batch[kept] != COPY)
 
 
 def _compress_bodies_and_join_batches(
@@ -447,16 +421,7 @@ def _write_records_that_stay(
     base_offset: int,
     base_timestamp: int,
     are_records_copied: bool,
-    offset: Int64s,
-    timestamp: Int64s,
-    start: Int64s,
-    tail: Int64s,
-    end: Int64s,
-    key_start: Int64s,
-    value_start: Int64s,
-    key_length: Int32s,
-    value_length: Int32s,
-    flags: npt.NDArray[np.uint8],
+    rows: RecordRows,
     keep_flags: Flags,
 ) -> BytePosition:
     """Write the records of rows [first, last] that stay, from position ``out_position`` on. Return the position after them.
@@ -469,31 +434,37 @@ def _write_records_that_stay(
         if not keep_flags[row]:
             row += 1
             continue
-        if are_records_copied and not flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
+        if are_records_copied and not rows.flags[row] & (HEAD_LOOSE | TAIL_LOOSE):
             run = row
-            while run < last_row and keep_flags[run + 1] and not flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
+            while run < last_row and keep_flags[run + 1] and not rows.flags[run + 1] & (HEAD_LOOSE | TAIL_LOOSE):
                 run += 1
-            copy_bytes(out, out_position, buf, start[row], end[run] - start[row])
-            out_position += end[run] - start[row]
+            copy_bytes(out, out_position, buf, rows.start[row], rows.end[run] - rows.start[row])
+            out_position += rows.end[run] - rows.start[row]
             row = run + 1
             continue
-        tail_size = end[row] - tail[row]
-        if flags[row] & LEGACY:
-            key, value = np.int64(key_length[row]), np.int64(value_length[row])
+        tail_size = rows.end[row] - rows.tail[row]
+        if rows.flags[row] & LEGACY:
+            key, value = np.int64(rows.key_length[row]), np.int64(rows.value_length[row])
             tail_size = varint_size_bytes(key) + max(key, np.int64(0)) + varint_size_bytes(value) + max(value, np.int64(0)) + 1
-        stamp = timestamp[row] - base_timestamp
-        delta = offset[row] - base_offset
+        stamp = rows.timestamp[row] - base_timestamp
+        delta = rows.offset[row] - base_offset
         length = 1 + varint_size_bytes(stamp) + varint_size_bytes(delta) + tail_size
         out_position = write_varint(out, out_position, length)
         out[out_position] = 0
         out_position = write_varint(out, out_position + 1, stamp)
         out_position = write_varint(out, out_position, delta)
-        if flags[row] & LEGACY:
+        if rows.flags[row] & LEGACY:
             out_position = _write_legacy_record_as_v2(
-                buf, out, out_position, key_start[row], np.int64(key_length[row]), value_start[row], np.int64(value_length[row])
+                buf,
+                out,
+                out_position,
+                rows.key_start[row],
+                np.int64(rows.key_length[row]),
+                rows.value_start[row],
+                np.int64(rows.value_length[row]),
             )
         else:
-            copy_bytes(out, out_position, buf, tail[row], tail_size)
+            copy_bytes(out, out_position, buf, rows.tail[row], tail_size)
             out_position += tail_size
         row += 1
     return out_position
@@ -503,61 +474,40 @@ def _write_records_that_stay(
 def _encode_batches_or_find_problem(
     segment_bytes: Bytes,
     buf: Bytes,
-    position: Int64s,
-    size: Int64s,
-    base_offset: Int64s,
-    last_offset: Int64s,
-    leader_epoch: Int32s,
-    attributes: npt.NDArray[np.int16],
-    old_base_timestamp: Int64s,
-    max_timestamp: Int64s,
-    producer_id: Int64s,
-    producer_epoch: npt.NDArray[np.int16],
-    base_sequence: Int32s,
-    magic: int,
-    action: Actions,
-    horizon: Int64s,
-    compressed: bool,
+    batches: BatchTable,
     first_row: FirstRowByBatch,
-    offset: Int64s,
-    timestamp: Int64s,
-    start: Int64s,
-    tail: Int64s,
-    end: Int64s,
-    key_start: Int64s,
-    value_start: Int64s,
-    key_length: Int32s,
-    value_length: Int32s,
-    flags: npt.NDArray[np.uint8],
-    keep_flags: Flags,
+    rows: RecordRows,
+    decisions: CleaningDecisions,
+    compressed: bool,
     out: Bytes,
     out_start: Int64s,
     out_size: Int64s,
 ) -> ProblemAndBatch:
-    """Encode all batches of a chunk into ``out``, uncompressed, and set ``last_offset``, ``max_timestamp``, ``out_start`` and ``out_size``.
+    """Encode all batches of a chunk into ``out``, uncompressed, and set ``out_start`` and ``out_size``, and the last offsets and maximum
+    timestamps of ``batches``, as the encoded batches have them.
 
     Return the number of a problem (an index of _PROBLEMS, 0 for none) and its batch. ``compressed``: the bodies will be compressed.
     """
     at = np.int64(0)
-    for batch in range(action.size):
+    for batch in range(decisions.action.size):
         out_start[batch] = at
         out_size[batch] = 0
-        if action[batch] == DROP:
+        if decisions.action[batch] == DROP:
             continue
-        if action[batch] == COPY:
-            out_size[batch] = size[batch]
+        if decisions.action[batch] == COPY:
+            out_size[batch] = batches.size[batch]
             if not compressed:
-                copy_bytes(out, at, segment_bytes, position[batch], size[batch])
-                at += size[batch]
+                copy_bytes(out, at, segment_bytes, batches.position[batch], batches.size[batch])
+                at += batches.size[batch]
             continue
-        type_bits = np.int64(attributes[batch]) & (LOG_APPEND | TRANSACTIONAL | CONTROL)
-        pid = producer_id[batch]
-        epoch = np.int64(producer_epoch[batch])
-        sequence = np.int64(base_sequence[batch])
-        if action[batch] == EMPTY:
+        type_bits = np.int64(batches.attributes[batch]) & (LOG_APPEND | TRANSACTIONAL | CONTROL)
+        pid = batches.producer_id[batch]
+        epoch = np.int64(batches.producer_epoch[batch])
+        sequence = np.int64(batches.base_sequence[batch])
+        if decisions.action[batch] == EMPTY:
             _write_v2_batch_header(
-                out, at, base_offset[batch], np.int64(leader_epoch[batch]), type_bits, last_offset[batch],
-                np.int64(-1), max_timestamp[batch], pid, epoch, sequence, 0,
+                out, at, batches.base_offset[batch], np.int64(batches.leader_epoch[batch]), type_bits, batches.last_offset[batch],
+                np.int64(-1), batches.max_timestamp[batch], pid, epoch, sequence, 0,
             )  # fmt: skip
             out_size[batch] = HEADER
             at += HEADER
@@ -566,27 +516,26 @@ def _encode_batches_or_find_problem(
         if problem:
             return problem, batch
         # What stays decides base and maximum timestamp; of legacy batches the offsets as well.
-        first, last, count, lowest, highest = _bounds_of_kept_rows(keep_flags, timestamp, first_row[batch], first_row[batch + 1])
+        first, last, count, lowest, highest = _bounds_of_kept_rows(
+            decisions.keep_flags, rows.timestamp, first_row[batch], first_row[batch + 1]
+        )
         if lowest < -1:
             return 1, batch
-        dated = horizon[batch] != NO_HORIZON
-        base_timestamp = horizon[batch] if dated else timestamp[first]
-        bits = type_bits | (np.int64(attributes[batch]) & CODEC_MASK) | (HORIZON if dated else 0)
-        base = base_offset[batch]
-        if magic < 2:
-            base = offset[first]
-            last_offset[batch] = offset[last]
+        dated = decisions.horizon[batch] != NO_HORIZON
+        base_timestamp = decisions.horizon[batch] if dated else rows.timestamp[first]
+        bits = type_bits | (np.int64(batches.attributes[batch]) & CODEC_MASK) | (HORIZON if dated else 0)
+        base = batches.base_offset[batch]
+        if batches.magic[batch] < 2:
+            base = rows.offset[first]
+            batches.last_offset[batch] = rows.offset[last]
         if not type_bits & LOG_APPEND:
-            max_timestamp[batch] = highest
+            batches.max_timestamp[batch] = highest
         # Where the base timestamp stays, a record keeps all its bytes; runs of such records are copied at once.
-        whole = magic == 2 and base_timestamp == old_base_timestamp[batch] and not type_bits & LOG_APPEND
-        write = _write_records_that_stay(
-            buf, out, at + HEADER, first, last, base, base_timestamp, whole, offset, timestamp, start, tail, end, key_start, value_start,
-            key_length, value_length, flags, keep_flags,
-        )  # fmt: skip
+        whole = batches.magic[batch] == 2 and base_timestamp == batches.base_timestamp[batch] and not type_bits & LOG_APPEND
+        write = _write_records_that_stay(buf, out, at + HEADER, first, last, base, base_timestamp, whole, rows, decisions.keep_flags)
         _write_v2_batch_header(
-            out, at, base, np.int64(leader_epoch[batch]), bits, last_offset[batch],
-            base_timestamp, max_timestamp[batch], pid, epoch, sequence, count,
+            out, at, base, np.int64(batches.leader_epoch[batch]), bits, batches.last_offset[batch],
+            base_timestamp, batches.max_timestamp[batch], pid, epoch, sequence, count,
         )  # fmt: skip
         out_size[batch] = write - at
         at = write

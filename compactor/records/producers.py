@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from compactor.errors import BadData
+from compactor.kernels.common import Int32s
 from compactor.kernels.jit import kernel
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL, TRANSACTIONAL, BatchTable, Int64s
 
@@ -29,8 +30,19 @@ ENTRY: Final = np.dtype(
         ("txn_first_offset", ">i8"),
     ]
 )
-_STATE_FIELDS: Final = ("epoch", "last_sequence", "last_offset", "offset_delta", "timestamp", "coordinator_epoch", "txn_first_offset")
 _HEADER: Final = struct.Struct(">hIi")
+
+
+class _StateColumns(NamedTuple):
+    """Fields of ENTRY as columns, one row per producer."""
+
+    epoch: npt.NDArray[np.int16]
+    last_sequence: Int32s
+    last_offset: Int64s
+    offset_delta: Int32s
+    timestamp: Int64s
+    coordinator_epoch: Int32s
+    txn_first_offset: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,81 +100,48 @@ class ProducerStates:
         ids = np.union1d(known, table.producer_id[mine])
         state = np.zeros(len(ids), ENTRY.newbyteorder("="))
         state["producer_id"] = ids
-        for field in _STATE_FIELDS:
+        for field in _StateColumns._fields:
             state[field] = 0 if field == "offset_delta" else -1
         state[np.searchsorted(ids, known)] = self.entries
         seen = np.isin(ids, known)
-        columns = [np.ascontiguousarray(state[name]) for name in _STATE_FIELDS]
-        _apply_batches_to_producer_columns(
-            np.searchsorted(ids, table.producer_id[mine]),
-            table.control[mine],
-            table.attributes[mine],
-            table.count[mine],
-            table.producer_epoch[mine],
-            table.base_sequence[mine],
-            table.base_offset[mine],
-            table.last_offset[mine],
-            table.max_timestamp[mine],
-            table.coordinator_epoch[mine],
-            seen,
-            *columns,
-        )
-        for name, column in zip(_STATE_FIELDS, columns, strict=True):
+        columns = _StateColumns(*(np.ascontiguousarray(state[name]) for name in _StateColumns._fields))
+        _apply_batches_to_producer_columns(np.searchsorted(ids, table.producer_id[mine]), table.select_rows(mine), seen, columns)
+        for name, column in columns._asdict().items():
             state[name] = column
         return ProducerStates(state[seen].astype(ENTRY))
 
 
 @kernel
-def _apply_batches_to_producer_columns(
-    producer: Int64s,
-    control_kind: npt.NDArray[np.int8],
-    attributes: npt.NDArray[np.int16],
-    count: npt.NDArray[np.int32],
-    epoch: npt.NDArray[np.int16],
-    sequence: npt.NDArray[np.int32],
-    base_offset: Int64s,
-    last_offset: Int64s,
-    timestamp: Int64s,
-    coordinator_epoch: npt.NDArray[np.int32],
-    seen: npt.NDArray[np.bool_],
-    p_epoch: npt.NDArray[np.int16],
-    p_sequence: npt.NDArray[np.int32],
-    p_last: Int64s,
-    p_delta: npt.NDArray[np.int32],
-    p_timestamp: Int64s,
-    p_coordinator: npt.NDArray[np.int32],
-    p_txn: Int64s,
-) -> None:
+def _apply_batches_to_producer_columns(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _StateColumns) -> None:
     """Apply batches to producer states, in order.
 
-    The columns up to ``coordinator_epoch`` have one row per batch, and ``producer`` is the index of its producer; ``seen`` and the columns
-    that begin with ``p_`` have one row per producer and are changed.
+    ``producer`` has the index of each batch's producer. ``seen`` and ``states`` have one row per producer and are changed.
     """
     for i in range(producer.size):
         p = producer[i]
-        kind = control_kind[i]
+        kind = batches.control[i]
         if kind != NOT_CONTROL and kind != ABORT and kind != COMMIT:
             continue
         seen[p] = True
-        if p_epoch[p] != epoch[i]:
-            p_epoch[p] = epoch[i]
-            p_last[p] = -1
-            p_sequence[p] = -1
-            p_delta[p] = 0
-        p_timestamp[p] = timestamp[i]
+        if states.epoch[p] != batches.producer_epoch[i]:
+            states.epoch[p] = batches.producer_epoch[i]
+            states.last_offset[p] = -1
+            states.last_sequence[p] = -1
+            states.offset_delta[p] = 0
+        states.timestamp[p] = batches.max_timestamp[i]
         if kind == NOT_CONTROL:
-            delta = last_offset[i] - base_offset[i]
-            p_last[p] = last_offset[i]
-            p_delta[p] = delta
-            if sequence[i] < 0:
-                p_sequence[p] = sequence[i]
+            delta = batches.last_offset[i] - batches.base_offset[i]
+            states.last_offset[p] = batches.last_offset[i]
+            states.offset_delta[p] = delta
+            if batches.base_sequence[i] < 0:
+                states.last_sequence[p] = batches.base_sequence[i]
             else:
-                p_sequence[p] = (np.int64(sequence[i]) + delta) & np.int64(0x7FFFFFFF)
-            if attributes[i] & TRANSACTIONAL and p_txn[p] < 0:
-                p_txn[p] = base_offset[i]
+                states.last_sequence[p] = (np.int64(batches.base_sequence[i]) + delta) & np.int64(0x7FFFFFFF)
+            if batches.attributes[i] & TRANSACTIONAL and states.txn_first_offset[p] < 0:
+                states.txn_first_offset[p] = batches.base_offset[i]
         else:
-            p_coordinator[p] = coordinator_epoch[i]
-            p_txn[p] = -1
+            states.coordinator_epoch[p] = batches.coordinator_epoch[i]
+            states.txn_first_offset[p] = -1
 
 
 def parse_producer_snapshot_file(snapshot_bytes: bytes, file_name: str) -> ProducerStates:

@@ -84,12 +84,13 @@ def test_a_wrong_decision_of_a_single_record_is_noticed(cli: TierCli, change: st
     """What is written is not what was decided."""
 
     def wrong(*arguments: Any) -> EncodedBatches:
-        keep = arguments[5].copy()
-        if "orders-0" in arguments[9]:
+        decisions = arguments[5]
+        keep = decisions.keep_flags.copy()
+        if "orders-0" in arguments[7]:
             changed = (keep if change == "lost" else ~keep).nonzero()[0]
             keep[changed[:1]] = change != "lost"
         write: Callable[..., EncodedBatches] = encode_cleaned_chunk
-        return write(*arguments[:5], keep, *arguments[6:])
+        return write(*arguments[:5], decisions._replace(keep_flags=keep), *arguments[6:])
 
     with monkeypatch.context() as patched:
         patched.setattr(chunks, "encode_cleaned_chunk", wrong)

@@ -69,11 +69,10 @@ def clean_batches_of_chunk(
         _reject_wrappers_with_unordered_records(source, chunk, rows, first_row)
     _reject_markers_without_value(source, chunk, rows, first_row)
     copied = decisions.action == COPY
-    action = decisions.action.copy()
-    keep, horizon = decide_batch_retention_by_records(
-        source.table, chunk, rows, first_row, superseded_flags, action, decisions.retain_empty, retention_rules, source.mtime_ms
+    final = decide_batch_retention_by_records(
+        source.table, chunk, rows, first_row, superseded_flags, decisions, retention_rules, source.mtime_ms
     )
-    encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, keep, action, horizon, buffers.output, source.name)
+    encoded = encode_cleaned_chunk(source.buf, source.table, chunk, rows, first_row, final, buffers.output, source.name)
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if retention_rules.balance_key is not None:
@@ -85,12 +84,11 @@ def clean_batches_of_chunk(
             rows,
             first_row,
             decisions.action,
-            action,
-            keep,
+            final,
             superseded_flags,
             decisions.discarded,
         )
-    return CleanedChunk(encoded, int(counts.sum()), int(np.count_nonzero(keep)) + int(counts[copied].sum()), sums)
+    return CleanedChunk(encoded, int(counts.sum()), int(np.count_nonzero(final.keep_flags)) + int(counts[copied].sum()), sums)
 
 
 def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:

@@ -14,15 +14,11 @@ from compactor.kernels.jit import kernel
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records.balance import BalanceKey
 from compactor.records.batches import EMPTIED, HORIZON, MALFORMED, NOT_CONTROL, BatchTable, Int64s
-from compactor.records.encode import COPY, DROP, EMPTY, FILTER, REWRITE, Actions
+from compactor.records.encode import COPY, DROP, EMPTY, FILTER, REWRITE, Actions, CleaningDecisions
 from compactor.records.producers import ProducerStates
-from compactor.records.rows import BatchChunk, Int32s, RecordRows
+from compactor.records.rows import BatchChunk, RecordRows
 
 LAST_MS = 2**63 - 1
-
-
-KeepFlagsAndHorizons = tuple[Flags, Int64s]
-"""A flag per row, set if the record stays, and the delete horizon of each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,88 +131,75 @@ def decide_batch_retention_by_records(
     rows: RecordRows,
     first_row: FirstRowByBatch,
     superseded_flags: Flags,
-    action_by_batch: Actions,
-    retain_empty_flags: Flags,
+    header_decisions: BatchRetentionDecisions,
     retention_rules: RetentionRules,
     segment_mtime_ms: int,
-) -> KeepFlagsAndHorizons:
-    """Decide the FILTER batches of a chunk by their records. Return a flag per row (whether the record stays) and the delete horizon of
-    each batch. ``action_by_batch`` is changed in place.
+) -> CleaningDecisions:
+    """Decide the FILTER batches of a chunk by their records. Return the decisions on all batches and records of the chunk.
 
     :param superseded_flags: a flag per row: whether a later record of the key exists in the mapped range.
+    :param header_decisions: decisions on the chunk's batches by their headers.
     :param segment_mtime_ms: modification time of the segment; a v0/v1 tombstone stays only if it is above the legacy horizon.
     """
-    some = slice(chunk.first, chunk.last)
-    keep = np.zeros(len(rows), np.bool_)
-    horizon = np.full(len(action_by_batch), NO_HORIZON, np.int64)
+    batches = table.select_rows(slice(chunk.first, chunk.last))
+    horizon = np.full(len(batches), NO_HORIZON, np.int64)
+    decisions = CleaningDecisions(header_decisions.action.copy(), horizon, np.zeros(len(rows), np.bool_))
     _decide_records_and_horizons(
-        table.control[some],
-        table.attributes[some],
-        table.base_timestamp[some],
-        int(table.magic[chunk.first]),
+        batches,
         first_row,
-        rows.offset,
-        rows.key_length,
-        rows.value_length,
+        rows,
         superseded_flags,
-        retain_empty_flags,
+        header_decisions.retain_empty,
         retention_rules.latest_offset,
         retention_rules.now_ms,
         retention_rules.new_delete_horizon_ms,
         segment_mtime_ms > retention_rules.legacy_horizon_ms,
-        action_by_batch,
-        keep,
-        horizon,
+        decisions,
     )
-    return keep, horizon
+    return decisions
 
 
 @kernel
 def _decide_records_and_horizons(
-    control_kind: npt.NDArray[np.int8],
-    attributes: npt.NDArray[np.int16],
-    base_timestamp: Int64s,
-    magic: int,
+    batches: BatchTable,
     first_row: FirstRowByBatch,
-    offset: Int64s,
-    key_length: Int32s,
-    value_length: Int32s,
+    rows: RecordRows,
     superseded_flags: Flags,
     retain_empty_flags: Flags,
     latest_offset: int,
     now_ms: int,
     new_horizon_ms: int,
     retain_legacy_tombstones: bool,
-    action: Actions,
-    keep_flags: Flags,
-    horizon: Int64s,
+    decisions: CleaningDecisions,
 ) -> None:
-    for batch in range(action.size):
-        has_horizon = magic == 2 and (attributes[batch] & HORIZON) != 0
+    for batch in range(decisions.action.size):
+        is_v2 = batches.magic[batch] == 2
+        has_horizon = is_v2 and (batches.attributes[batch] & HORIZON) != 0
         if has_horizon:
-            horizon[batch] = base_timestamp[batch]
-        if action[batch] != FILTER:
+            decisions.horizon[batch] = batches.base_timestamp[batch]
+        if decisions.action[batch] != FILTER:
             continue
         kept = 0
         tombstones = False
         for row in range(first_row[batch], first_row[batch + 1]):
             stays = True
-            if control_kind[batch] == NOT_CONTROL and offset[row] <= latest_offset:
-                if key_length[row] < 0 or superseded_flags[row]:
+            if batches.control[batch] == NOT_CONTROL and rows.offset[row] <= latest_offset:
+                if rows.key_length[row] < 0 or superseded_flags[row]:
                     stays = False
-                elif value_length[row] < 0:
-                    stays = (not has_horizon or now_ms < base_timestamp[batch]) if magic == 2 else retain_legacy_tombstones
-            keep_flags[row] = stays
+                elif rows.value_length[row] < 0:
+                    is_not_due = not has_horizon or now_ms < batches.base_timestamp[batch]
+                    stays = is_not_due if is_v2 else retain_legacy_tombstones
+            decisions.keep_flags[row] = stays
             if stays:
                 kept += 1
-                tombstones = tombstones or value_length[row] < 0
-        needs_horizon = (tombstones or control_kind[batch] != NOT_CONTROL) and not has_horizon
+                tombstones = tombstones or rows.value_length[row] < 0
+        needs_horizon = (tombstones or batches.control[batch] != NOT_CONTROL) and not has_horizon
         if kept == 0:
             # Kafka fails where a v0/v1 batch would have to stay without records; there is nothing to keep of it.
-            action[batch] = EMPTY if retain_empty_flags[batch] and magic == 2 else DROP
-        elif kept == first_row[batch + 1] - first_row[batch] and magic == 2 and not needs_horizon:
-            action[batch] = COPY
+            decisions.action[batch] = EMPTY if retain_empty_flags[batch] and is_v2 else DROP
+        elif kept == first_row[batch + 1] - first_row[batch] and is_v2 and not needs_horizon:
+            decisions.action[batch] = COPY
         else:
-            action[batch] = REWRITE
+            decisions.action[batch] = REWRITE
             if needs_horizon:
-                horizon[batch] = new_horizon_ms
+                decisions.horizon[batch] = new_horizon_ms

@@ -28,7 +28,7 @@ from compactor.records.batches import (
     verify_crcs_of_batches,
 )
 from compactor.records.bulk import BatchUnreadableError, decompress_batch_bodies
-from compactor.records.encode import DROP, REWRITE, EncodedBatchBuffer, encode_cleaned_chunk
+from compactor.records.encode import DROP, REWRITE, CleaningDecisions, EncodedBatchBuffer, encode_cleaned_chunk
 from compactor.records.indexes import TXN_ENTRY, TxnEntries
 from compactor.records.rows import BatchChunk, RecordRowBuffers, chunk_of_uncompressed_batches, parse_records
 
@@ -287,7 +287,7 @@ def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: i
         action = np.full(1, REWRITE if keep.any() else DROP, np.uint8)
         horizon = np.where(table.attributes[first : first + 1] & HORIZON, table.base_timestamp[first : first + 1], NO_HORIZON)
         head += encode_cleaned_chunk(
-            source.buf, table, chunk, rows, first_row, keep, action, horizon, EncodedBatchBuffer(), source.name
+            source.buf, table, chunk, rows, first_row, CleaningDecisions(action, horizon, keep), EncodedBatchBuffer(), source.name
         ).data.tobytes()
     return head + source.buf[int(table.position[first] + table.size[first]) :].tobytes()
 
