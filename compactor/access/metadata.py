@@ -67,7 +67,7 @@ class TierMetadataSource:
         """Return the topic's ``retention.ms`` on the brokers (-1: unlimited), or None if there is no such topic or no broker."""
         return None
 
-    def log_state_to_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
+    def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
         """Return a function that turns the state of a control log into the state that readers see, or None if readers see
         exactly that state.
         """
@@ -126,7 +126,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return broker_view(self.brokers.partition_from_metadata_records(partition).cache, partition)
 
     @override
-    def log_state_to_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
+    def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
         the same for a reader until the log has new records.
         """
@@ -173,7 +173,7 @@ class ListedTierMetadataSource(TierMetadataSource):
         return CatalogState(layout=self._layout, partitions=dict.fromkeys(map(str, self.listed.list_topic_partitions()), 0))
 
     @override
-    def log_state_to_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
+    def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
         """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
         reader.
         """

@@ -30,7 +30,7 @@ from compactor.control.logs import (
     record_retire_inspections,
     require_matching_tier_settings,
 )
-from compactor.control.ports import EnvironmentPorts, LeaseTimes, ObjectRetention
+from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
 from compactor.control.records import RetireCheckResult
 from compactor.control.state import CatalogState, PartitionState
 from compactor.errors import CompactorError, StoreError, UsageError
@@ -283,8 +283,8 @@ class Tier:
         return ChangeNotifier(self.ports, self.catalog, self.local, self.kind.has_complete_log)
 
     @property
-    def lease(self) -> LeaseTimes:
-        return LeaseTimes(self.settings.lease.ttl_ms, self.settings.lease.stall_ms)
+    def lease(self) -> LeaseDurations:
+        return LeaseDurations(self.settings.lease.ttl_ms, self.settings.lease.stall_ms)
 
     @property
     def retention(self) -> ObjectRetention:
@@ -348,7 +348,7 @@ class Tier:
         def parse_partition_name(text: str) -> TopicPartition:
             if text.endswith("~1"):
                 return TopicPartition.parse(text.removesuffix("~1"))
-            name = TopicPartition.parse_store_prefix(text)
+            name = TopicPartition.parse_partition_store_prefix(text)
             return name if "~" in text else current_incarnation(name, known)
 
         named = list(dict.fromkeys(map(parse_partition_name, names)))
@@ -389,7 +389,7 @@ class Tier:
         :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
-        view = None if leads else self.metadata.log_state_to_reader_state_function(partition)
+        view = None if leads else self.metadata.make_reader_state_function(partition)
         log = open_partition_log(
             self.ports, partition, self.min_control_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
         )
@@ -411,7 +411,7 @@ class Tier:
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
         """Return the state as readers of the partition see it, for example with the segments that brokers report."""
-        view = self.metadata.log_state_to_reader_state_function(state.topic_partition)
+        view = self.metadata.make_reader_state_function(state.topic_partition)
         return view(state) if view else state
 
     def first_readable_offset(self, state: PartitionState) -> int:

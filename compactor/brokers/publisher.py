@@ -99,7 +99,7 @@ class KafkaPublisher:
             )
         return wait
 
-    def release_metadata_reservation(self, partition: TopicPartition) -> None:
+    def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
         """Return the unused reservation of a partition to the token bucket."""
         with self._appending:
             self._bucket = self._bucket.bucket_without_reservation(partition)
@@ -194,7 +194,7 @@ class KafkaPublisher:
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
         self._append_records(where, cache, records)
 
-    def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Append a record to the metadata topic for each of these segments that says that its deletion is finished."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
@@ -206,14 +206,16 @@ class KafkaPublisher:
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
-    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_announced_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         """Return segments written by compactors that are not in ``recorded_ids`` (the control log's segments) and that readers do not
         use.
         """
         _, cache = self._read_newest_metadata(partition)
         return [_announced_segment_from_record(one) for one in _unrecorded_compactor_segments(cache, recorded_ids)]
 
-    def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+    def withdraw_announced_unrecorded_segments(
+        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
+    ) -> int:
         """Append the deletion of each segment that a compactor wrote and that is not in ``recorded_ids``, and return their number.
 
         Live segments that such a segment hides from lookups are finished again first, so that lookups find them.

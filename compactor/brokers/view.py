@@ -190,7 +190,8 @@ class LiveBrokerMetadata:
             self._read_at = time.monotonic()
 
     def _refresh_topics(self, topic_names: set[str], *, force: bool) -> None:
-        """Ask the cluster about the configured topics if the set of tiered topics has changed or ``force`` is set."""
+        """Ask the cluster about ``topic_names`` and the tiered topics, if these sets differ from those of the last request or ``force`` is
+        set."""
         other = topic_names != self._tiered
         if other or force:
             wanted = matching_topics(self._patterns, topic_names) if other else self._wanted

@@ -15,7 +15,7 @@ from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import LatestRecordTable
 from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
-from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.gate.parameters import GateCheckParameters
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeyHashSet
 from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards, find_survivors_with_bounded_map
 from compactor.cleaner.passes.chunks import CleanedChunkCache
@@ -207,7 +207,7 @@ def _open_gate(
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
-    terms = GateParameters(retention_rules, opened_directory.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
+    terms = GateCheckParameters(retention_rules, opened_directory.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
     rows = sum(source.upper_bound_of_record_count for source in opened_directory.sources if terms.has_dirty_offsets(source))
     return Gate(terms, LatestRecordTable(request.gate_budget_bytes, rows))
 
@@ -345,8 +345,8 @@ def _is_first_batch_after(table: BatchTable, previous_last_offset: int) -> bool:
 
 
 def _usable_sizes_of_offset_and_time_index(path: Path, source: SourceSegment, index_interval_bytes: int) -> tuple[int, int]:
-    """Return the sizes in bytes of a segment's offset index and time index, rounded down to whole entries. As in Kafka, both count as
-    rebuilt if the offset index is missing, and a missing time index counts as empty.
+    """Return the sizes in bytes of a segment's offset index and time index, rounded down to whole entries. As in
+    Kafka, if the offset index is missing, the sizes are those after a rebuild of both; a missing time index alone counts as empty.
     """
     index, timeindex = path.with_suffix(".index"), path.with_suffix(".timeindex")
     if index.exists():

@@ -279,9 +279,10 @@ def _copy_rows_in_hash_ranges(
 def sort_rows_by_hash_range(
     rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
-    """Sort the first ``row_count`` rows by range, keeping their order within a range.
+    """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. All of them belong to the
+    ``sorted_range_count`` ranges from ``first_range`` on, of ``range_count`` in all.
 
-    Return the first row of each range, and ``row_count``.
+    Return one array: the index of each range's first row, and ``row_count`` at its end.
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):

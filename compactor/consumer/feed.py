@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
-from compactor.consumer.history import ConsumedLogHistory, LogIdentity, LogMismatch, find_log_mismatch, log_identity
+from compactor.consumer.history import ConsumedLogHistory, HistoryMismatchReason, LogIdentity, find_log_mismatch, log_identity
 from compactor.consumer.last_values import last_values_of_partition, select_records_at_offsets
 from compactor.consumer.messages import RecordBlock, copy_to_record_block
 from compactor.consumer.reading import LogChanged, OffsetRangeReader, ReadOptions, ReadRange, last_stable_offset
@@ -72,7 +72,7 @@ class QueuedPartitionEnd:
     start: int
     end: int
     log: LogIdentity
-    mismatch: LogMismatch | None = None
+    mismatch: HistoryMismatchReason | None = None
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class LogIdentity:
 
 
 @dataclass(frozen=True)
-class LogMismatch:
+class HistoryMismatchReason:
     """Reason why a log does not continue what was read.
 
     reason: ``topic``: the log is another topic's; ``older``: the log ends in an earlier leader epoch than what was read, so that a later
@@ -102,7 +102,7 @@ def are_known_and_different_topic_ids(first_id: TopicId, second_id: TopicId) -> 
     return bool(first_id and second_id and first_id != second_id)
 
 
-def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> LogMismatch | None:
+def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> HistoryMismatchReason | None:
     """Compare a reader's history with a log. Return why ``log`` does not continue what was read, or None if it does as far as both are
     known.
 
@@ -111,13 +111,13 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
     of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
     if are_known_and_different_topic_ids(consumed_history.topic_id, log.topic_id):
-        return LogMismatch("topic")
+        return HistoryMismatchReason("topic")
     if not consumed_history.epochs or not log.lineage:
         return None
     starts = [entry.start_offset for entry in log.lineage]
     ends = dict(zip((entry.epoch for entry in log.lineage), [*starts[1:], MAX_OFFSET], strict=True))
     if log.lineage[-1].epoch < consumed_history.epochs[-1].epoch:
-        return LogMismatch("older") if log.end >= consumed_history.end else None
+        return HistoryMismatchReason("older") if log.end >= consumed_history.end else None
     common = next((known for known in reversed(consumed_history.epochs) if known.epoch in ends), None)
     if common is not None:
         agreed = min(common.end, ends[common.epoch])
@@ -125,7 +125,7 @@ def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) ->
         # A restored position whose epoch the log does not have: as in Kafka, assume that they agree up to the log's next epoch.
         agreed = next(entry.start_offset for entry in log.lineage if entry.epoch > consumed_history.epochs[0].epoch)
         agreed = agreed if agreed < consumed_history.end else starts[0]
-    return LogMismatch("truncated", agreed) if agreed < consumed_history.end else None
+    return HistoryMismatchReason("truncated", agreed) if agreed < consumed_history.end else None
 
 
 def first_diverging_offset(old_log: LogIdentity, new_log: LogIdentity, end_offset: int) -> int | None:

@@ -80,7 +80,7 @@ class Place(_PlaceTuple):
         return TopicPartition(self.topic, self.partition)
 
 
-class PlaceLike(Protocol):
+class PlaceOrTopicPartition(Protocol):
     """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition."""
 
     @property

@@ -22,8 +22,8 @@ from compactor.consumer.broker import BrokerClient, LogBounds
 from compactor.consumer.feed import PrefetchedItem, QueuedPartitionEnd, QueuedPartitionError, TierPrefetcher
 from compactor.consumer.history import (
     ConsumedLogHistory,
+    HistoryMismatchReason,
     LeaderEpochEnd,
-    LogMismatch,
     are_known_and_different_topic_ids,
     history_of_restored_position,
 )
@@ -34,7 +34,7 @@ from compactor.consumer.messages import (
     ConfluentMessage,
     MessageLike,
     PartitionReadError,
-    PlaceLike,
+    PlaceOrTopicPartition,
     TierMessage,
     log_truncation_error,
     no_committed_offset_error,
@@ -171,7 +171,7 @@ class TierAndBrokerReader:
         for name in partitions:
             self.assigned.pop(name, None)
 
-    def assigned_partition_at_position(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def assigned_partition_at_position(self, partition: TopicPartition, place: PlaceOrTopicPartition) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. Raises UsageError if the position has no offset and
         ``offset_reset`` gives none.
         """
@@ -180,7 +180,7 @@ class TierAndBrokerReader:
         read = history_of_restored_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
-    def assigned_partition_or_queued_error(self, partition: TopicPartition, place: PlaceLike) -> AssignedPartition:
+    def assigned_partition_or_queued_error(self, partition: TopicPartition, place: PlaceOrTopicPartition) -> AssignedPartition:
         """Return the state of a partition that is to be read from a position. If the position has no offset and ``offset_reset`` gives
         none, the partition waits, and a message with an error is queued.
         """
@@ -334,7 +334,9 @@ class TierAndBrokerReader:
         self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
-    def _continue_reading_after_log_mismatch(self, partition: AssignedPartition, item: QueuedPartitionEnd, mismatch: LogMismatch) -> None:
+    def _continue_reading_after_log_mismatch(
+        self, partition: AssignedPartition, item: QueuedPartitionEnd, mismatch: HistoryMismatchReason
+    ) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
         if mismatch.reason == "truncated":

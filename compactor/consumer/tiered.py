@@ -19,7 +19,7 @@ from compactor.consumer.broker import BrokerClient
 from compactor.consumer.group import GroupClient, OffsetWithLeaderEpoch
 from compactor.consumer.last_values import LastValues, last_values_of_partition
 from compactor.consumer.membership import AutoCommitOptions, GroupMembership, MembershipCallbacks, RebalanceCallbacks
-from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceLike, to_broker_messages
+from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceOrTopicPartition, to_broker_messages
 from compactor.consumer.serving import AssignmentStep, compute_assignment_change
 from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, TierAndBrokerReader
 from compactor.errors import CompactorError, UsageError
@@ -58,7 +58,7 @@ class TieredConsumer:
             hooks = MembershipCallbacks(self, self._offsets_to_commit, self._drop_queued_messages, self._sources.remove_partitions)
             self._membership = GroupMembership(group, commits or AutoCommitOptions(), hooks)
             self._group_due_s = 0.0
-        self._starts: dict[TopicPartition, PlaceLike] | None = None
+        self._starts: dict[TopicPartition, PlaceOrTopicPartition] | None = None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class TieredConsumer:
         self._require_group().unsubscribe()
 
     def commit(
-        self, message: MessageLike | None = None, offsets: Sequence[PlaceLike] | None = None, asynchronous: bool = True
+        self, message: MessageLike | None = None, offsets: Sequence[PlaceOrTopicPartition] | None = None, asynchronous: bool = True
     ) -> list[Place] | None:
         """Commit offsets to the group: the one after ``message``, these ``offsets``, or by default all stored ones.
 
@@ -106,7 +106,7 @@ class TieredConsumer:
         done = group.commit(chosen, wait=not asynchronous)
         return None if asynchronous else [Place(*name, *at) for name, at in done.items()]
 
-    def committed(self, places: Sequence[PlaceLike], timeout: float | None = None) -> list[Place]:
+    def committed(self, places: Sequence[PlaceOrTopicPartition], timeout: float | None = None) -> list[Place]:
         """Return the offsets that the group has committed, with leader epochs; OFFSET_INVALID if there is none.
 
         :param timeout: ignored, and accepted as in confluent_kafka: the settings of the broker apply.
@@ -115,7 +115,7 @@ class TieredConsumer:
         known = self._require_group().committed_offsets(names)
         return [Place(*name, *known.get(name, (OFFSET_INVALID, None))) for name in names]
 
-    def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[PlaceLike] | None = None) -> None:
+    def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[PlaceOrTopicPartition] | None = None) -> None:
         """Store offsets for the next commit: the one after ``message``, or these ``offsets``. For ``enable.auto.offset.store`` false.
 
         Raises UsageError if a partition is not assigned, or the consumer has no group.
@@ -168,7 +168,7 @@ class TieredConsumer:
 
     # ---- assignment --------------------------------------------------------------------------------------------------------
 
-    def assign(self, places: Iterable[PlaceLike]) -> None:
+    def assign(self, places: Iterable[PlaceOrTopicPartition]) -> None:
         """Replace the assignment: read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END.
 
         A place without an offset begins as ``offset_reset`` says. In ``on_assign``, it sets where the added partitions begin.
@@ -192,20 +192,20 @@ class TieredConsumer:
         """Return the positions of all assigned partitions."""
         return [Place(*name) for name in self._sources.assigned]
 
-    def seek(self, place: PlaceLike) -> None:
+    def seek(self, place: PlaceOrTopicPartition) -> None:
         """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
         restored = self._sources.assigned_partition_at_position(self._find_assigned_partition(place).partition, place)
         self._drop_queued_messages([restored.partition])
         self._sources.start_reading([restored])
 
-    def position(self, places: Sequence[PlaceLike]) -> list[Place]:
+    def position(self, places: Sequence[PlaceOrTopicPartition]) -> list[Place]:
         """Return the positions of assigned partitions, with leader epochs and topic ids."""
         return [
             Place(*at.partition, at.position, at.consumed_history.last_epoch, at.topic_id)
             for at in map(self._find_assigned_partition, places)
         ]
 
-    def offsets_for_times(self, places: Sequence[PlaceLike], timeout: float | None = None) -> list[Place]:
+    def offsets_for_times(self, places: Sequence[PlaceOrTopicPartition], timeout: float | None = None) -> list[Place]:
         """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none.
 
         :param places: their ``offset`` is the timestamp in milliseconds.
@@ -218,11 +218,11 @@ class TieredConsumer:
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
-    def get_watermark_offsets(self, place: PlaceLike) -> tuple[int, int]:
+    def get_watermark_offsets(self, place: PlaceOrTopicPartition) -> tuple[int, int]:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
         return self._sources.readable_bounds(TopicPartition.create_validated(place.topic, place.partition))
 
-    def latest(self, place: PlaceLike) -> LastValues:
+    def latest(self, place: PlaceOrTopicPartition) -> LastValues:
         """Return the last record of each key of a partition, as the tier holds them now.
 
         To continue from there, assign ``next_place`` of the result.
@@ -327,7 +327,7 @@ class TieredConsumer:
         if last is not None and self._run.partition is not None:
             self._run.partition.advance_past_record(last.offset(), self._run.epoch)
 
-    def _find_assigned_partition(self, place: PlaceLike) -> AssignedPartition:
+    def _find_assigned_partition(self, place: PlaceOrTopicPartition) -> AssignedPartition:
         """Return the assigned partition of a position. Raises UsageError if it is not assigned."""
         self._update_position_of_current_messages()
         name = TopicPartition(place.topic, place.partition)
@@ -346,7 +346,9 @@ def _offset_to_commit(partition: AssignedPartition) -> OffsetWithLeaderEpoch:
     return OffsetWithLeaderEpoch(partition.position, partition.consumed_history.last_epoch)
 
 
-def _offsets_to_store(message: MessageLike | None, offsets: Sequence[PlaceLike] | None) -> dict[TopicPartition, OffsetWithLeaderEpoch]:
+def _offsets_to_store(
+    message: MessageLike | None, offsets: Sequence[PlaceOrTopicPartition] | None
+) -> dict[TopicPartition, OffsetWithLeaderEpoch]:
     """Return the offset after a message, or explicit offsets, by partition. Raises UsageError unless exactly one of both is given."""
     if message is not None and offsets is None:
         return {TopicPartition(message.topic(), message.partition()): OffsetWithLeaderEpoch(message.offset() + 1, message.leader_epoch())}

@@ -309,21 +309,22 @@ class ControlLog(Generic[S]):
         state, mark = self.state, self.state_identity()
         return state.slot if mark is not None and self.contains_state(state.slot, mark) else 0
 
-    def append_until_done(self, decide_record: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
-        """Append the record that ``decide_record`` returns, again and again until it returns None, and return the state in which it did.
+    def append_until_done(self, decide_record_to_append: Callable[[S], Body | None], *, max_lost_slots: int = 0) -> S:
+        """Append the record that ``decide_record_to_append`` returns, again and again until it returns None. Return the state with which it
+        returned None.
 
-        ``decide_record`` is called again after every append and whenever the log has grown. It must tell from the state whether its record
-        has taken effect, because nothing else proves that. It may raise an exception to give up.
+        ``decide_record_to_append`` is called again after every append and whenever the log has grown. It must tell from the state whether
+        its record has taken effect, because nothing else proves that. It may raise an exception to give up.
 
         After a StoreError the last record may or may not be in the log, so the caller must not change anything that depends on it.
 
-        :param decide_record: function present state -> body of the record to append, or None if there is nothing left to append.
+        :param decide_record_to_append: function present state -> body of the record to append, or None if there is nothing left to append.
         :param max_lost_slots: number of positions lost to other writers after which SlotContention is raised; 0 for no limit.
         """
         lost = 0
         while True:
             state = self._folded_state
-            body = decide_record(state)
+            body = decide_record_to_append(state)
             if body is None:
                 return state
             self._attempt += 1
@@ -365,7 +366,7 @@ class ControlLog(Generic[S]):
         if self._read_boundary() != known or not self._create_snapshot(timed):
             return False
         self._create_boundary(state.slot)
-        self._delete_records_below_boundary()
+        self._delete_log_records_below_boundary()
         self._state = timed
         return True
 
@@ -382,7 +383,7 @@ class ControlLog(Generic[S]):
         if not self._create_snapshot(state):
             raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
         self._create_boundary(state.slot)
-        self._delete_records_below_boundary()
+        self._delete_log_records_below_boundary()
         return self.reload_from_snapshot()
 
     def _highest_listed_number(self, object_kind: str) -> int:
@@ -436,7 +437,8 @@ class ControlLog(Generic[S]):
             slot = record.slot
 
     def _adopt_loaded_state(self) -> bool:
-        """Use the state given to ``continue_from_cached_state`` if the log still has its last record. Return whether that is so."""
+        """Use the state given to ``continue_from_cached_state`` if the log still holds the last record that the state includes. Return
+        whether it does."""
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
@@ -540,7 +542,7 @@ class ControlLog(Generic[S]):
         except (AlreadyExists, Unavailable):
             pass
 
-    def _delete_records_below_boundary(self) -> None:
+    def _delete_log_records_below_boundary(self) -> None:
         """Delete the records and snapshots below the highest boundary, which is read again first. This includes records that were written
         there late.
         """

@@ -12,7 +12,7 @@ from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership, require_appendable
 from compactor.control.log_start import build_log_start_record, segments_removable_below
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import EnvironmentPorts, LeaseTimes
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import LogStartRaised, PartitionDeleted
 from compactor.control.state import PartitionState
 from compactor.errors import UsageError
@@ -21,7 +21,7 @@ from compactor.model.ids import TopicPartition
 
 def restart_lost_log(log: PartitionLog) -> PartitionState:
     """Restart a control log that is lost for good as an empty log. The tier then no longer knows the objects of its segments."""
-    name = TopicPartition.parse_store_prefix(log.name)
+    name = TopicPartition.parse_partition_store_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
     return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
@@ -34,7 +34,7 @@ class StatesAroundDeletion(NamedTuple):
 
 
 def delete_partition(
-    ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
+    ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, deleted_topic_id: TopicId = EMPTY_TOPIC_ID
 ) -> StatesAroundDeletion:
     """Delete a partition, and return its states before and after. An open round is undone, and open imports become void.
 
@@ -65,7 +65,7 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
     refuses the record, and StoreError if it is unknown whether the record was written.
     """
 
-    def decide_record(state: PartitionState) -> LogStartRaised | None:
+    def decide_record_to_append(state: PartitionState) -> LogStartRaised | None:
         offset = choose_offset(state)
         if offset is None or (offset == state.log_start and not segments_removable_below(state.live, offset)):
             return None
@@ -75,4 +75,4 @@ def raise_log_start(leadership: Leadership, choose_offset: Callable[[PartitionSt
         return body
 
     leadership.pulse.steps += 1
-    return leadership.log.append_until_done(decide_record)
+    return leadership.log.append_until_done(decide_record_to_append)

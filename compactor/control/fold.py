@@ -256,8 +256,8 @@ def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any]
 
 
 def _apply_topic_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> Changes:
-    """Return the changes by the declaration of a topic id. A topic that replaces another one has other leader epochs and batches, so the
-    recorded leader epochs and last batches are dropped.
+    """Return the changes of a record that declares the tier's topic id: the id, and, if it replaces another topic's id, the recorded leader
+    epochs and last batches are dropped, because they are the other topic's.
     """
     changes: Changes = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
     other = body.topic_id and body.previous_id and body.topic_id != body.previous_id

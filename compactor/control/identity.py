@@ -182,7 +182,7 @@ def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogSta
     Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
     """
     for text in {found for info in ports.data.list("") if (found := ports.layout.partition_name_in_object_key(info.key))}:
-        name = TopicPartition.parse_store_prefix(text)
+        name = TopicPartition.parse_partition_store_prefix(text)
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:

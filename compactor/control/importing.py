@@ -47,7 +47,7 @@ def register_import(
     began = log.refresh_and_check_gaps().slot
     body = SegmentIdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 
-    def decide_record(state: PartitionState) -> SegmentIdsRegistered | None:
+    def decide_record_to_append(state: PartitionState) -> SegmentIdsRegistered | None:
         if import_id in state.registrations or find_closed_import(state, import_id):
             return None
         if state.slot - began >= HISTORY:  # it may have been registered, voided and forgotten: such ids must not come back
@@ -55,7 +55,7 @@ def register_import(
         require_match(state)
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
-    return log.append_until_done(decide_record)
+    return log.append_until_done(decide_record_to_append)
 
 
 def record_tiered_segments(
@@ -114,7 +114,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
     log.refresh()
     import_id, end = body.import_id, body.segments[-1].end_offset
 
-    def decide_record(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
+    def decide_record_to_append(state: PartitionState) -> SegmentsTiered | SegmentsPrepended | None:
         entry = state.registrations.get(import_id)
         known = entry or find_closed_import(state, import_id)
         if known is not None and known.tiered_end >= end and state.end_offset >= end:
@@ -123,7 +123,7 @@ def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrep
             raise _voided_import_error(state, import_id)
         return _require_record_accepted(log, state, body, "Another process was faster. Run the import again")
 
-    state = log.append_until_done(decide_record)
+    state = log.append_until_done(decide_record_to_append)
     write_snapshot_if_due(log)
     return state
 
@@ -138,14 +138,14 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
     log.refresh()
     body = body.model_copy(update={"grace_ms": ports.grace_ms})
 
-    def decide_record(state: PartitionState) -> TailTruncated | None:
+    def decide_record_to_append(state: PartitionState) -> TailTruncated | None:
         if any(group.run_id == body.cut_id for group in state.waiting):
             return None
         if body.new_segments and body.cut_id not in state.registrations:
             raise _voided_import_error(state, body.cut_id)
         return _require_record_accepted(log, state, body, "Another process was faster. Import again")
 
-    state = log.append_until_done(decide_record)
+    state = log.append_until_done(decide_record_to_append)
     write_snapshot_if_due(log)
     return state
 
@@ -156,13 +156,13 @@ def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionSta
     """
     log.refresh()
 
-    def decide_record(state: PartitionState) -> TopicAdopted | None:
+    def decide_record_to_append(state: PartitionState) -> TopicAdopted | None:
         seam = body.seam if body.seam >= 0 else state.adopted_seam
         if (state.topic_id, state.adopted_seam) == (body.topic_id or state.topic_id, seam):
             return None
         return _require_record_accepted(log, state, body, "Nothing was changed")
 
-    return log.append_until_done(decide_record)
+    return log.append_until_done(decide_record_to_append)
 
 
 def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
@@ -172,12 +172,12 @@ def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: s
     log.refresh_and_check_gaps()
     body = IncarnationOpened(topic_id=topic_id, by=operator)
 
-    def decide_record(state: PartitionState) -> IncarnationOpened | None:
+    def decide_record_to_append(state: PartitionState) -> IncarnationOpened | None:
         if state.topic_id == topic_id:
             return None
         return _require_record_accepted(log, state, body, "Import again: another process was faster")
 
-    return log.append_until_done(decide_record)
+    return log.append_until_done(decide_record_to_append)
 
 
 def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:

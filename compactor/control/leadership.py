@@ -18,7 +18,7 @@ from typing import Any
 from compactor.constants import CompactorEpoch
 from compactor.control import ordering
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import EnvironmentPorts, LeaseTimes
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import LeadershipAcquired, LeadershipReleased
 from compactor.control.state import CompactorLeader, PartitionState, RuleViolationOrEmpty
 from compactor.errors import Fenced, Leased, NotFound, OutOfBudget, StoreError, Unavailable
@@ -89,7 +89,7 @@ class Leadership:
         unknown whether the record is in the log.
         """
 
-        def decide_record(state: PartitionState) -> Any:
+        def decide_record_to_append(state: PartitionState) -> Any:
             if has_record_taken_effect(state):
                 return None
             self.require_leadership_in_state(state)
@@ -97,7 +97,7 @@ class Leadership:
             return body
 
         self.pulse.steps += 1
-        return self.log.append_until_done(decide_record)
+        return self.log.append_until_done(decide_record_to_append)
 
     def require_record_appendable(self, body: Any) -> None:
         """Raise Fenced or RecordRefused if ``append_record`` would raise it now. Called before readers are told of the change."""
@@ -151,7 +151,7 @@ def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> N
 
 
 @contextmanager
-def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes) -> Iterator[Leadership]:
+def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Iterator[Leadership]:
     """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
     Raises Leased if another compactor stays alive for one ttl. The block raises Fenced when another one takes over.
@@ -173,7 +173,7 @@ def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTime
             pass  # lost already, or it ends with its ttl: neither is worth hiding how the block ended
 
 
-def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes) -> Leadership:
+def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Leadership:
     """Acquire the next compactor epoch as soon as no other leader is alive.
 
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log

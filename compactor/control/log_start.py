@@ -94,7 +94,7 @@ def check_truncation_above_log_start(state: PartitionState, record: ControlRecor
     """Return why the log cannot be truncated at the record's offset, or an empty string. Requires an offset above the log start, if that
     was ever raised.
     """
-    return truncation_problem(state, record.body.offset)
+    return truncation_problem_below_raised_log_start(state, record.body.offset)
 
 
 def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
@@ -117,7 +117,7 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
     return f"group {above[0]} does not lie below the log start {state.broker_log_start} of brokers" if above else ""
 
 
-def truncation_problem(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
+def truncation_problem_below_raised_log_start(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
     """Return why the log cannot be truncated at this offset because of a log start that was raised, or an empty string."""
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""

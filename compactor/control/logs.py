@@ -175,7 +175,7 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
 
-    def decide_record(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
+    def decide_record_to_append(state: CatalogState) -> PartitionChanged | PartitionsChanged | None:
         new = {name: slot for name, slot in slots.items() if not _is_slot_hinted_since(state, str(name), slot, seen[str(name)])}
         if len(new) == 1:
             ((name, slot),) = new.items()
@@ -185,7 +185,7 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
     listed = all(seen.values())
     try:
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
-        catalog.append_until_done(decide_record, max_lost_slots=MOST_LOST if listed else 0)
+        catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST if listed else 0)
     except SlotContention:
         _queue_hints(catalog, slots)
         return
@@ -204,12 +204,12 @@ def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
     slots = {log.name: log.confirmed_slot() for log in behind}
 
-    def decide_record(state: CatalogState) -> SlotsReached | None:
+    def decide_record_to_append(state: CatalogState) -> SlotsReached | None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
         return SlotsReached(slots=new) if new else None
 
     try:
-        catalog.append_until_done(decide_record, max_lost_slots=MOST_LOST)
+        catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST)
     except SlotContention:
         return  # bounds are told again with the next change
     write_snapshot_if_due(catalog)
@@ -219,7 +219,7 @@ def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, Ret
     """Record until when partitions need no retirement check, in one record. Skipped if the log is busy, which costs a later check."""
     left = dict(inspections)
 
-    def decide_record(state: CatalogState) -> PartitionsInspected | None:
+    def decide_record_to_append(state: CatalogState) -> PartitionsInspected | None:
         new = {
             name: inspection
             for name, inspection in left.items()
@@ -228,7 +228,7 @@ def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, Ret
         return PartitionsInspected(looks=new) if new else None
 
     try:
-        catalog.append_until_done(decide_record, max_lost_slots=MOST_LOST)
+        catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST)
     except SlotContention:
         return
     write_snapshot_if_due(catalog)
@@ -255,11 +255,11 @@ def collect_queued_hints(catalog: CatalogLog) -> int:
         return 0
     seen = catalog.refresh().slot
 
-    def decide_record(state: CatalogState) -> PartitionsChanged | None:
+    def decide_record_to_append(state: CatalogState) -> PartitionsChanged | None:
         new = {name: slot for name, slot in found.items() if not _is_slot_hinted_since(state, name, slot, seen)}
         return PartitionsChanged(slots=new) if new else None
 
-    catalog.append_until_done(decide_record)
+    catalog.append_until_done(decide_record_to_append)
     catalog.store.delete(keys)
     write_snapshot_if_due(catalog)
     return len(keys)

@@ -119,7 +119,8 @@ def live_segments_after_broker_changes(state: PartitionState, body: SegmentsMirr
 
 
 def state_with_broker_view(state: PartitionState, view: BrokerView) -> PartitionState:
-    """Return the state with the segments that brokers report, in memory only. For code that only reads."""
+    """Return a copy of the state in which the segments that brokers report take the place of its own. Nothing is written: for code that
+    only reads."""
     body = build_broker_changes_record(state, view)
     return state if body is None else state.model_copy(update=changes_by_broker_changes_record(state, body))
 

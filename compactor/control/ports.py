@@ -99,7 +99,7 @@ class EnvironmentPorts:
 
 
 @dataclass(frozen=True)
-class LeaseTimes:
+class LeaseDurations:
     """Times of the settings ``[lease]``, which affect liveness only.
 
     ttl_ms: how long a leader without heartbeats counts as alive.

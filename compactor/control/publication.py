@@ -218,7 +218,7 @@ def remove_stray_segments(leadership: Leadership) -> int:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.refresh_and_require_leadership()
     live = [segment for segment in state.live if segment.id in state.published_by]
-    return leadership.ports.publisher.withdraw_unrecorded_segments(
+    return leadership.ports.publisher.withdraw_announced_unrecorded_segments(
         state.topic_partition, live, ordering.segment_ids_with_possible_objects(state)
     )
 
@@ -268,7 +268,7 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
     ports = leadership.ports
     ports.layout.delete_segments(state.topic_partition, segments)
     ports.control.delete([key for segment in segments for key in sidecar_object_keys(leadership.log.prefix, segment.id)])
-    ports.publisher.record_segment_deletion(state.topic_partition, segments)
+    ports.publisher.record_finished_segment_deletion(state.topic_partition, segments)
 
 
 def stored_segments_problem(ports: EnvironmentPorts, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:

@@ -401,7 +401,7 @@ class CatalogState(LogState):
     @property
     def topic_partitions(self) -> list[TopicPartition]:
         """Return all partitions, sorted by topic, number and incarnation."""
-        return sorted(map(TopicPartition.parse_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
+        return sorted(map(TopicPartition.parse_partition_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:
         """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from compactor.control import publication
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import EnvironmentPorts, LeaseTimes
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import RoundUndone
 from compactor.control.stages import RoundStage, StageTracker
 from compactor.control.state import PartitionState
@@ -16,7 +16,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunStatus
 
 
-def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes, run_id: str) -> PartitionState:
+def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, run_id: str) -> PartitionState:
     """Direct readers back to the segments that a run replaced, and return the new state. The cleaner offsets return to their earlier
     value.
 

@@ -88,7 +88,9 @@ def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition,
     """
     requests = catalog.wanted.items()
     return {
-        TopicPartition.parse_store_prefix(text): request.slot for text, request in requests if now_ms - request.at_ms < REQUEST_EXPIRY_MS
+        TopicPartition.parse_partition_store_prefix(text): request.slot
+        for text, request in requests
+        if now_ms - request.at_ms < REQUEST_EXPIRY_MS
     }
 
 

@@ -589,7 +589,8 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
 
 
 def failing_since_ms(schedule: PartitionSchedule) -> int:
-    """Return the time in milliseconds since which all rounds of this partition have failed; 0 if unknown."""
+    """Return the time since which all rounds of this partition have failed, in milliseconds since 1970; 0 if it is unknown or the last
+    round succeeded."""
     if schedule.unreadable or schedule.problem:
         return schedule.failing_since_ms
     return schedule.status.quarantined_since_ms if schedule.status is not None else 0

@@ -64,7 +64,7 @@ class TopicPartition(NamedTuple):
         return TopicPartition.create_validated(topic, int(number))
 
     @staticmethod
-    def parse_store_prefix(text: str) -> TopicPartition:
+    def parse_partition_store_prefix(text: str) -> TopicPartition:
         """Parse a prefix in the stores: ``orders-0``, or ``orders-0~2`` for the second incarnation. Raises UsageError."""
         name, mark, number = text.partition("~")
         if not re.fullmatch(f"({INCARNATION_SUFFIX})?", mark + number):

@@ -103,7 +103,7 @@ def snapshot_summary_key_of_partition(partition: int) -> str:
     return f"{ENTRY_PREFIX}{partition}"
 
 
-def parse_partition_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
+def parse_kafka_partition_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
     """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
     try:
         return PartitionEntryInSnapshot.model_validate_json(text) if text else None

@@ -41,7 +41,7 @@ from compactor.outputs.iceberg_plan import (
     DataFileName,
     PartitionEntryInSnapshot,
     SnapshotAge,
-    parse_partition_entry,
+    parse_kafka_partition_entry,
     plan_snapshot_expiry,
     snapshot_summary_key_of_partition,
 )
@@ -173,7 +173,7 @@ class TopicTable:
 
     def partition_entry(self, partition: int) -> PartitionEntryInSnapshot | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
-        return parse_partition_entry(self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name)
+        return parse_kafka_partition_entry(self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name)
 
     def data_files(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or

@@ -32,8 +32,8 @@ from compactor.outputs.pinterest_names import (
     PublishedSegment,
     format_pointer,
     generation_name,
+    lower_base_offset_of_time_index,
     rebase_offset_index,
-    rebase_time_index,
 )
 from compactor.records.batches import scan_batches
 from compactor.records.indexes import encode_offset_and_time_index
@@ -361,7 +361,7 @@ class _GenerationWriter:
             distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
                 "index": rebase_offset_index(self._read_segment_index(segment, "index"), distance),
-                "timeindex": rebase_time_index(self._read_segment_index(segment, "timeindex"), distance),
+                "timeindex": lower_base_offset_of_time_index(self._read_segment_index(segment, "timeindex"), distance),
                 "log": path,
             }
             if segment.start_offset < log_start:

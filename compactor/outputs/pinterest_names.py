@@ -162,7 +162,7 @@ class PartitionGenerations:
     """All generations of one partition.
 
     earlier: generations before the current one that are not deleted yet, oldest first.
-    begun: announced generations.
+    begun: generations that were announced to readers.
     numbers: numbers of the stored step objects, each of which records the parts that were appended to a generation; ascending.
     recorded_ms: by number of a generation's first step object, when readers were directed to the generation, in milliseconds of the
         store's clock.
@@ -356,7 +356,7 @@ def rebase_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
     return (entries[1:] if len(entries) == ENDLESS_SEARCH_ENTRIES else entries).tobytes()
 
 
-def rebase_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
+def lower_base_offset_of_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
     """Return the content of a time index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry are
     replaced by the largest one. No entry is left out, because consumers read the last one.
     """

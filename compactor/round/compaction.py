@@ -16,7 +16,7 @@ from compactor.config.units import format_size
 from compactor.constants import CompactorEpoch
 from compactor.control import skipped_ranges
 from compactor.control.logs import PartitionLog
-from compactor.control.ports import EnvironmentPorts, LeaseTimes
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.summary import PartitionStateOrSummary, PartitionSummary
@@ -42,7 +42,7 @@ from compactor.round.pass_one import (
 )
 from compactor.round.pass_two import LocalWorker, executor_fingerprint, retention_rules_of_plan
 from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
-from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundPostponedError, Stats, WorkerSession
+from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundPostponedError, RoundWorkerSession, Stats
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
     FilterUsageStatistics,
@@ -138,7 +138,7 @@ class RoundContext:
     """
 
     ports: EnvironmentPorts
-    lease: LeaseTimes
+    lease: LeaseDurations
     cleaner: CleanerSettings
     hash_key: bytes
     sidecars: SidecarStore | None
@@ -212,7 +212,7 @@ class PartitionRound:
             return _build_report(result, self._stats)
         finally:
             if log.state.intent is None and not waits:  # an open intent still has records to write
-                self._context.ports.publisher.release_metadata_reservation(log.state.topic_partition)
+                self._context.ports.publisher.release_reserved_metadata_records(log.state.topic_partition)
 
     def is_round_due(self, state: PartitionState) -> bool:
         return self._assess(state, self._cleaner, self._now_ms).due or self.log_start_offset_raised_by_retention(state) is not None
@@ -311,7 +311,7 @@ class PartitionRound:
             raise RoundPostponedError(detail, wait.until_ms)
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         sources = set(plan.source_segment_ids)
         dirty = (one for one in session.state.live if one.id in sources and one.end_offset >= plan.first_dirty_offset)
@@ -326,7 +326,7 @@ class PartitionRound:
                 return
 
     def _run_tasks_remotely_or_here(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputs | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: RoundInputs | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if self._remote is not None:
             try:
@@ -398,7 +398,7 @@ class PartitionRound:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkerSession,
+        session: RoundWorkerSession,
         workers: WorkerThreads,
         reader: StagedSegmentReader,
         scan_result: SurvivorScanResult | None,

@@ -17,7 +17,7 @@ from compactor.control.broker_expiry import ExpiredSources, find_expired_segment
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import EnvironmentPorts, LeaseTimes
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.records import RunEnded, ScratchObject
 from compactor.control.stages import RoundStage, StageTracker, stage_of_intent
 from compactor.control.state import PartitionState, RoundIntent
@@ -63,7 +63,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _DriverSideOfWorkSession:
-    """Driver's side of the session with the worker of one plan (implements ``WorkerSession``)."""
+    """Driver's side of the session with the worker of one plan (implements ``RoundWorkerSession``)."""
 
     leadership: Leadership
     run_id: str
@@ -89,7 +89,7 @@ class _DriverSideOfWorkSession:
         self.leadership.refresh_and_require_leadership(is_waiting=is_waiting)
 
 
-def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
+def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
     """Run one round over a partition, or the rest of a round that a crash left open.
 
     Bad data does not raise: the partition stays as it was, and the run history says why.
@@ -332,7 +332,7 @@ def _run_pending_tasks(
     """Let the worker run the pending tasks. Return the first failure with the segment concerned, or None if there was none.
 
     Tasks whose sources have all been expired by brokers are skipped, also if that happens while the tasks run. If brokers have expired
-    only some sources of a task, None is returned, because the intent is then undone.
+    only some sources of a task, None is returned, too: the caller finds that out by ``expired_sources`` and undoes the intent.
     """
     while True:
         intent = _require_intent(leadership)

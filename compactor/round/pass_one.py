@@ -23,7 +23,7 @@ import numpy as np
 from bloom.directory import distinct_hash_prefixes
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
-from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.gate.parameters import GateCheckParameters
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
 from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
@@ -277,7 +277,7 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
         _compute_transaction_verdicts(scan)
         decisions = _decide_segments_by_sidecars(
             scan_inputs,
-            _max_dirty_key_count_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
+            _upper_bound_of_dirty_keys_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
         answers = _answers_with_partially_read_segments(scan, decisions, answers)
@@ -326,7 +326,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
                 decisions = (
                     decisions
                     if decisions is not None
-                    else _decide_segments_by_sidecars(scan_inputs, _max_dirty_key_count_on_disk(scan_inputs, expected_row_count))
+                    else _decide_segments_by_sidecars(scan_inputs, _upper_bound_of_dirty_keys_on_disk(scan_inputs, expected_row_count))
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
                 survivors.find_survivors_of_current_key_part()
@@ -335,7 +335,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
     return _build_survivor_scan_result(scan, decisions or {}, answers, part_count)
 
 
-def _max_dirty_key_count_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
+def _upper_bound_of_dirty_keys_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
     """Return an upper bound on the number of dirty keys if the keys are on disk: the estimated number of rows, at least 1, because rows
     on disk may repeat a key. It is 0 only if there is no dirty segment.
     """
@@ -368,7 +368,7 @@ def _create_gate(scan_inputs: _SurvivorScanInputs, budget_bytes: int, expected_r
     if not scan_inputs.settings.gate:
         return None
     extent = scan_inputs.extent
-    terms = GateParameters(extent.rules, extent.first_dirty, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit)
+    terms = GateCheckParameters(extent.rules, extent.first_dirty, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit)
     return Gate(terms, LatestRecordTable(budget_bytes, expected_row_count))
 
 
@@ -487,7 +487,7 @@ def _answers_with_partially_read_segments(
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.are_rows_on_disk:
         return answers
-    copies, opened = job.reading.staging.layout.log_copy_limits, job.opened
+    copies, opened = job.reading.staging.layout.log_file_copy_limits, job.opened
 
     def may_be_read_in_part(ordinal: SegmentOrdinal, decision: ReadDecisionBySidecar) -> bool:
         """Return whether the segment at this position has a key directory that may allow to read only a part."""

@@ -54,7 +54,7 @@ from compactor.round.partial.rewrite import (
     describe_composed_segment,
 )
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
-from compactor.round.ports import RoundCosts, WorkerSession
+from compactor.round.ports import RoundCosts, RoundWorkerSession
 from compactor.round.roles import RoundRange
 from compactor.round.skip import FilterUsageStatistics
 from compactor.round.sources import StagedSegmentReader
@@ -100,7 +100,7 @@ class LocalWorker:
     known: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         if plan.fingerprint != executor_fingerprint():
             message = f"the plan is for {plan.fingerprint}, this process is {executor_fingerprint()}"
@@ -126,7 +126,7 @@ class LocalWorker:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkerSession,
+        session: RoundWorkerSession,
         workers: WorkerThreads,
         scan_result: SurvivorScanResult | None,
         *,
@@ -153,7 +153,7 @@ class LocalWorker:
         self,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkerSession,
+        session: RoundWorkerSession,
         reader: StagedSegmentReader,
         workers: WorkerThreads,
         *,
@@ -172,7 +172,7 @@ class LocalWorker:
         return scan_for_survivors(reader, extent, settings, CleanSegmentSelectionInputs(sidecars, FilterUsageStatistics(), clean, parts))
 
     def _rewrite_and_upload_groups(
-        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Yield the receipt or failure of each group. Its sources are prefetched, all threads rewrite it, and it is uploaded while the next
         one is rewritten.
@@ -491,7 +491,7 @@ class PlanExecution:
         if worker.sidecars is None:
             return
         design = worker.filter_for(metadata.records, metadata.size_bytes)
-        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.log_copy_limits)
+        directory = worker.splices and is_key_directory_worthwhile(metadata, len(output.table), worker.layout.log_file_copy_limits)
         builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_key_directory=directory)
         with WorkerThreads(1) as workers:
             add_segment_to_sidecar_builder(builder, output, self._limit, workers)

@@ -43,7 +43,7 @@ class RoundPostponedError(Exception):
         self.until_ms = until_ms
 
 
-class WorkerSession(Protocol):
+class RoundWorkerSession(Protocol):
     """Interface to the driver for a worker while it works on a plan."""
 
     @property
@@ -78,7 +78,7 @@ class PlanWorker(Protocol):
     """
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterable[CompactionReceipt | CompactionFailure]: ...
 
 
@@ -147,7 +147,7 @@ class RoundSteps(Protocol[RoundInputsT]):
         """
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: RoundInputsT | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: RoundInputsT | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         """Run the tasks of a plan and yield one receipt or failure per task, in any order.
 

@@ -38,7 +38,7 @@ from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import RewrittenSegment, upload_segment
 from compactor.round.pass_two import executor_fingerprint
-from compactor.round.ports import LeadershipCheck, Stats, WorkerSession
+from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
 
@@ -144,7 +144,7 @@ class RoundUndoingEarlierRun:
         """Do nothing: the limit on metadata records does not apply to an undo, because a person asked for it."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         groups = {one.made.id: one for one in groups_to_restore(session.state, self.run_id)}
         name = session.state.topic_partition

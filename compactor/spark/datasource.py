@@ -28,7 +28,13 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config import settings as config
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.consumer.history import ConsumedLogHistory, LogMismatch, find_log_mismatch, history_of_restored_position, log_identity
+from compactor.consumer.history import (
+    ConsumedLogHistory,
+    HistoryMismatchReason,
+    find_log_mismatch,
+    history_of_restored_position,
+    log_identity,
+)
 from compactor.consumer.reading import (
     MAX_RETRIES,
     MAX_SPILL_SPAN,
@@ -210,7 +216,7 @@ class KafkaTieredStream(DataSourceStreamReader):
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
-        def find_mismatch_with_stream(tier: Tier, partition: TopicPartition) -> LogMismatch | None:
+        def find_mismatch_with_stream(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
             """Return how the log of a partition differs from the stream's history, or None if it matches."""
             if str(partition) not in known:
                 return None

@@ -118,7 +118,7 @@ class _WriteFilesTask:
         :param task_or_path: order to write the file of a slice, or path of a file whose keys are read.
         """
         hashes: list[Hashes] = []
-        outcome = run_task(-1, lambda _: self._write_slice_or_read_keys(task_or_path, hashes))
+        outcome = run_task(-1, lambda _: self._write_slice_or_read_keys_of_file(task_or_path, hashes))
         place = task_or_path if isinstance(task_or_path, str) else f"segment {task_or_path.file.slice.segment_id}"
         for found in hashes if outcome.error is None or isinstance(outcome.error, TableColumnsMissing) else ():
             range_of_hash = ((found[:, 0] >> np.uint64(32)) * np.uint64(self.ranges)) >> np.uint64(32)
@@ -126,7 +126,7 @@ class _WriteFilesTask:
                 yield number, _KeyHashes(place, found[range_of_hash == number].tobytes())
         yield self.ranges, outcome
 
-    def _write_slice_or_read_keys(
+    def _write_slice_or_read_keys_of_file(
         self, task_or_path: SliceWriteTask | str, key_hashes: list[Hashes]
     ) -> tuple[ViewSlice, DataFile | None] | None:
         """Write the file of a slice and return both, or read the keys of the file at a path and return None. In both cases, append the

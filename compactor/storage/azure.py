@@ -205,7 +205,7 @@ class AzureClient:
         reasons, is_complete = self._reasons_why_deletes_free_no_space()
         return False if reasons else True if is_complete else None
 
-    def inspect_bucket(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[StoreFinding]:
         reasons, is_complete = self._reasons_why_deletes_free_no_space()
         hint = "Expect no saving before they are gone, or use a container without"
         findings = [StoreFinding.warning(kind, f"{self.url} {detail}", hint) for kind, detail in reasons]

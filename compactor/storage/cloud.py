@@ -163,7 +163,7 @@ class ObjectClient(Protocol):
     def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask."""
 
-    def inspect_bucket(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[StoreFinding]:
         """Return findings about the bucket's settings (versioning, retention and the like), for `config check`."""
 
     def required_permission(self, verb: str) -> str:
@@ -230,7 +230,7 @@ class CloudStore:
         return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create_with_token(
+        return self._create_marked_with_random_token(
             key, metadata, lambda described: self._client.create(key, data, described, self._request_with_retries)
         )
 
@@ -339,9 +339,9 @@ class CloudStore:
     def clock_ms(self) -> int:
         return self._request_with_retries(self._client.clock_ms)
 
-    def inspect_bucket(self, now_ms: int) -> Sequence[StoreFinding]:
+    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
-        return self._request_with_retries(self._client.inspect_bucket)
+        return self._request_with_retries(self._client.inspect_store_settings)
 
     def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
@@ -370,9 +370,13 @@ class CloudStore:
         if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
             raise AlreadyExists(f"{self.url}/{key} exists already")
         upload = PartUploader(self._retrier, self._transfers.threads, confirm)
-        return self._create_with_token(key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload))
+        return self._create_marked_with_random_token(
+            key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload)
+        )
 
-    def _create_with_token(self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]) -> ObjectInfo:
+    def _create_marked_with_random_token(
+        self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
+    ) -> ObjectInfo:
         """Create an object marked with a random token by calling ``write`` with its metadata. Raises AlreadyExists, unless the existing
         object bears the token: then an earlier attempt created it.
         """

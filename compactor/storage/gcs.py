@@ -164,7 +164,7 @@ class GcsClient:
     def does_delete_free_space(self) -> bool | None:
         return None if (reasons := self._reasons_why_deletes_free_no_space()) is None else not reasons
 
-    def inspect_bucket(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[StoreFinding]:
         reasons = self._reasons_why_deletes_free_no_space()
         if reasons is None:
             detail = f"these credentials may not ask whether {self.url} keeps deleted objects, so no saving is promised"

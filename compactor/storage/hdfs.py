@@ -240,7 +240,7 @@ class HdfsClient:
     def does_delete_free_space(self) -> bool | None:
         return not self._snapshot_directories()
 
-    def inspect_bucket(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[StoreFinding]:
         hint = "Expect no saving before those snapshots are deleted, or use a directory without"
         detail = f"of {self.url} has snapshots, which keep deleted files"
         return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._snapshot_directories()]

@@ -31,14 +31,15 @@ _SKEW_WARNING_MS = 60_000
 class InspectableStore(Protocol):
     """Store on a server whose settings can be queried."""
 
-    def inspect_bucket(self, now_ms: int) -> Sequence[StoreFinding]:
+    def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
 
     def does_delete_free_space(self) -> bool | None:
         """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
 
     def required_permission(self, verb: str) -> str:
-        """Return the permission that write, overwrite, read, list or delete needs, or an empty string."""
+        """Return the permission that write, overwrite, read, list or delete needs; an empty string if the store has no named
+        permissions."""
 
 
 @runtime_checkable
@@ -69,7 +70,7 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
         findings += _compare_clocks(store, now_ms)
         findings += find_unsafe_concurrent_creates(store, prefix)
         if isinstance(store, InspectableStore):
-            findings += store.inspect_bucket(now_ms())
+            findings += store.inspect_store_settings(now_ms())
     except CompactorError as error:
         findings.append(_error_finding(error, store))
     return findings

@@ -97,7 +97,7 @@ class S3Store:
         """Return the client for single requests, which `config check` and the reader of old versions use beyond ObjectStore."""
         return self._requests
 
-    def inspect_bucket(self, now_ms: int) -> list[StoreFinding]:
+    def inspect_store_settings(self, now_ms: int) -> list[StoreFinding]:
         """Return findings about the bucket's settings. Raises StoreError."""
         from compactor.storage.probe_s3 import bucket_findings
 

@@ -158,7 +158,7 @@ class ComposableLayout(PlainLayout):
 
     @property
     @override
-    def log_copy_limits(self) -> CopyLimits | None:
+    def log_file_copy_limits(self) -> CopyLimits | None:
         return self._store.server_copy_limits
 
     @override

@@ -101,7 +101,7 @@ class SegmentLayout(Protocol):
         """Return whether the digest over batch headers (``batches``) is recorded, which is the only digest that a composed log can have."""
 
     @property
-    def log_copy_limits(self) -> CopyLimits | None:
+    def log_file_copy_limits(self) -> CopyLimits | None:
         """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
@@ -200,7 +200,7 @@ class SegmentPublisher(Protocol):
         :param max_records_per_hour: cap for all partitions together; 0 for no cap.
         """
 
-    def release_metadata_reservation(self, partition: TopicPartition) -> None:
+    def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
         """Release the metadata records that were reserved for a round and not written, because the round has ended or is no longer due."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
@@ -254,13 +254,15 @@ class SegmentPublisher(Protocol):
             effect.
         """
 
-    def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Record that the objects of these segments are deleted (DELETE_SEGMENT_FINISHED)."""
 
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return the ids of those segments which brokers have begun to delete or have deleted, as the newest metadata shows."""
 
-    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
+    def find_announced_unrecorded_segments(
+        self, partition: TopicPartition, recorded_ids: Collection[str]
+    ) -> Sequence[AnnouncedSegment] | None:
         """Return segments that a dead compactor announced to brokers and that are not in ``recorded_ids``.
 
         Returns None on a tier whose readers use the control log alone, so that objects of other segments in the store are orphans.
@@ -268,9 +270,11 @@ class SegmentPublisher(Protocol):
         :param recorded_ids: ids of all segments that the control log names.
         """
 
-    def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
-        """Withdraw the segments that ``find_unrecorded_segments`` returns, and return their number. Live segments that became unreadable
-        because of them are made readable again first.
+    def withdraw_announced_unrecorded_segments(
+        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
+    ) -> int:
+        """Withdraw the segments that ``find_announced_unrecorded_segments`` returns, and return their number. Live segments that became
+        unreadable because of them are made readable again first.
         """
 
 
@@ -282,7 +286,7 @@ class WholeLogUploadLayout:
     should_record_batch_digests = False
 
     @property
-    def log_copy_limits(self) -> CopyLimits | None:
+    def log_file_copy_limits(self) -> CopyLimits | None:
         return None
 
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:

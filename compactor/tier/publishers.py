@@ -30,7 +30,7 @@ class ControlLogPublisher:
     def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
         return None
 
-    def release_metadata_reservation(self, partition: TopicPartition) -> None:
+    def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
         """Do nothing, because this kind of tier has no rate limit."""
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
@@ -64,16 +64,20 @@ class ControlLogPublisher:
     ) -> None:
         """Do nothing, because the control log's record that closed the plan has withdrawn the segments already."""
 
-    def record_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
+    def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Do nothing, because a record of the control log follows, and readers need no other."""
 
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         return frozenset()
 
-    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment] | None:
+    def find_announced_unrecorded_segments(
+        self, partition: TopicPartition, recorded_ids: Collection[str]
+    ) -> Sequence[AnnouncedSegment] | None:
         return None
 
-    def withdraw_unrecorded_segments(self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]) -> int:
+    def withdraw_announced_unrecorded_segments(
+        self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
+    ) -> int:
         return 0
 
 
@@ -89,8 +93,8 @@ class ReadOnlyPublisher(ControlLogPublisher):
         )
 
     announce_segment = publish_replacements = restore_segments = withdraw_segments = check_publishing_allowed
-    record_segment_deletion = withdraw_unrecorded_segments = check_publishing_allowed
+    record_finished_segment_deletion = withdraw_announced_unrecorded_segments = check_publishing_allowed
 
     @override
-    def find_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
+    def find_announced_unrecorded_segments(self, partition: TopicPartition, recorded_ids: Collection[str]) -> Sequence[AnnouncedSegment]:
         return ()

@@ -241,7 +241,9 @@ class OffsetGap(NamedTuple):
 
 
 def _find_first_gap(sources: Sequence[SourceSegment]) -> OffsetGap | None:
-    """Return the first gap between neighbouring segments; None if there is no gap, or the log may have been compacted."""
+    """Return the first gap between neighbouring segments; None if there is no gap, or if the log may have been compacted, where gaps are
+    normal.
+    """
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):
         table = source.table

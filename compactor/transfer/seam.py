@@ -37,8 +37,8 @@ from compactor.transfer.log_directory import (
 )
 from compactor.transfer.staged_file_rules import BrokerLiveLog, FileStagedForDeletion, TierEnd, choose_staged_files
 from compactor.transfer.staged_files import (
+    HeldOpenStagedFile,
     OpenFilesStagedForDeletion,
-    OpenFileStagedForDeletion,
     first_epoch_of_live_log,
     list_staged_files_before_live_log,
 )
@@ -56,7 +56,7 @@ class SegmentListing:
     log_dir: Path
     bases: tuple[int, ...]
     end: int | None = None
-    staged: Mapping[int, OpenFileStagedForDeletion] = field(default_factory=dict)
+    staged: Mapping[int, HeldOpenStagedFile] = field(default_factory=dict)
 
     @property
     def total_size_bytes(self) -> int:

@@ -27,7 +27,7 @@ _MAGIC, _EPOCH = 16, slice(12, 16)
 
 
 @dataclass(frozen=True)
-class OpenFileStagedForDeletion:
+class HeldOpenStagedFile:
     """Staged file that this process holds open, with the bytes of its transaction index."""
 
     file: FileStagedForDeletion
@@ -127,11 +127,11 @@ class OpenFilesStagedForDeletion:
         self.log_dir = log_dir
         self.refusals: dict[int, str] = {}
         self._directory = -1
-        self._held: dict[tuple[int, int], OpenFileStagedForDeletion] = {}
+        self._held: dict[tuple[int, int], HeldOpenStagedFile] = {}
         self._changing = threading.RLock()
 
     @property
-    def held_files(self) -> tuple[OpenFileStagedForDeletion, ...]:
+    def held_files(self) -> tuple[HeldOpenStagedFile, ...]:
         """Return the staged files that are open now, ascending by base offset."""
         with self._changing:
             return tuple(sorted(self._held.values(), key=lambda held: held.file.base))
@@ -156,7 +156,7 @@ class OpenFilesStagedForDeletion:
         inodes = {file.base: file.inode for file in listed_files}
         self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
-    def close_unwanted_files(self, is_wanted: Callable[[OpenFileStagedForDeletion], bool]) -> None:
+    def close_unwanted_files(self, is_wanted: Callable[[HeldOpenStagedFile], bool]) -> None:
         """Close all files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
@@ -185,4 +185,4 @@ class OpenFilesStagedForDeletion:
         except OSError:
             os.close(descriptor)
             raise
-        self._held[file.inode] = OpenFileStagedForDeletion(file, descriptor, txn_index)
+        self._held[file.inode] = HeldOpenStagedFile(file, descriptor, txn_index)

@@ -46,15 +46,15 @@ def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTo
     # the earlier one, so that a wrong clock does not make two answers of one.
     earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
     answers = ask_about_topics(topic_ids)
-    _record_topic_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
-    state = _record_topic_answers(catalog, answers, earlier_ms, partial(_confirms_topic_deletion, asked_ms=earlier_ms))
+    _record_new_topic_id_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
+    state = _record_new_topic_id_answers(catalog, answers, earlier_ms, partial(_confirms_topic_deletion, asked_ms=earlier_ms))
     write_snapshot_if_due(catalog)
     asked = topic_ids_of_cluster(state, answers.missing, answers.cluster_id)
     due = {topic_id for topic_id in asked if _is_deletion_due(tier, state, topic_id, earlier_ms)}
     return _delete_topics(tier, due) if due else []
 
 
-def _record_topic_answers(
+def _record_new_topic_id_answers(
     catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
     """Record the cluster's answers about topic ids in the catalog, as far as they are new or contradict those recorded before. Return the
@@ -63,7 +63,7 @@ def _record_topic_answers(
     :param adds_information: returns whether the answer that a topic is missing is worth recording.
     """
 
-    def decide_record(state: CatalogState) -> TopicsInspected | None:
+    def decide_record_to_append(state: CatalogState) -> TopicsInspected | None:
         # The fold ignores what another cluster says: recorded, it would be decided again for ever.
         asked = topic_ids_of_cluster(state, (*answers.missing, *answers.present), answers.cluster_id)
         missing = tuple(topic_id for topic_id in answers.missing if topic_id in asked and adds_information(state, topic_id))
@@ -72,7 +72,7 @@ def _record_topic_answers(
             return None
         return TopicsInspected(cluster_id=answers.cluster_id, missing=missing, present=present, asked_ms=asked_ms)
 
-    return catalog.append_until_done(decide_record)
+    return catalog.append_until_done(decide_record_to_append)
 
 
 def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:

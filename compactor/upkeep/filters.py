@@ -138,7 +138,7 @@ def rebuild_sidecars(
                         counted = not np.any((source.table.magic < 2) & (source.table.codec_ids > 0))
                         design = design_bloom_filter(cleaner, record, probes, records, segment.size_bytes) if counted else None
                         directory = cleaner.splice and is_key_directory_worthwhile(
-                            segment, len(source.table), tier.ports.layout.log_copy_limits
+                            segment, len(source.table), tier.ports.layout.log_file_copy_limits
                         )
                         builder = SidecarBuilder(
                             source, design, tier.identity.hash_key(), counts_distinct_keys=True, collects_key_directory=directory

@@ -41,7 +41,7 @@ from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 from compactor.round.delivery import describe_segment_file
 from compactor.round.drive import run_round_as_leader
-from compactor.round.ports import LeadershipCheck, Stats, WorkerSession
+from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
 from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
 from compactor.upkeep.repair_sources import RepairSource, download_each_file_of_same_range
 from compactor.upkeep.segment_check import download_intact_files, raise_if_segment_exceeds_disk_budget
@@ -459,7 +459,7 @@ class RepairRound:
         """Do nothing: repairs have no rate limit, because a person asked for them."""
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, inputs: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, inputs: PartitionState | None
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         for task in tasks:
             session.raise_if_leadership_lost()

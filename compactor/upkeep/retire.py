@@ -23,7 +23,7 @@ from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control import grace, ordering
 from compactor.control.leadership import Leadership, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
-from compactor.control.ports import EnvironmentPorts, LeaseTimes, ObjectRetention
+from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
 from compactor.control.publication import delete_segment_objects
 from compactor.control.records import ImportVoided, SegmentDeletionBegun, SegmentDeletionEnded
 from compactor.control.stages import RoundStage, StageTracker
@@ -127,7 +127,7 @@ class RetireReport:
 def retire_partition(
     ports: EnvironmentPorts,
     log: PartitionLog,
-    lease: LeaseTimes,
+    lease: LeaseDurations,
     retention: ObjectRetention,
     *,
     clock: GraceClock = STORES_OWN,
@@ -181,7 +181,7 @@ def retire_as_leader(
     left = [segment for segment in left if segment.id not in reported] + list(found.strays)
     ordering.require_segments_deletable(log.state, log.incarnation, leadership.epoch, [segment.id for segment in left])
     ports.layout.delete_segments(log.state.topic_partition, left)
-    ports.publisher.record_segment_deletion(log.state.topic_partition, left)
+    ports.publisher.record_finished_segment_deletion(log.state.topic_partition, left)
     ports.control.delete(found.scratch)
     return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
@@ -202,7 +202,7 @@ def survey_retirable_segments(
     due, waiting = _split_segments_by_grace(ports, log, retention, clock)
     known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
-    reported = ports.publisher.find_unrecorded_segments(state.topic_partition, known)
+    reported = ports.publisher.find_announced_unrecorded_segments(state.topic_partition, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if reported is None:

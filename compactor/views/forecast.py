@@ -127,7 +127,7 @@ class SidecarEvidence:
     record: FilterUsageStatistics
 
 
-def read_sidecar_evidence(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
+def read_sidecar_heads_for_forecast(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
     """Read the heads of the sidecars that a due round would use to skip segments. Return None if no round is due or it would use no
     sidecars.
 
@@ -154,7 +154,7 @@ def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, fo
     :param force: whether the round runs although the dirty ratio is below its limit.
     """
     summary = summarize_state(tier.open_partition_log(partition).refresh())
-    known = read_sidecar_evidence(tier, summary, now_ms, force=force)
+    known = read_sidecar_heads_for_forecast(tier, summary, now_ms, force=force)
     return forecast_from_summary(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 

@@ -16,12 +16,12 @@ from compactor.service.metrics import render_metrics
 from compactor.web.documents import (
     AgentTotals,
     NeedsAttention,
+    PartitionUploadRow,
     PendingSegment,
     PlannedStep,
     RunningWork,
     StatusDocument,
     UploadDocument,
-    UploadRow,
 )
 from compactor.web.listing import ListColumn, ListQuery
 from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
@@ -74,7 +74,7 @@ class AgentPages:
         """Return the agent's metrics for Prometheus. Kafka has no names for them, so that ``with_kafka_names`` has no effect."""
         return render_metrics(agent_metrics(self.status()))
 
-    def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, UploadRow]:
+    def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, PartitionUploadRow]:
         """Return the document of the console's start page, with the partitions that the query selects."""
         status = self.status()
         led = [_led_partition(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
@@ -83,7 +83,7 @@ class AgentPages:
             key=lambda w: (-w.troubled_ms, w.partition),
         )
         return status_document(
-            StatusDocument[AgentTotals, UploadRow],
+            StatusDocument[AgentTotals, PartitionUploadRow],
             "agent",
             status,
             led,
@@ -207,11 +207,11 @@ def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int)
     )
 
 
-def _upload_row(led: _LedPartition, now_ms: int) -> UploadRow:
+def _upload_row(led: _LedPartition, now_ms: int) -> PartitionUploadRow:
     """Return the row of a partition that this broker leads in the list of partitions."""
     upload_state, end = led.upload_state, led.upload_state.end
     why = "it failed before" if upload_state.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
-    return UploadRow(
+    return PartitionUploadRow(
         partition=led.name,
         condition=led.condition.value,
         reason=f"{upload_state.trouble.value}: {upload_state.reason}" if upload_state.trouble else "",

@@ -220,7 +220,7 @@ class RequestRouter:
     def _find_partition_document(self, partition_name: str) -> StrictFrozenModel | None:
         """Return the document of a partition; None if there is no such partition. ``partition_name``: last part of a path, URL-quoted."""
         try:
-            return self._pages.partition_document(TopicPartition.parse_store_prefix(unquote(partition_name)))
+            return self._pages.partition_document(TopicPartition.parse_partition_store_prefix(unquote(partition_name)))
         except UsageError:
             return None
 

@@ -132,7 +132,7 @@ class PartitionRow(ListRow):
     last_round: RoundOutcome | None
 
 
-class UploadRow(ListRow):
+class PartitionUploadRow(ListRow):
     """A partition in the agent's list.
 
     ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
@@ -151,7 +151,7 @@ class UploadRow(ListRow):
     lag_deadline_ms: int | None
 
 
-RowT = TypeVar("RowT", PartitionRow, UploadRow)
+RowT = TypeVar("RowT", PartitionRow, PartitionUploadRow)
 
 
 class PartitionList(StrictFrozenModel, Generic[RowT]):
@@ -501,7 +501,7 @@ class UploadDocument(PageDocument):
     ``pending``: the first of ``row.lag_segments``.
     """
 
-    row: UploadRow
+    row: PartitionUploadRow
     leads: bool
     directory: str
     first_offset: int | None

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.ports import MetadataTopic, PollResult, TopicRecord
+from compactor.brokers.metadata_topic.ports import MetadataTopic, PollResult, RawMetadataTopicRecord
 from compactor.errors import NotFound, Refused
 from tests.simulation.memory_topic import MemoryMetadataTopic, MemoryTopicLog
 
@@ -51,10 +51,10 @@ def create_topic(bootstrap: str, topic: str) -> None:
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
 
 
-def all_of(topic: MetadataTopic, positions: dict[int, int], limit: int = 1000) -> tuple[list[TopicRecord], dict[int, int]]:
+def all_of(topic: MetadataTopic, positions: dict[int, int], limit: int = 1000) -> tuple[list[RawMetadataTopicRecord], dict[int, int]]:
     """Read until every partition's end is reached."""
     topic.seek(positions)
-    records: list[TopicRecord] = []
+    records: list[RawMetadataTopicRecord] = []
     reached: dict[int, int] = {}
     for _ in range(500):
         polled = topic.poll(limit, 1.0)
@@ -85,7 +85,7 @@ def test_what_is_appended_is_read_in_order_without_a_key(opened: Opener) -> None
     assert reached == dict.fromkeys(range(PARTITIONS), 10)
     for partition in range(PARTITIONS):
         mine = [record for record in records if record.partition == partition]
-        assert mine == [TopicRecord(partition, n, None, f"value {n * PARTITIONS + partition}".encode()) for n in range(10)]
+        assert mine == [RawMetadataTopicRecord(partition, n, None, f"value {n * PARTITIONS + partition}".encode()) for n in range(10)]
 
 
 def test_bounds_follow_the_log(opened: Opener) -> None:
@@ -113,12 +113,12 @@ def test_a_reader_at_the_end_sees_what_comes(opened: Opener) -> None:
     all_of(topic, dict.fromkeys(range(PARTITIONS), 0))
     assert topic.poll(10, 0.2).records == []
     topic.append(2, b"late")
-    records: list[TopicRecord] = []
+    records: list[RawMetadataTopicRecord] = []
     for _ in range(100):
         records += topic.poll(10, 1.0).records
         if records:
             break
-    assert records == [TopicRecord(2, 0, None, b"late")]
+    assert records == [RawMetadataTopicRecord(2, 0, None, b"late")]
 
 
 def test_an_offset_that_is_not_there_is_not_found(opened: Opener) -> None:

@@ -327,7 +327,7 @@ class TestPuttingTogether:
     def test_only_plain_objects_with_digests_of_ours_are_copied(self, rig: Rig) -> None:
         segment = rig.segment(0, rig.contents(1))
         rig.stored(segment, rig.contents(1))
-        assert rig.layout.log_copy_limits == (rig.store.server_copy_limits if rig.layout.should_record_batch_digests else None)
+        assert rig.layout.log_file_copy_limits == (rig.store.server_copy_limits if rig.layout.should_record_batch_digests else None)
         if not rig.layout.should_record_batch_digests:
             with pytest.raises(CannotCopy, match="cannot compose logs"):
                 rig.layout.log_object_version(NAME, segment)
@@ -450,7 +450,7 @@ class TestPuttingTogether:
         pieces, before = spliced.pieces(), spliced.rig.objects()
         assert isinstance(spliced.rig.store, MemoryStore)
         spliced.rig.store.server_copy_limits = None
-        assert spliced.rig.layout.log_copy_limits is None
+        assert spliced.rig.layout.log_file_copy_limits is None
         with pytest.raises(CannotCopy):
             spliced.rig.layout.compose_segment(NAME, spliced.made, pieces, spliced.beside)
         assert spliced.rig.objects() == before

@@ -94,14 +94,14 @@ def test_what_is_withdrawn_or_gone_records_nothing_and_may_be_said_twice(publish
         publisher.withdraw_segments(
             NAME, [AnnouncedSegment(NEW.id, NEW.start_offset, NEW.end_offset, NEW.leader_epochs)], include_unannounced=True
         )
-        publisher.record_segment_deletion(NAME, [SegmentIdAndStart(NEW.id, NEW.start_offset)])
+        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(NEW.id, NEW.start_offset)])
     assert log.records == []
 
 
 def test_what_it_has_published_or_withdrawn_is_no_stray(publisher: SegmentPublisher) -> None:
     known = [segment.id for segment in (*OLD, NEW)]
     publisher.announce_segment(NAME, NEW)
-    assert not publisher.find_unrecorded_segments(NAME, known)
+    assert not publisher.find_announced_unrecorded_segments(NAME, known)
     publisher.publish_replacements(NAME, SWITCH, lambda: None, lambda cut_off: None)
-    assert not publisher.find_unrecorded_segments(NAME, known)
-    assert publisher.withdraw_unrecorded_segments(NAME, [NEW], known) == 0
+    assert not publisher.find_announced_unrecorded_segments(NAME, known)
+    assert publisher.withdraw_announced_unrecorded_segments(NAME, [NEW], known) == 0

@@ -239,11 +239,11 @@ class TestKerberos:
 
 def test_a_directory_with_snapshots_promises_no_saving(store: HdfsStore, hdfs_directory: CloudBucket) -> None:
     store.create("k", b"x")
-    assert (store.inspect_bucket(0), store.does_delete_free_space()) == ([], True)
+    assert (store.inspect_store_settings(0), store.does_delete_free_space()) == ([], True)
     ask_namenode(hdfs_directory, "ALLOWSNAPSHOT")
     assert store.does_delete_free_space(), "there is none yet"
     ask_namenode(hdfs_directory, "CREATESNAPSHOT")
-    (finding,) = store.inspect_bucket(0)
+    (finding,) = store.inspect_store_settings(0)
     assert (finding.severity, finding.kind, store.does_delete_free_space()) == ("warning", "snapshots", False)
 
 

@@ -31,11 +31,11 @@ SECOND = partition_of_incarnation("orders", 0, 2)
 class TestNames:
     def test_the_first_incarnation_has_the_partitions_name(self) -> None:
         assert str(partition_of_incarnation("orders", 0, 1)) == "orders-0"
-        assert TopicPartition.parse_store_prefix("orders-0") == ORDERS
+        assert TopicPartition.parse_partition_store_prefix("orders-0") == ORDERS
 
     def test_a_later_incarnation_reads_back(self) -> None:
         assert str(partition_of_incarnation("orders", 0, 12)) == "orders-0~12"
-        assert TopicPartition.parse_store_prefix("orders-0~12") == partition_of_incarnation("orders", 0, 12)
+        assert TopicPartition.parse_partition_store_prefix("orders-0~12") == partition_of_incarnation("orders", 0, 12)
         assert pickle.loads(pickle.dumps(SECOND)) == SECOND
 
     def test_incarnations_differ_although_topic_and_number_are_the_same(self) -> None:
@@ -46,7 +46,7 @@ class TestNames:
     @pytest.mark.parametrize("text", ["orders-0~", "orders-0~0", "orders-0~1", "orders-0~02", "orders-0~x", "orders~2", "orders-0~2~3"])
     def test_an_incarnation_has_one_spelling(self, text: str) -> None:
         with pytest.raises(UsageError):
-            TopicPartition.parse_store_prefix(text)
+            TopicPartition.parse_partition_store_prefix(text)
 
     def test_no_topic_or_directory_is_called_like_a_later_incarnation(self) -> None:
         with pytest.raises(UsageError, match="not a topic name"):

@@ -26,7 +26,7 @@ from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer.columns import LATEST_MS
 from compactor.control.leadership import acquire_leadership, hold_leadership
-from compactor.control.ports import LeaseTimes
+from compactor.control.ports import LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Fenced, UsageError
 from compactor.model.ids import TopicPartition
@@ -391,7 +391,7 @@ def test_a_zombie_driver_is_fenced_and_its_successor_goes_on(started: StartedClu
 
     def take_over(step: str, count: int) -> None:
         if "pass 2" in step:
-            taken.append(acquire_leadership(twins.remote.ports, twins.remote.open_partition_log(NAME), LeaseTimes(ttl_ms=30_000)).epoch)
+            taken.append(acquire_leadership(twins.remote.ports, twins.remote.open_partition_log(NAME), LeaseDurations(ttl_ms=30_000)).epoch)
 
     settings = twins.remote.settings
     short = replace(zombie, settings=settings.model_copy(update={"lease": settings.lease.model_copy(update={"ttl_ms": 100})}))
@@ -484,7 +484,7 @@ def test_a_partition_that_is_leased_does_not_hold_up_the_others(started: Started
         cli.named = f"orders-{number}"
         cli.bring(write(tmp_path / f"log-{number}", number + 20, segments=2))
     tier = open_tier(load_settings(str(cli.config)))
-    with hold_leadership(tier.ports, tier.open_partition_log(TopicPartition("orders", 1)), LeaseTimes(ttl_ms=3000)):
+    with hold_leadership(tier.ports, tier.open_partition_log(TopicPartition("orders", 1)), LeaseDurations(ttl_ms=3000)):
         answer = cli.ask("recompact")
     assert answer.code == 0
     assert [row["status"] for row in answer.document["partitions"]] == ["cleaned", "leased", "cleaned"]

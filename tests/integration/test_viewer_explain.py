@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compactor.control.leadership import hold_leadership
-from compactor.control.ports import LeaseTimes
+from compactor.control.ports import LeaseDurations
 from compactor.model.ids import TopicPartition
 from tests.builders import LZ4, LogBuilder
 from tests.support.deployment import Deployment
@@ -86,7 +86,7 @@ class TestPartition:
 
     def test_somebody_leads_it(self, grown: Deployment) -> None:
         tier = grown.opened()
-        with hold_leadership(tier.ports, tier.open_partition_log(TopicPartition("orders", 0)), LeaseTimes(60_000)):
+        with hold_leadership(tier.ports, tier.open_partition_log(TopicPartition("orders", 0)), LeaseDurations(60_000)):
             answer, facts = ask(grown)
             assert answer.startswith(f"{tier.ports.holder} holds its lease (epoch 1) until ")
             assert facts["lease"][0]["epoch"] == 1

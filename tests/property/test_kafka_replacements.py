@@ -145,7 +145,7 @@ class Story:
     def process(self, faults: float) -> None:
         """A run: what is left of the last one, or a new round; then retire."""
         publisher, control = self.publisher(faults), self.control
-        publisher.withdraw_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_announced_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if control.plan and not control.begun and (self.rng.random() < 0.4 or not self.whole()):
             away = [new.segment for new in control.plan]
             control.withdrawn += [AnnouncedSegment(one.id, one.start_offset, one.end_offset, one.leader_epochs) for one in away]
@@ -153,7 +153,7 @@ class Story:
         if control.withdrawn:
             publisher.withdraw_segments(NAME, control.withdrawn, include_unannounced=True)
             self.objects -= self.gone()
-            publisher.record_segment_deletion(NAME, control.withdrawn)
+            publisher.record_finished_segment_deletion(NAME, control.withdrawn)
         if not control.plan:
             self.announce()
         if not control.begun:
@@ -163,11 +163,11 @@ class Story:
         self.wait()
         publisher.publish_replacements(NAME, control.plan, self.begun, self.published, is_begun_recorded=control.begun)
         self.objects -= set(control.replaced)
-        publisher.record_segment_deletion(NAME, self.refs(control.replaced))
+        publisher.record_finished_segment_deletion(NAME, self.refs(control.replaced))
         control.replaced = []
-        left = publisher.find_unrecorded_segments(NAME, self.known()) or ()
+        left = publisher.find_announced_unrecorded_segments(NAME, self.known()) or ()
         self.objects -= {one.id for one in left}
-        publisher.record_segment_deletion(NAME, left)
+        publisher.record_finished_segment_deletion(NAME, left)
 
     def whole(self) -> bool:
         there = {one.id for one in self.live()}
@@ -293,7 +293,7 @@ def nobody_waits(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_cuts_off(patch: pytest.MonkeyPatch) -> None:
     """cut off."""
-    patch.setattr(KafkaPublisher, "withdraw_unrecorded_segments", lambda *_: 0)
+    patch.setattr(KafkaPublisher, "withdraw_announced_unrecorded_segments", lambda *_: 0)
     patch.setattr(KafkaPublisher, "withdraw_segments", lambda *_, **__: None)
 
 
@@ -335,7 +335,7 @@ class WayBack(Story):
 
     def back(self, faults: float, *, backwards: bool) -> None:
         publisher, control = self.publisher(faults), self.control
-        publisher.withdraw_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
+        publisher.withdraw_announced_unrecorded_segments(NAME, [new.segment for new in control.plan if control.begun], self.known())
         if not control.begun:
             for new in control.plan:
                 publisher.announce_segment(NAME, new.segment)

@@ -14,7 +14,7 @@ from compactor.control.identity import DataRootOwnership
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
-from compactor.control.ports import EnvironmentPorts, LeaseTimes, ObjectRetention
+from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
 from compactor.control.records import BadControlRecord, LastImportedBatch, TailTruncated
 from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
@@ -30,7 +30,7 @@ from tests.simulation.symbolic import Broker, Row, Rows, SymbolicPlanner, Symbol
 from tests.simulation.world import GRACE_MS, ORPHAN_AGE_MS, TTL_MS, UNDO_WINDOW_MS, World
 from tests.support.keys import object_key
 
-LEASE = LeaseTimes(ttl_ms=TTL_MS, stall_ms=3 * TTL_MS)
+LEASE = LeaseDurations(ttl_ms=TTL_MS, stall_ms=3 * TTL_MS)
 RETENTION = ObjectRetention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
 HASTY = ObjectRetention(grace_ms=0, undo_window_ms=0, orphan_age_ms=ORPHAN_AGE_MS)
 EPOCH_SEGMENTS = 3

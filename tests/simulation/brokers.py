@@ -50,7 +50,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile, Segme
 from compactor.records.producers import ProducerStates, format_producer_snapshot
 from compactor.round.drive import run_round
 from compactor.round.plan import PlanInputs, assess_round, plan_round
-from compactor.round.ports import WorkerSession
+from compactor.round.ports import RoundWorkerSession
 from compactor.tier.layouts.native import NativeLayout
 from compactor.upkeep.retire import retire_partition
 from tests.read_checker import FoundRecord, PartitionHistory, Read, SentRecord, judge_read
@@ -544,7 +544,7 @@ class PlanWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         name, by_id = session.state.topic_partition, session.state.live_segments_by_id()
         latest: dict[str, int] = {}

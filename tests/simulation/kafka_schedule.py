@@ -177,7 +177,7 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
     "behind": not_behind,
     "grace": lambda: patch.object(brokers, "KEPT", replace(brokers.KEPT, grace_ms=0, undo_window_ms=0)),
     "cut off": lambda: unasked(
-        patch.object(KafkaPublisher, "withdraw_unrecorded_segments", lambda *_: 0),
+        patch.object(KafkaPublisher, "withdraw_announced_unrecorded_segments", lambda *_: 0),
         patch.object(KafkaPublisher, "withdraw_segments", lambda *_, **__: None),
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compactor.brokers.metadata_topic.codec import TOPIC, MetadataRecord, encode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
-from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, RawMetadataTopicRecord, TopicIdentity
 from compactor.constants import TopicId
 from compactor.errors import NotFound, Refused, Unavailable
 
@@ -17,13 +17,13 @@ class MemoryTopicLog:
 
     def __init__(self, partitions: int = 5, *, cluster_id: str = "cluster", topic_id: str = "topic") -> None:
         self.identity = TopicIdentity(cluster_id, TopicId(topic_id), partitions)
-        self.logs: list[list[TopicRecord | None]] = [[] for _ in range(partitions)]
+        self.logs: list[list[RawMetadataTopicRecord | None]] = [[] for _ in range(partitions)]
         self.starts = [0] * partitions
         self.leaderless: set[int] = set()
 
     def put(self, partition: int, value: bytes | None, key: bytes | None = None) -> int:
         log = self.logs[partition]
-        log.append(TopicRecord(partition, len(log), key, value))
+        log.append(RawMetadataTopicRecord(partition, len(log), key, value))
         return len(log) - 1
 
     def write(self, records: Iterable[MetadataRecord]) -> None:
@@ -78,7 +78,7 @@ class MemoryMetadataTopic:
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         """Never waits. Takes from each partition in turn."""
         self.polls += 1
-        records: list[TopicRecord] = []
+        records: list[RawMetadataTopicRecord] = []
         reached: dict[int, int] = {}
         for number, position in self._positions.items():
             if not self.log.starts[number] <= position <= len(self.log.logs[number]):

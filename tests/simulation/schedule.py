@@ -17,7 +17,7 @@ from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership
 from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
-from compactor.control.ports import EnvironmentPorts, LeaseTimes
+from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
 from compactor.round.drive import run_round
@@ -182,7 +182,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
             judge.believed(state, tail)
         return state
 
-    def watched_acquire(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseTimes) -> Leadership:
+    def watched_acquire(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Leadership:
         if ports.control.url == world.control.url:
             judges[log.name].asked[log.incarnation] = world.now_ms
         leadership = acquire(ports, log, lease)

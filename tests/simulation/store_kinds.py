@@ -135,7 +135,7 @@ class SimulatedClient:
     def does_delete_free_space(self) -> bool | None:
         return None
 
-    def inspect_bucket(self) -> list[StoreFinding]:
+    def inspect_store_settings(self) -> list[StoreFinding]:
         return []
 
     def required_permission(self, verb: str) -> str:

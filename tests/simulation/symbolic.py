@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, SkippedSegment
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
-from compactor.round.ports import PlanWorker, WorkerSession
+from compactor.round.ports import PlanWorker, RoundWorkerSession
 from tests.simulation.world import RETENTION_MS
 from tests.support.keys import object_key
 
@@ -228,7 +228,7 @@ class SymbolicRound:
         return self._planner(facts, self._now_ms, leader_epoch, new_id)
 
     def run_tasks(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession, facts: PartitionState | None
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession, facts: PartitionState | None
     ) -> Iterable[CompactionReceipt | CompactionFailure]:
         return self._worker(plan, tasks, session)
 
@@ -248,7 +248,7 @@ class SymbolicWorker:
         self.fails = fails
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         by_id = session.state.live_segments_by_id()
         latest = self._pass_one(plan, session, by_id)
@@ -274,7 +274,7 @@ class SymbolicWorker:
                 bytes_written=len(data),
             )
 
-    def _pass_one(self, plan: CompactionPlan, session: WorkerSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
+    def _pass_one(self, plan: CompactionPlan, session: RoundWorkerSession, by_id: Mapping[str, RemoteLogSegmentMetadata]) -> dict[str, int]:
         """Key -> its last offset in the dirty range; kept as a scratch object where survivors are kept."""
         for item in session.scratch_objects_of_earlier_survivor_scan:
             found: dict[str, int] = json.loads(self.ports.control.get(item.key))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.gate.parameters import GateParameters, GateReport
+from compactor.cleaner.gate.parameters import GateCheckParameters, GateReport
 from compactor.cleaner.offline import LogDirectoryWithRangeToClean, OfflineCleanOptions, clean_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
@@ -36,7 +36,7 @@ GATE_KEY = b"the gate's own  "
 
 
 @dataclass(frozen=True, slots=True)
-class _AtPoint(GateParameters):
+class _AtPoint(GateCheckParameters):
     """Terms that choose the range of keys."""
 
     fixed_point: int = 0
@@ -67,7 +67,7 @@ class Round:
         """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
         opened = opened or open_log_directory_for_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
-        terms = GateParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
+        terms = GateCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
         gate = Gate(terms, LatestRecordTable(budget_bytes, 10_000))

@@ -16,9 +16,9 @@ from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.history import (
     ConsumedLogHistory,
+    HistoryMismatchReason,
     LeaderEpochEnd,
     LogIdentity,
-    LogMismatch,
     find_log_mismatch,
     history_of_restored_position,
     log_identity,
@@ -260,13 +260,13 @@ def log(end: int, *entries: tuple[int, int], topic_id: str = "") -> LogIdentity:
     ],
 )
 def test_the_offset_up_to_which_a_log_agrees_with_a_position(position: ConsumedLogHistory, given: LogIdentity, agreed: int | None) -> None:
-    assert find_log_mismatch(position, given) == (None if agreed is None else LogMismatch("truncated", agreed))
+    assert find_log_mismatch(position, given) == (None if agreed is None else HistoryMismatchReason("truncated", agreed))
 
 
 def test_a_log_of_an_earlier_leader_is_older_and_another_topic_has_no_common_prefix() -> None:
-    assert find_log_mismatch(history_of_restored_position(100, 2, ""), log(100, (0, 0), (1, 40))) == LogMismatch("older")
+    assert find_log_mismatch(history_of_restored_position(100, 2, ""), log(100, (0, 0), (1, 40))) == HistoryMismatchReason("older")
     same = log(200, (0, 0), topic_id=NEW_ID)
-    assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), same) == LogMismatch("topic")
+    assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), same) == HistoryMismatchReason("topic")
     assert find_log_mismatch(history_of_restored_position(100, 0, NEW_ID), same) is None
     assert find_log_mismatch(history_of_restored_position(100, 0, ""), same) is None
     assert find_log_mismatch(history_of_restored_position(100, 0, OLD_ID), replace(same, topic_id=EMPTY_TOPIC_ID)) is None

@@ -12,7 +12,7 @@ import pytest
 from compactor.control import publication
 from compactor.control.leadership import acquire_leadership, current_lease, hold_leadership, send_heartbeats_in_background
 from compactor.control.logs import open_partition_log
-from compactor.control.ports import LeaseTimes
+from compactor.control.ports import LeaseDurations
 from compactor.errors import Fenced, Leased, StoreError
 from compactor.tier.publishers import ControlLogPublisher
 from tests.simulation.actors import LEASE
@@ -132,7 +132,7 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
         beats.append(send_heartbeat)
         yield
 
-    lease = LeaseTimes(ttl_ms=TTL_MS, stall_ms=2 * TTL_MS)
+    lease = LeaseDurations(ttl_ms=TTL_MS, stall_ms=2 * TTL_MS)
     hung = replace(ports, keep_alive=keep_alive)
     log = open_partition_log(hung, NAME)
     with hold_leadership(hung, log, lease) as leadership:

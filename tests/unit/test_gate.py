@@ -20,7 +20,7 @@ from compactor.cleaner.gate.key_table import (
     record_fingerprints,
     zero_fingerprint_sums,
 )
-from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.gate.parameters import GateCheckParameters
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory, open_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
@@ -71,7 +71,7 @@ def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: in
 
 def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
     terms = [
-        GateParameters(open_log_directory_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
+        GateCheckParameters(open_log_directory_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
         for offset in range(0, 64_000, 1_000)
     ]
     assert len({terms_.hash_point_of_checked_keys >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"

@@ -16,7 +16,7 @@ from compactor.outputs.iceberg_plan import (
     SnapshotAge,
     ViewSlice,
     end_offset_of_unfinished_round,
-    parse_partition_entry,
+    parse_kafka_partition_entry,
     partition_entry_of_view,
     plan_snapshot_expiry,
     plan_table_update,
@@ -122,13 +122,13 @@ def test_an_entry_names_the_round_that_is_shown() -> None:
     shown = partition_entry_of_view(state(20, runs=runs), 5)
     assert (shown.run, shown.log_start, shown.cleaner_offset, shown.snapshot_order) == ("r1", 5, 20, (1, 9, 5))
     assert partition_entry_of_view(state(3), 5).cleaner_offset == 5
-    assert parse_partition_entry(shown.model_dump_json(), "t") == shown
+    assert parse_kafka_partition_entry(shown.model_dump_json(), "t") == shown
 
 
 def test_an_entry_of_a_newer_version_is_refused() -> None:
-    assert parse_partition_entry(None, "t") is None
+    assert parse_kafka_partition_entry(None, "t") is None
     with pytest.raises(BadData, match="its summary is not valid"):
-        parse_partition_entry('{"other": 1}', "t")
+        parse_kafka_partition_entry('{"other": 1}', "t")
 
 
 def test_records_that_change_no_row_leave_the_view_as_it_is() -> None:

@@ -77,7 +77,7 @@ def test_a_round_in_its_order() -> None:
     assert told(world, 10) == ["S 51", "S 50", "F 50", "D 0", "D 1", "F 51", "D 2", "D 3"]
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
-    publisher.record_segment_deletion(NAME, [SegmentIdAndStart(one.id, one.start_offset) for one in live[:4]])
+    publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(one.id, one.start_offset) for one in live[:4]])
     assert world.states() == {named(50): S.COPY_SEGMENT_FINISHED, named(51): S.COPY_SEGMENT_FINISHED, named(4): S.COPY_SEGMENT_FINISHED}
 
 
@@ -152,15 +152,15 @@ def test_whoever_comes_after_a_crash_ends_with_the_same(at: int, lost: bool) -> 
     begun = any(state is S.COPY_SEGMENT_FINISHED for name, state in world.states().items() if name in (named(50), named(51)))
     publisher, control = world.publisher(), Control()
     known = [segment.id for segment in (*live, *(new.segment for new in round_))]
-    publisher.withdraw_unrecorded_segments(NAME, [], known)
+    publisher.withdraw_announced_unrecorded_segments(NAME, [], known)
     if not begun:
         for new in round_:
             publisher.announce_segment(NAME, new.segment)
     publisher.publish_replacements(NAME, round_, control.begun, control.record)
     assert (control.said, control.cut) == (["publish begun", "round published"], [])
     assert world.served() == [(named(50), 0, 19), (named(51), 20, 39), (live[4].id, 40, 49)]
-    publisher.withdraw_unrecorded_segments(NAME, [], known)
-    publisher.record_segment_deletion(NAME, [*live[:4], *(publisher.find_unrecorded_segments(NAME, known) or ())])
+    publisher.withdraw_announced_unrecorded_segments(NAME, [], known)
+    publisher.record_finished_segment_deletion(NAME, [*live[:4], *(publisher.find_announced_unrecorded_segments(NAME, known) or ())])
     assert {name for name, state in world.states().items() if state is not S.COPY_SEGMENT_FINISHED} == set()
 
 
@@ -257,7 +257,7 @@ class TestStrays:
         assert told(world, 10) == ["S 50", "D 50"]
         with pytest.raises(Refused, match="was cut off"):
             late.announce_segment(NAME, new)
-        publisher.record_segment_deletion(NAME, [SegmentIdAndStart(new.id, 0)])
+        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(new.id, 0)])
         assert world.states() == {one.id: S.COPY_SEGMENT_FINISHED for one in live}
 
     def test_a_withdrawn_one_of_this_process_is_cut_off_only_where_it_was_introduced(self) -> None:
@@ -281,16 +281,16 @@ class TestStrays:
         publisher.announce_segment(NAME, bigger.segment)
         world.write(introduced(described(50, 0, 9), COMPACTOR_BROKER_ID)._replace(segment_id=b"\7" * 16))  # another one's START
         publisher.publish_replacements(NAME, [bigger], control.begun, control.record)
-        publisher.record_segment_deletion(NAME, [SegmentIdAndStart(first.segment.id, 0), SegmentIdAndStart(second.segment.id, 10)])
+        publisher.record_finished_segment_deletion(NAME, [SegmentIdAndStart(first.segment.id, 0), SegmentIdAndStart(second.segment.id, 10)])
         # A producer that comes back: START and COPY_SEGMENT_FINISHED of what is finished.
         world.write(introduced(first.segment, COMPACTOR_BROKER_ID), world.said(named(50), S.COPY_SEGMENT_FINISHED, COMPACTOR_BROKER_ID))
         assert world.served()[0] == (named(50), 0, 9)
         known = [bigger.segment.id, *(one.id for one in live)]
         after = len(list(world.steps()))
-        assert publisher.withdraw_unrecorded_segments(NAME, [bigger.segment], known) == 2
+        assert publisher.withdraw_announced_unrecorded_segments(NAME, [bigger.segment], known) == 2
         assert told(world, after) == ["F 60", f"D {'marker'}", "D 50"] or told(world, after)[0] == "F 60"
         assert world.served()[0] == (named(60), 0, 29)
-        assert {one.id for one in publisher.find_unrecorded_segments(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
+        assert {one.id for one in publisher.find_announced_unrecorded_segments(NAME, known) or ()} == {named(50), uuid_text(b"\7" * 16)}
 
 
 class TestTheRulesRefuse:

@@ -12,7 +12,7 @@ from compactor.config.settings import PinterestSettings
 from compactor.errors import BadData, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.outputs.pinterest_names import Generation, PublishedSegment, rebase_offset_index, rebase_time_index
+from compactor.outputs.pinterest_names import Generation, PublishedSegment, lower_base_offset_of_time_index, rebase_offset_index
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, entropy_prefix, parse_file_name, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.metadata import (
     SegmentTimestampBound,
@@ -123,7 +123,7 @@ def test_indexes_for_a_lower_base() -> None:
     assert entries(rebase_offset_index(index, 10), ">ii") == [(15, 500), (17, 700), (19, 900)]
     assert rebase_offset_index(b"", 10) == b""
     times = b"".join(struct.pack(">qi", 1000 + offset, offset) for offset in (5, 9))
-    assert entries(rebase_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
+    assert entries(lower_base_offset_of_time_index(times, 10), ">qi") == [(1005, 15), (1009, 19)]
 
 
 def test_an_index_never_has_the_two_entries_that_the_consumer_cannot_search() -> None:
@@ -143,7 +143,7 @@ def test_what_lies_too_far_from_the_base_is_found_by_scanning() -> None:
     far = 2**31 - 1 - 3
     assert entries(rebase_offset_index(index, far), ">ii") == [(2**31 - 3, 100), (2**31 - 2, 200), (2**31 - 1, 300)]
     times = struct.pack(">qi", 1009, 9)
-    assert entries(rebase_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
+    assert entries(lower_base_offset_of_time_index(times, far), ">qi") == [(1009, 2**31 - 1)]
 
 
 def live(*ids: str) -> list[RemoteLogSegmentMetadata]:

@@ -25,7 +25,7 @@ from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
 from compactor.model.status import RunStatus
 from compactor.round.drive import run_round
-from compactor.round.ports import WorkerSession
+from compactor.round.ports import RoundWorkerSession
 from tests.simulation.actors import LEASE
 from tests.simulation.play import Actor, Play, playing
 from tests.simulation.symbolic import NAME, SymbolicPlanner, SymbolicRound, SymbolicWorker
@@ -332,7 +332,7 @@ class TestFailures:
         """It would fail again each time it is resumed, and hold up `retire` with it."""
 
         def buggy(
-            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+            plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
         ) -> Iterator[CompactionReceipt | CompactionFailure]:
             yield from islice(SymbolicWorker(actor.ports)(plan, tasks, session), 1)
             raise OverflowError("too large")

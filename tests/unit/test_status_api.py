@@ -23,10 +23,10 @@ from compactor.web.documents import (
     DaemonTotals,
     PartitionDocument,
     PartitionRow,
+    PartitionUploadRow,
     StatusDocument,
     TopicsDocument,
     UploadDocument,
-    UploadRow,
 )
 from tests.support import console_samples
 
@@ -36,7 +36,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "`/api/status` of a daemon": StatusDocument[DaemonTotals, PartitionRow],
     "`/api/topics` of a daemon": TopicsDocument,
     "`/api/partitions/T-P` of a daemon": PartitionDocument,
-    "`/api/status` of an agent": StatusDocument[AgentTotals, UploadRow],
+    "`/api/status` of an agent": StatusDocument[AgentTotals, PartitionUploadRow],
     "`/api/partitions/T-P` of an agent": UploadDocument,
 }
 

@@ -40,7 +40,7 @@ def gcs_store(url: str) -> CloudStore:
 def test_a_bucket_of_google_that_keeps_deleted_objects_is_found(bucket: dict[str, Any], kinds: list[str], says: str) -> None:
     answer = Answer(200, json.dumps({"name": "bucket", **bucket}).encode(), {"Content-Type": "application/json"})
     with answering([answer]) as canned:
-        found = gcs_store(canned.url).inspect_bucket(0)
+        found = gcs_store(canned.url).inspect_store_settings(0)
         assert [finding.kind for finding in found] == kinds
         assert {finding.severity for finding in found} <= {"warning"}
         assert says in "".join(finding.detail for finding in found)
@@ -50,7 +50,7 @@ def test_a_bucket_of_google_that_keeps_deleted_objects_is_found(bucket: dict[str
 def test_a_bucket_of_google_that_may_not_be_asked_promises_nothing() -> None:
     with answering([Answer(403, b'{"error": {"code": 403, "message": "no"}}', {"Content-Type": "application/json"})]) as canned:
         store = gcs_store(canned.url)
-        [finding] = store.inspect_bucket(0)
+        [finding] = store.inspect_store_settings(0)
         assert (finding.severity, finding.kind, "storage.buckets.get" in finding.hint) == ("note", "versioning-unknown", True)
         assert store.does_delete_free_space() is None
 
@@ -97,12 +97,12 @@ def test_a_container_of_azure_that_keeps_deleted_objects_is_found(
     tmp_path: Path, answers: list[Answer], kinds: list[str], frees_space: bool | None
 ) -> None:
     (tmp_path / "key").write_text(KEY)
-    for ask in ("inspect_bucket", "does_delete_free_space"):
+    for ask in ("inspect_store_settings", "does_delete_free_space"):
         with answering(answers) as canned:
             settings = AzureSettings(endpoint_url=f"{canned.url}/{ACCOUNT}", credentials_file=str(tmp_path / "key"))
             store = open_store(f"az://{ACCOUNT}/container/tier", settings=Settings(azure=settings))
             assert isinstance(store, CloudStore)
-            if ask == "inspect_bucket":
-                assert [finding.kind for finding in store.inspect_bucket(0)] == kinds
+            if ask == "inspect_store_settings":
+                assert [finding.kind for finding in store.inspect_store_settings(0)] == kinds
             else:
                 assert store.does_delete_free_space() is frees_space

@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.connection import (
     retry_until_answered,
     store_error_from_kafka_error,
 )
-from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, RawMetadataTopicRecord, TopicIdentity
 from compactor.errors import Refused, Unavailable
 
 _CONSUMER_GROUP = "tiered-compactor"
@@ -99,13 +99,13 @@ class ConfluentMetadataTopic:
         kafka = load_confluent_kafka()
         consumer = self._open_consumer()
         deadline = time.monotonic() + timeout_s
-        records: list[TopicRecord] = []
+        records: list[RawMetadataTopicRecord] = []
         reached: dict[int, int] = {}
         while not records and not reached:
             for message in consumer.consume(limit, min(_POLL_TIMEOUT_S, timeout_s)):
                 error = message.error()
                 if error is None:
-                    records.append(TopicRecord(message.partition(), message.offset(), message.key(), message.value()))
+                    records.append(RawMetadataTopicRecord(message.partition(), message.offset(), message.key(), message.value()))
                 elif error.code() == kafka.KafkaError._PARTITION_EOF:
                     reached[message.partition()] = message.offset()
                 elif not _is_transient_error(error):
@@ -194,7 +194,9 @@ class ConfluentMetadataTopic:
         return self._retry_request(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
     def _retry_request(self, send_once: Any) -> Any:
-        """Repeat ``send_once`` until it is answered or the timeout is over."""
+        """Call ``send_once`` with growing timeouts (seconds) until it returns. Raises Unavailable when the connection's timeout is
+        over.
+        """
         return retry_until_answered(self._connection, self._listener, self._topic, send_once)
 
     def _admin_client(self) -> Any:

@@ -130,7 +130,7 @@ class ClientErrorRecorder:
         """Store an error unless a more severe one is stored. Called by librdkafka."""
         with self._lock:
             known = self._error
-            if known is None or _error_severity(error.name()) >= _error_severity(known.name()):
+            if known is None or _error_rank_worst_highest(error.name()) >= _error_rank_worst_highest(known.name()):
                 self._error = error
 
     def clear_error(self) -> None:
@@ -151,7 +151,7 @@ class ClientErrorRecorder:
         :param request_name: the request, for the message.
         """
         error = self.last_error
-        if error is None or _error_severity(error.name()) < 2:
+        if error is None or _error_rank_worst_highest(error.name()) < 2:
             return None
         found = store_error_from_kafka_error(error, servers, request_name)
         return found if isinstance(found, Refused) else None
@@ -324,7 +324,7 @@ def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, 
     return Unavailable(f"{request_name}: no answer from {connection.bootstrap_servers} within {connection.timeout_s:g} s", hint="Try again")
 
 
-def _error_severity(error_name: str) -> int:
+def _error_rank_worst_highest(error_name: str) -> int:
     """Return 2 for TLS and login errors, 1 for connection errors, 0 for others."""
     if error_name in (*_TLS_ERRORS, *_LOGIN_ERRORS):
         return 2

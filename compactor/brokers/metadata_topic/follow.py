@@ -23,7 +23,7 @@ from compactor.brokers.metadata_topic.persisted_state import (
     PersistedStateLost,
     TieredPartition,
 )
-from compactor.brokers.metadata_topic.ports import MetadataTopic, OffsetBounds, TopicIdentity, TopicRecord
+from compactor.brokers.metadata_topic.ports import MetadataTopic, OffsetBounds, RawMetadataTopicRecord, TopicIdentity
 from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
 from compactor.brokers.metadata_topic.token_bucket import record_counts_with_timestamps_added
 from compactor.errors import BadData, NotFound, Unavailable
@@ -98,7 +98,7 @@ class MetadataFoldResult(NamedTuple):
 class _ReadChunk:
     """Records of one metadata partition that were read and not folded yet. reached: next offset to read."""
 
-    records: list[TopicRecord]
+    records: list[RawMetadataTopicRecord]
     reached: int
 
 
@@ -325,7 +325,9 @@ class FoldingMetadataTopicReader:
             self._folds += 1
         return len(done)
 
-    def _verified_unfolded_records(self, metadata_partition: int, fold_position: FoldPosition, chunk: _ReadChunk) -> list[TopicRecord]:
+    def _verified_unfolded_records(
+        self, metadata_partition: int, fold_position: FoldPosition, chunk: _ReadChunk
+    ) -> list[RawMetadataTopicRecord]:
         """Verify the last folded record if that was not done yet, and return the records after it.
 
         Raises _TopicChangedError if that record is absent or different.
@@ -356,7 +358,7 @@ class FoldingMetadataTopicReader:
         finally:
             self._states.save_partitions(done)
 
-    def _decode_record(self, record: TopicRecord) -> MetadataRecord:
+    def _decode_record(self, record: RawMetadataTopicRecord) -> MetadataRecord:
         """Decode a record. Raises BadData if it is corrupt, has a key, or is in the wrong metadata partition."""
         topic = f"{self._topic.name}-{record.partition}"
         if record.key is not None:
@@ -369,6 +371,6 @@ class FoldingMetadataTopicReader:
         return decoded
 
 
-def _value_digest(record: TopicRecord) -> str:
+def _value_digest(record: RawMetadataTopicRecord) -> str:
     """Return the SHA-256 of a record's value, in hexadecimal."""
     return hashlib.sha256(record.value or b"").hexdigest()

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from compactor.constants import TopicId
 
 
-class TopicRecord(NamedTuple):
+class RawMetadataTopicRecord(NamedTuple):
     """An undecoded record of the metadata topic."""
 
     partition: int
@@ -44,7 +44,7 @@ class PollResult:
     reached: partitions that were read to their end, with the next offset there. Control records are not returned but count for the offset.
     """
 
-    records: Sequence[TopicRecord]
+    records: Sequence[RawMetadataTopicRecord]
     reached: Mapping[int, int]
 
 

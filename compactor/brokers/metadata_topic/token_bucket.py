@@ -119,7 +119,8 @@ class MetadataTokenBucket:
         return self._change_reservation(partition, -records, -deletions, now_ms)
 
     def bucket_after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket after a publication: of the reservation, only ``deletions`` records remain, which are written after grace."""
+        """Return the bucket after a publication. It releases the records reserved for the partition, except ``deletions`` records, which
+        are written when the grace period is over."""
         known = self.reserved.get(partition)
         return self if known is None else self._change_reservation(partition, -known.round, deletions, now_ms)
 

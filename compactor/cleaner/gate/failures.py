@@ -18,7 +18,7 @@ EXPIRED: Final = "a tombstone whose horizon has passed"
 
 
 class GateFailed(CompactorError):
-    """Raised if the gate, the independent check of a round, finds another cleaned segment than it expects.
+    """Raised if the gate, the independent check of a round, finds that a cleaned segment differs from what it expects.
 
     That is a bug in the cleaner or in the gate. Nothing was uploaded.
     """

@@ -59,7 +59,7 @@ from compactor.cleaner.gate.key_table import (
     zero_fingerprint_sums,
 )
 from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
-from compactor.cleaner.gate.parameters import GateParameters, GateReport
+from compactor.cleaner.gate.parameters import GateCheckParameters, GateReport
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
     NULL_VALUE,
@@ -106,7 +106,7 @@ class Gate:
 
     def __init__(
         self,
-        parameters: GateParameters,
+        parameters: GateCheckParameters,
         latest_record_table: LatestRecordTable,
         txn_outcomes_by_ordinal: Mapping[SegmentOrdinal, BatchTransactionOutcomes] | None = None,
         expected_fingerprint_sums_by_ordinal: Mapping[SegmentOrdinal, CountAndFingerprintSum] | None = None,

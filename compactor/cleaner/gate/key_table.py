@@ -212,7 +212,7 @@ def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, fur
 
 
 @inline_kernel
-def _is_key_in_held_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
+def _is_hash_in_table_range(state: LatestRecordTableState, cell_tag: np.uint64) -> bool:
     """Return whether a key belongs to the range that the table holds."""
     return state[RANGES] == 1 or hash_range_of_first_word(cell_tag, state[RANGES]) == state[RANGE]
 
@@ -243,7 +243,7 @@ def _compute_fingerprints(offsets: Int64s, digests: RecordDigests, out_fingerpri
 @kernel
 def _flag_rows_in_range(state: LatestRecordTableState, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
     for row in range(len(hashes)):
-        out_flags[row] = _is_key_in_held_range(state, _nonzero_key_tag(hashes[row, 0]))
+        out_flags[row] = _is_hash_in_table_range(state, _nonzero_key_tag(hashes[row, 0]))
 
 
 @kernel
@@ -262,7 +262,7 @@ def _remove_keys_of_other_ranges(cells: LatestRecordCells, state: LatestRecordTa
         if tag == 0:
             continue
         cells[WORDS * cell] = 0
-        if _is_key_in_held_range(state, tag):
+        if _is_hash_in_table_range(state, tag):
             cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
             cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
             state[TABLE_ENTRIES] += 1
@@ -273,7 +273,7 @@ def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableSt
     capacity = state[TABLE_CAPACITY]
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
-        if not _is_key_in_held_range(state, rows[row, 0]):
+        if not _is_hash_in_table_range(state, rows[row, 0]):
             continue
         cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
@@ -293,7 +293,9 @@ def _find_latest_offset_of_each_key(cells: LatestRecordCells, state: LatestRecor
     for row in range(len(hashes)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
         tag = _nonzero_key_tag(hashes[row, 0])
-        cell = _find_cell(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1])) if _is_key_in_held_range(state, tag) else -1
+        cell = (
+            _find_cell(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1])) if _is_hash_in_table_range(state, tag) else -1
+        )
         out_offsets[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
@@ -318,7 +320,7 @@ def _add_expected_fingerprints_outside_range(
 ) -> None:
     for row in range(len(rows)):
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
-        if not _is_key_in_held_range(state, rows[row, 0]):
+        if not _is_hash_in_table_range(state, rows[row, 0]):
             continue
         if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
             segment = find_segment_number(rows[row, 1], segment_base_offsets)

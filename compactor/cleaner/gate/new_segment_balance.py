@@ -69,7 +69,8 @@ class NewSegmentBalanceBuilder:
 
     @measure_stage(WorkStage.GATE)
     def compute_balance(self) -> Balance:
-        """Return the balance of the segment, after parsing the records that were not added.
+        """Return the balance of the new segment: counts and digest sums of its records and of what was removed. Parses the records first
+        that were not passed to this object before.
 
         Called once. Raises BadData if the segment cannot be parsed.
         """

@@ -29,7 +29,7 @@ class GateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class GateParameters:
+class GateCheckParameters:
     """Parameters of a round against which its cleaned segments are checked.
 
     rules: the cleaner's rules.

@@ -125,7 +125,8 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Return the keys of the dirty range that belong to the current part of the keys, including repeated ones."""
+        """Return an iterator over arrays of key hashes: those of the dirty range's keys that belong to the current part of the keys. A key
+        may occur more than once."""
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:

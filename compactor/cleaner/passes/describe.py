@@ -115,8 +115,8 @@ def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[Ep
 
 
 def leader_epoch_lineage_of_offset_range(lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int) -> tuple[EpochEntry, ...]:
-    """Return the part of a lineage that belongs to a segment. It has at least one entry, and the first one begins at the segment's start
-    offset.
+    """Return the leader epochs of the offsets from ``start_offset`` to ``end_offset``, both inclusive. The result has at least one entry,
+    and the first one begins at ``start_offset``.
     """
     inside = [entry for entry in lineage if start_offset < entry.start_offset <= end_offset]
     before = [entry for entry in lineage if entry.start_offset <= start_offset]

@@ -15,7 +15,7 @@ from compactor.consumer.sampling import estimate_saving_from_samples
 from compactor.control.pauses import pause_reason
 from compactor.errors import CompactorError, ExitCode
 from compactor.storage.probe import does_delete_free_space
-from compactor.views.forecast import RoundForecast, forecast_from_summary, read_sidecar_evidence
+from compactor.views.forecast import RoundForecast, forecast_from_summary, read_sidecar_heads_for_forecast
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.time_formats import count_noun
 
@@ -30,7 +30,7 @@ def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
         frees = does_delete_free_space(tier.ports.data)
         now, found = command_parser.now_ms_from_arguments(args), []
         for summary in summaries:
-            known = read_sidecar_evidence(tier, summary, now, force=args.force)
+            known = read_sidecar_heads_for_forecast(tier, summary, now, force=args.force)
             one = forecast_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
             found.append(one)
         if frees:

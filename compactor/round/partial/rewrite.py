@@ -162,7 +162,7 @@ class PartToReadSearch:
         :param may_hold_dirty_key: flag for each batch of the segment: whether it may hold a dirty key.
         """
         layout = self.reading.staging.layout
-        copies = layout.log_copy_limits
+        copies = layout.log_file_copy_limits
         if copies is None:
             return None
         table = batch_table_from_headers(directory.headers, directory.control, directory.coordinator_epoch)

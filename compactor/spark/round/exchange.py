@@ -345,7 +345,12 @@ def _pack_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
     first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> int:  # fmt: skip
-    """Write the key rows of a chunk to ``out``, from the last record to the first, and return the number of rows."""
+    """Write a key row for each record of a chunk with a key and an offset in [first_offset, end_offset) to ``out``, from the last record
+    to the first, and return the number of rows.
+
+    :param begin: by batch, the number that its last record gets; the records before it count upwards.
+    :param k0, k1: halves of the hash key.
+    """
     count = 0
     for batch in range(begin.size - 1, -1, -1):
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):

@@ -32,7 +32,7 @@ GATE_SUMS_NAME = "judged"
 
 
 @dataclass(frozen=True)
-class GateRangeInput:
+class GateInputOfAllHashRanges:
     """Input of the gate (the independent check of the output) for all tasks over hash ranges: its stored rows, and the offsets at which the
     segments begin.
     """
@@ -41,7 +41,7 @@ class GateRangeInput:
     bounds: HashBounds
 
 
-def compute_and_encode_gate_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateRangeInput, cost: TaskCost) -> bytes:
+def compute_and_encode_gate_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
     """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
 
     The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the
@@ -55,7 +55,9 @@ def compute_and_encode_gate_sums(shared: RoundTaskSettings, ranges: range, gate_
     return sums.tobytes() + keys.to_bytes(8, "little")
 
 
-def write_expected_sums(shared: RoundTaskSettings, gate_input: GateRangeInput, answers: Iterable[bytes], cost: TaskCost) -> ScratchObject:
+def write_expected_sums(
+    shared: RoundTaskSettings, gate_input: GateInputOfAllHashRanges, answers: Iterable[bytes], cost: TaskCost
+) -> ScratchObject:
     """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
     these sums in the output.
     """

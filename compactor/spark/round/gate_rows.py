@@ -26,7 +26,7 @@ import numpy.typing as npt
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, FingerprintSumsBySegment, LatestRecordRows, LatestRecordTable, Words
-from compactor.cleaner.gate.parameters import GateParameters
+from compactor.cleaner.gate.parameters import GateCheckParameters
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.row_spool import HashRangeRowFile
 from compactor.errors import BadData, CompactorError
@@ -201,6 +201,6 @@ def create_gate_checking_rewritten_groups(
     return Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), known, left)
 
 
-def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> GateParameters:
+def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> GateCheckParameters:
     """Return the rules and limits that the gate takes from the plan."""
-    return GateParameters(retention_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
+    return GateCheckParameters(retention_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)

@@ -116,7 +116,7 @@ class SparseTransactionVerdicts:
     verdicts: TransactionVerdicts
 
     def expand_to_all_batches(self) -> TransactionVerdicts:
-        """Return the verdicts of all batches."""
+        """Return the verdicts of all batches. Those without a stored verdict are neither aborted nor discardable nor indexed."""
         flags = {}
         for name in ("aborted", "discardable", "indexed"):
             flags[name] = np.zeros(self.batches, np.bool_)

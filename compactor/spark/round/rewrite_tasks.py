@@ -126,7 +126,7 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 
 
 class _ExecutorSession:
-    """Session of a worker on an executor (WorkerSession). Its state is what the driver sent, and the driver keeps the leadership."""
+    """Session of a worker on an executor (RoundWorkerSession). Its state is what the driver sent, and the driver keeps the leadership."""
 
     scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
 

@@ -24,7 +24,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, plan_segment_bundles, row_number_ranges
 from compactor.spark.round.exchange import StoredKeyRows
-from compactor.spark.round.gate_ranges import GateRangeInput
+from compactor.spark.round.gate_ranges import GateInputOfAllHashRanges
 from compactor.spark.round.gate_rows import SparseTransactionOutcomes, StoredGateRows
 from compactor.spark.round.pass_one_tasks import (
     HashRangeInput,
@@ -112,13 +112,13 @@ class PassOneSegmentResults:
             frozenset(self.bundle_places[name] for name in source_ids if name in self.bundle_places),
         )
 
-    def gate_input(self) -> GateRangeInput:
+    def gate_input(self) -> GateInputOfAllHashRanges:
         """Return the input of the gate (the independent check of the output) for tasks over hash ranges: all rows that this index has
         stored.
         """
         shown = [segment for segment in self.live if segment.id in self.bundle_places]
         bounds = [*(segment.start_offset for segment in shown), *(segment.end_offset + 1 for segment in shown[-1:])]
-        return GateRangeInput(tuple(self.gate_bundles), np.array(bounds, np.int64))
+        return GateInputOfAllHashRanges(tuple(self.gate_bundles), np.array(bounds, np.int64))
 
     def plan_survivor_bundles(self, source_ids: AbstractSet[str]) -> list[SurvivorBundle]:
         """Return the work items for gathering the survivors of the segments in ``source_ids``: first each bundle that has keys, then

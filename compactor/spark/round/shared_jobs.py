@@ -28,7 +28,7 @@ from compactor.errors import CompactorError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.round.engines import RemoteWorker
 from compactor.round.plan import PlanInputs
-from compactor.round.ports import LeadershipCheck, RoundCosts, WorkerSession
+from compactor.round.ports import LeadershipCheck, RoundCosts, RoundWorkerSession
 from compactor.round.skip import CleanSegmentVerdicts
 from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
 from compactor.spark.cluster.executor import TaskCost
@@ -199,7 +199,7 @@ class SharedJobWorker(RemoteWorker):
 
     @override
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Submit the partition and yield its receipts once a task has cleaned it."""
         jobs, live = self.jobs, session.state.live
@@ -217,7 +217,7 @@ class SharedJobWorker(RemoteWorker):
         else:
             yield from outcome.value
 
-    def _wait_for_outcome(self, partition: _QueuedPartition, session: WorkerSession) -> TaskOutcome:
+    def _wait_for_outcome(self, partition: _QueuedPartition, session: RoundWorkerSession) -> TaskOutcome:
         """Wait for the partition's outcome, checking regularly that this process still leads. Raises Fenced, Unavailable."""
         while True:
             try:

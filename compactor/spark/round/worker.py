@@ -33,7 +33,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producer_runs import reason_markers_must_be_read
 from compactor.round.engines import DraftPlanAtTime
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
-from compactor.round.ports import LeadershipCheck, RoundCosts, WorkerSession
+from compactor.round.ports import LeadershipCheck, RoundCosts, RoundWorkerSession
 from compactor.round.skip import (
     CleanSegmentVerdicts,
     FilterUsageStatistics,
@@ -53,7 +53,7 @@ from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome,
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import StoredSurvivorLocations
 from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_arrays_at_object_end
-from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateRangeInput, compute_and_encode_gate_sums, write_expected_sums
+from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInputOfAllHashRanges, compute_and_encode_gate_sums, write_expected_sums
 from compactor.spark.round.leftover_bundles import (
     add_matching_leftover_bundles,
     list_leftover_bundles_and_delete_others,
@@ -150,7 +150,7 @@ class SparkWorker:
                 prepared.jobs.delete_scratch_objects(prepared.scratch_keys)
 
     def __call__(
-        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: WorkerSession
+        self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
         """Run the tasks of an announced plan and yield a receipt or failure for each."""
         prepared = None
@@ -239,7 +239,7 @@ class _AnnouncedPlanRun:
         worker: SparkWorker,
         plan: CompactionPlan,
         tasks: Sequence[CompactionTask],
-        session: WorkerSession,
+        session: RoundWorkerSession,
         prepared: PreparedPassOneResults | None,
     ) -> None:
         self._worker = worker
@@ -386,7 +386,7 @@ class _AnnouncedPlanRun:
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
         range_input = index.hash_range_input(ids)
-        beside: list[SurvivorBundle | GateRangeInput] = list(index.plan_survivor_bundles(ids))
+        beside: list[SurvivorBundle | GateInputOfAllHashRanges] = list(index.plan_survivor_bundles(ids))
         targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
         gate_input = index.gate_input() if index.gate_bundles else None
         if gate_input is not None:
@@ -432,7 +432,7 @@ class HashRangeTask:
     shared: RoundTaskSettings
     range_input: HashRangeInput
     targets: Mapping[int, int]
-    gate_input: GateRangeInput | None
+    gate_input: GateInputOfAllHashRanges | None
     gate_place: int
 
     def __call__(self, ranges: range) -> Iterator[tuple[int, bytes | TaskOutcome]]:
@@ -461,9 +461,9 @@ class _WriteSurvivorsTask:
     shared: RoundTaskSettings
 
     def __call__(
-        self, target: int, answers: Iterable[bytes | TaskOutcome | SurvivorBundle | GateRangeInput], cost: TaskCost
+        self, target: int, answers: Iterable[bytes | TaskOutcome | SurvivorBundle | GateInputOfAllHashRanges], cost: TaskCost
     ) -> WrittenSurvivors:
-        what: SurvivorBundle | GateRangeInput | None = None
+        what: SurvivorBundle | GateInputOfAllHashRanges | None = None
         some: list[bytes] = []
         for answer in answers:
             if isinstance(answer, bytes):
@@ -474,7 +474,7 @@ class _WriteSurvivorsTask:
                     raise answer.error
             else:
                 what = answer
-        if isinstance(what, GateRangeInput):
+        if isinstance(what, GateInputOfAllHashRanges):
             return WrittenSurvivors(write_expected_sums(self.shared, what, some, cost))
         if what is None:
             raise CompactorError("answers came for nobody", hint="This is a bug; please report it")
