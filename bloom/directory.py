@@ -49,12 +49,14 @@ HashPrefixes = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyDirectory:
-    """Key directory of a segment: each batch's header and parts of its keys' hashes, in file order. All batches have message format v2.
+    """Key directory of a segment: each batch's header and 32 bits of each of its keys' hashes, in file order. All batches have message
+    format v2.
 
     :param headers: batch headers, shape (batches, 61).
-    :param control, coordinator_epoch: as in records.batches.BatchTable; headers do not contain them.
-    :param flags: the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE per batch.
-    :param keys: number of entries of ``pieces`` that belong to each batch, in batch order.
+    :param control, coordinator_epoch: per batch, as in records.batches.BatchTable; headers do not contain them.
+    :param flags: per batch the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE.
+    :param keys: per batch the number of its entries in ``pieces``.
+    :param pieces: the 32-bit parts of the key hashes (``hash_prefixes``) of all batches, one batch after another.
     """
 
     segment_id: str
@@ -74,9 +76,8 @@ class KeyDirectory:
         return len(self.headers)
 
     def flag_batches_with_keys(self, wanted_prefixes: HashPrefixes) -> Flags:
-        """Return a flag per batch: whether it may hold one of these keys.
-
-        False positives occur for one in 2^32 pairs of keys; there are no false negatives.
+        """Return a flag per batch: whether it may contain one of the wanted keys. Each pair of a wanted key and a key in a batch gives a
+        false positive with probability 2^-32. There are no false negatives.
 
         :param wanted_prefixes: hash prefixes as ``distinct_hash_prefixes`` returns them.
         """
@@ -87,7 +88,7 @@ class KeyDirectory:
         return found
 
     def key_directory_of_batches(self, first_batch: int, end_batch: int) -> KeyDirectory:
-        """Return the key directory of the batches from ``first_batch`` up to ``end_batch`` (exclusive) alone."""
+        """Return a key directory that contains only the batches with numbers from ``first_batch`` up to ``end_batch`` (exclusive)."""
         some, own = slice(first_batch, end_batch), self.pieces[self._begin[first_batch] : self._begin[end_batch]]
         return KeyDirectory(
             self.segment_id, self.headers[some], self.control[some], self.coordinator_epoch[some], self.flags[some], self.keys[some], own
@@ -95,19 +96,22 @@ class KeyDirectory:
 
 
 def hash_prefixes(hashes: Hashes) -> HashPrefixes:
-    """Return the 32-bit part of each key hash that a key directory stores. Positions in a Bloom filter depend on more bits than these."""
+    """Return the 32-bit part of each key hash that a key directory stores (the upper half of the hash's second number)."""
     pieces: HashPrefixes = (hashes[:, 1] >> np.uint64(32)).astype(np.uint32)
     return pieces
 
 
 def distinct_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
-    """Return the distinct 32-bit parts of many key hashes, ascending."""
+    """Return the distinct 32-bit parts (``hash_prefixes``) of all these key hashes, ascending."""
     some = [np.unique(hash_prefixes(hashes)) for hashes in keys]
     return np.unique(np.concatenate(some)) if some else np.empty(0, np.uint32)
 
 
 def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
-    """Concatenate several key directories to the directory of a new segment that holds all their batches."""
+    """Return the key directory of a new segment whose batches are those of the parts, one part after another.
+
+    :param segment_id: id of the new segment.
+    """
     found = list(parts)
 
     def concatenated_column(name: str) -> npt.NDArray[np.generic]:
@@ -118,7 +122,7 @@ def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) 
 
 
 def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
-    """Serialize a key directory. Equal contents give equal bytes."""
+    """Serialize a key directory, with a MAC under the tier's hash key. Equal contents give equal bytes."""
     about = {"segment_id": directory.segment_id, "batches": len(directory), "keys": len(directory.pieces)}
     text = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
     columns = (np.ascontiguousarray(directory.headers.T), directory.control, directory.coordinator_epoch, directory.flags, directory.keys)
@@ -129,8 +133,8 @@ def encode_key_directory(directory: KeyDirectory, hash_key: bytes) -> bytes:
 
 
 def decode_key_directory(data: bytes, segment_id: str, hash_key: bytes) -> KeyDirectory:
-    """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; then the
-    whole segment is read.
+    """Parse a serialized key directory. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; the caller
+    then reads the whole segment.
     """
     if data[: len(DIRECTORY_MAGIC)] != DIRECTORY_MAGIC:
         raise SidecarUnusable(SidecarUnusableReason.NOT_A_SIDECAR)
@@ -158,7 +162,7 @@ def estimate_key_directory_bytes(batch_count: int, record_count: int) -> int:
 
 
 def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
-    """Parse the decompressed body of a key directory, whose MAC was checked before."""
+    """Parse the body of a key directory, decompressing it. The caller has checked its MAC."""
     (packed,) = _COUNT.unpack_from(body)
     plain = memoryview(zlib.decompressobj().decompress(body[_COUNT.size : _COUNT.size + packed], _MOST_BYTES))
     (size,) = _COUNT.unpack_from(plain)
@@ -178,11 +182,13 @@ def _parse_key_directory_body(body: memoryview) -> KeyDirectory:
 def _flag_batches_with_prefixes(
     pieces: HashPrefixes, keys: npt.NDArray[np.int32], wanted: HashPrefixes, bitmap: Bytes, bits: int, found: Flags
 ) -> None:
-    """Set ``found`` for each batch that has one of the ``wanted`` hash parts.
+    """Set ``found`` to True for each batch that has one of the ``wanted`` hash prefixes.
 
-    wanted: ascending.
+    pieces: hash prefixes of all batches, one batch after another.
     keys: number of entries of ``pieces`` per batch.
-    bitmap: scratch space of 2^``bits`` bits, all zero. It rejects most entries that are not wanted with a single bit test.
+    wanted: the hash prefixes to find, ascending.
+    bitmap: scratch space of 2^``bits`` bits, all zero. With it, a single bit test rejects most entries that are not wanted.
+    found: one flag per batch, all False before the call.
     """
     low = np.uint32((np.int64(1) << bits) - 1)
     for i in range(wanted.size):

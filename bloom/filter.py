@@ -32,8 +32,10 @@ Bits = npt.NDArray[np.uint8]
 
 
 def bit_position_in_slice(h0: int, h1: int, slice_number: int, bits_per_slice: int) -> int:
-    """Return the position of a key's bit within a slice of a Bloom filter: the finalizer of splitmix64 over a step that differs for every
-    key.
+    """Return the position of a key's bit within one slice of a Bloom filter: a number from 0 to ``bits_per_slice`` - 1, mixed (as in
+    splitmix64) from the key hash and the number of the slice.
+
+    :param h0, h1: the two 64-bit halves of the key hash.
     """
     tag = (h0 & 0xFFFFFFFF) or 1
     x = (h1 + (slice_number + 1) * (tag * GOLDEN | 1)) & MASK
@@ -57,7 +59,9 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         return (bit_position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
     def add_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes of shape (n, 2) and count them. Raises IndexError if they exceed the capacity, before any bit is set."""
+        """Add key hashes, an array of shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter already
+        contains more keys than its capacity.
+        """
         if self.count > self.capacity:
             raise IndexError("BloomFilter is at capacity")
         fresh = np.zeros(len(hashes), dtype=np.bool_)
@@ -65,7 +69,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         self.count += int(np.count_nonzero(fresh))
 
     def flag_contained_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Return n flags for n key hashes, an array of shape (n, 2): whether the filter may contain each key."""
+        """Return a flag for each of n key hashes, an array of shape (n, 2): whether the filter may contain the key. False is certain."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
         _flag_possibly_contained_hashes(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
         return answer
@@ -88,8 +92,10 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
 
 @inline_kernel
 def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bits_per_slice: int) -> np.uint64:
-    """Return the position of a key's bit, counted from the first slice. It is unsigned, because indexes that may be negative cost an extra
-    test in kernels.
+    """Return the position of a key's bit in a slice of a Bloom filter, counted from the first bit of the first slice. The type is unsigned,
+    because indexes that may be negative cost an extra test in kernels.
+
+    :param h0, h1: the two 64-bit halves of the key hash.
     """
     x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_hash_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
@@ -101,7 +107,9 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
 
 @kernel
 def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Hashes, out_is_new: npt.NDArray[np.bool_]) -> None:
-    """Set the bits of key hashes in a filter, and ``out_is_new`` for those of which a bit was not set before."""
+    """Set the bits of key hashes, an array of shape (n, 2), in a filter. Set ``out_is_new`` to True for each key of which at least one bit
+    was not set before, so that the filter cannot have contained it.
+    """
     for number in range(slice_count):
         for row in range(len(hashes)):
             bit = _bit_position_in_filter(hashes[row, 0], hashes[row, 1], number, bits_per_slice)
@@ -115,8 +123,10 @@ def _add_to_filter(bits: Bits, slice_count: int, bits_per_slice: int, hashes: Ha
 def _flag_possibly_contained_hashes(
     bits: Bits, slices: int, bits_per_slice: int, hashes: Hashes, candidate_rows: npt.NDArray[np.int64], out_flags: npt.NDArray[np.bool_]
 ) -> None:
-    """Set ``out_flags`` for the keys that the filter may contain. ``candidate_rows`` lists the row numbers to test; it is reduced slice by
-    slice to the rows that are not ruled out.
+    """Set ``out_flags`` to True for the keys that the filter may contain. Other flags are not changed.
+
+    :param candidate_rows: row numbers in ``hashes`` of the keys to test. Its content is overwritten: after each slice the rows that are
+        still possible are moved to the front.
     """
     rows = len(candidate_rows)
     for number in range(slices):

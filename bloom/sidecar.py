@@ -50,7 +50,7 @@ def empty_sketch() -> Registers:
 
 @kernel
 def add_to_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
-    """Add key hashes of shape (n, 2) to a HyperLogLog sketch. Keys that were added before change nothing."""
+    """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place. Keys that it already has change nothing."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
         rest = h1 << np.uint64(PRECISION)
@@ -63,7 +63,7 @@ def add_to_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
 
 
 def merge_sketches(sketches: Iterable[Registers]) -> Registers:
-    """Return the HyperLogLog sketch of all keys of several sketches."""
+    """Return a new HyperLogLog sketch of all keys that are in any of the sketches."""
     merged = empty_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
@@ -71,7 +71,7 @@ def merge_sketches(sketches: Iterable[Registers]) -> Registers:
 
 
 def estimate_distinct_keys(sketch: Registers) -> int:
-    """Return the estimated number of distinct keys in a HyperLogLog sketch."""
+    """Return the estimated number of distinct keys in a HyperLogLog sketch, with a standard error of 1.6 %."""
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
@@ -83,7 +83,9 @@ def estimate_distinct_keys(sketch: Registers) -> int:
 
 
 def _sigma_correction(x: float) -> float:
-    """Return Ertl's sigma(x), the correction for registers that no key has reached. ``x``, the share of such registers, is less than 1."""
+    """Return Ertl's sigma(x), the correction for registers of a HyperLogLog sketch that are still empty. ``x``: share of these registers,
+    less than 1.
+    """
     power, total = 1.0, x
     while True:
         x *= x
@@ -95,7 +97,9 @@ def _sigma_correction(x: float) -> float:
 
 
 def _tau_correction(x: float) -> float:
-    """Return Ertl's tau(x), the correction for registers at their maximum. ``x`` is the share of the other registers."""
+    """Return Ertl's tau(x), the correction for registers of a HyperLogLog sketch that have reached their maximum. ``x``: share of the other
+    registers.
+    """
     if x in (0.0, 1.0):
         return 0.0
     power, total = 1.0, 1 - x
@@ -173,11 +177,13 @@ class SidecarUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemovableRecordCounts:
-    """Numbers of records in a segment that will have to be removed or changed at some time, and the earliest delete horizon among them.
-    They are reasons to read a clean segment although its filter holds no dirty key.
+    """Numbers of records in a segment that must be removed or changed at some time, and the earliest delete horizon among its tombstones.
+    Because of them a clean segment may have to be read although its filter contains no dirty key.
 
-    Transaction markers are handled by compactor.records.producer_runs. A tombstone without a delete horizon gets one when it is next
-    read; v0/v1 tombstones count as such. Records without a key are removed when they are next read.
+    tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; v0/v1 tombstones count as such.
+    keyless_records: records without a key, which are removed when the segment is next read.
+
+    Transaction markers are not counted here (see compactor.records.producer_runs).
     """
 
     tombstones: int = 0
@@ -186,7 +192,9 @@ class RemovableRecordCounts:
     keyless_records: int = 0
 
     def reason_to_read(self, now_ms: int) -> str:
-        """Return the reason why the segment must be read at this time although its filter holds no dirty key, or an empty string."""
+        """Return why the segment must be read at this time although its filter contains no dirty key, or an empty string if it
+        need not be.
+        """
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"
         if self.earliest_tombstone_horizon_ms <= now_ms:
@@ -201,12 +209,13 @@ class Sidecar:
     """Contents of a segment's sidecar.
 
     :param records: number of records in the segment.
-    :param distinct_keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed (``sketch`` is all
-        zeros), the number of records with a key.
+    :param distinct_keys: number of distinct keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed
+        (``sketch`` is all zeros), the number of records with a key.
+    :param due: numbers of records that must be removed or changed at some time.
+    :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
     :param made_for: parameters of the filter; None if a filter does not pay or the segment has no key.
     :param filter: None if there is no filter, and in the result of ``decode_sidecar_head``.
-    :param inherited: whether filter and sketch were copied from the segment that this one was made from; they may contain keys that are
-        gone.
+    :param inherited: whether filter and sketch were copied from the segment that this one replaces; they may contain keys that are gone.
     """
 
     segment_id: str
@@ -221,18 +230,22 @@ class Sidecar:
     inherited: bool = False
 
     def useless_read_probability(self, probed_keys: int) -> float:
-        """Return the probability that the segment must be read because of a false positive although it has none of ``probed_keys`` keys."""
+        """Return the probability that the segment is read in vain: it has none of ``probed_keys`` keys, but the filter gives a false
+        positive. 1 if there is no filter, 0 if the segment has no key.
+        """
         if self.distinct_keys == 0:
             return 0.0
         return useless_read_probability_of_filter(self.made_for.rate, probed_keys) if self.made_for else 1.0
 
 
 class KeyCollector:
-    """Collector of a segment's key hashes for its sidecar. Hashes may be added in any order, in any number of calls, and repeatedly."""
+    """Collector of a segment's key hashes for its sidecar. Hashes may be added in any order, in any number of calls, and more than once."""
 
     def __init__(self, filter_design: FilterDesign | None) -> None:
-        """Create an empty collector. ``filter_design``: parameters of the filter, for at least as many keys as will be added; None for no
-        filter (see bloom.sizing).
+        """Create an empty collector.
+
+        :param filter_design: parameters of the filter, for at least as many distinct keys as will be added; None for no filter (see
+            bloom.sizing).
         """
         self._made_for = filter_design
         self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
@@ -240,7 +253,9 @@ class KeyCollector:
         self._rows = 0
 
     def add_hashes(self, hashes: Hashes) -> None:
-        """Add key hashes of shape (n, 2). Raises IndexError if there are more than the filter was designed for."""
+        """Add key hashes, an array of shape (n, 2). Raises IndexError if earlier calls have added more distinct keys than the filter was
+        designed for.
+        """
         add_to_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
@@ -249,11 +264,11 @@ class KeyCollector:
     def build_sidecar(
         self, segment_id: str, record_count: int, removable_counts: RemovableRecordCounts, producer_runs: RunTable, markers: RunTable
     ) -> Sidecar:
-        """Return the sidecar of the segment.
+        """Return the sidecar of the segment whose keys were added.
 
-        :param record_count: number of records in the segment. If it has keys and none was added, keys were not hashed, and each key counts
-            as distinct.
-        :param removable_counts: records that will have to be removed or changed at some time.
+        :param record_count: number of records in the segment. If it has keys but no hash was added, each record with a key counts as a
+            distinct key.
+        :param removable_counts: numbers of records that must be removed or changed at some time.
         :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
         """
         if self._filter is not None:
@@ -266,8 +281,8 @@ class KeyCollector:
 
 
 def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
-    """Return the number of distinct keys in several segments together, within about 2 %. The result is too high if the keys of a segment
-    were not hashed.
+    """Return the estimated number of distinct keys in several segments together, within about 2 %. Segments whose keys were not hashed
+    count with all their records that have a key, so the result is then too high.
     """
     sketched, rest = [], 0
     for sidecar in sidecars:
@@ -284,9 +299,9 @@ def hash_key_fingerprint(hash_key: bytes) -> bytes:
 
 
 def mac_of_segment_object_parts(hash_key: bytes, purpose: bytes, *parts: bytes | memoryview) -> bytes:
-    """Return the MAC of the concatenated parts of a sidecar or key directory, under the tier's hash key.
+    """Return the MAC, under the tier's hash key, of the parts of a sidecar or key directory joined together.
 
-    :param purpose: at most 16 bytes, different for each kind of object.
+    :param purpose: at most 16 bytes, different for each kind of object, so that one object cannot pass as another kind.
     """
     digest = hashlib.blake2b(key=hash_key, digest_size=16, person=purpose)
     for part in parts:
@@ -295,7 +310,7 @@ def mac_of_segment_object_parts(hash_key: bytes, purpose: bytes, *parts: bytes |
 
 
 def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
-    """Serialize a sidecar. Equal contents give equal bytes."""
+    """Serialize a sidecar, with MACs under the tier's hash key. Equal contents give equal bytes."""
     about = {
         "segment_id": sidecar.segment_id,
         "records": sidecar.records,
@@ -321,15 +336,20 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
 
 
 def sidecar_head_length(data: bytes) -> int:
-    """Return how many bytes of a serialized sidecar ``decode_sidecar_head`` needs, given its first 64 bytes or more. Raises
-    SidecarUnusable.
+    """Return how many bytes from the start of a serialized sidecar ``decode_sidecar_head`` needs.
+
+    :param data: the first 64 bytes of the sidecar, or more.
+
+    Raises SidecarUnusable if they are not the start of a sidecar of this version.
     """
     return _FIXED.size + _parse_sidecar_frame(data).head_size
 
 
 def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse the head of a serialized sidecar, given at least ``sidecar_head_length`` bytes. The result has no filter. Raises
-    SidecarUnusable.
+    """Parse the head of a serialized sidecar. The result has no filter. Raises SidecarUnusable if the head is damaged or was written for
+    another segment or hash key.
+
+    :param data: the first ``sidecar_head_length`` bytes of the sidecar, or more.
     """
     found_key, head_size, _, head_mac, _ = _parse_sidecar_frame(data)
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):
@@ -346,7 +366,9 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
 
 
 def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
-    """Parse a serialized sidecar. Raises SidecarUnusable if it cannot be used; the caller then reads the segment instead."""
+    """Parse a serialized sidecar. Raises SidecarUnusable if it is damaged or was written for another segment or hash key; the caller then
+    reads the segment instead.
+    """
     sidecar = decode_sidecar_head(data, segment_id, hash_key)
     _, head_size, filter_size, head_mac, filter_mac = _parse_sidecar_frame(data)
     filter_bytes = memoryview(data)[_FIXED.size + head_size :]
@@ -358,7 +380,7 @@ def decode_sidecar(data: bytes, segment_id: str, hash_key: bytes) -> Sidecar:
 
 
 class _SidecarFrame(NamedTuple):
-    """Fixed part of a serialized sidecar: whose hash key it was made with, the sizes of head and filter in bytes, and their MACs."""
+    """Fixed part of a serialized sidecar: the fingerprint of the hash key, the sizes of head and filter in bytes, and their MACs."""
 
     key_fingerprint: bytes
     head_size: int
@@ -379,7 +401,7 @@ def _parse_sidecar_frame(data: bytes) -> _SidecarFrame:
 
 
 def _parse_sidecar_head(head: memoryview) -> Sidecar:
-    """Parse the head of a sidecar, whose MAC was checked before."""
+    """Parse the head of a sidecar. The caller has checked its MAC."""
     (size,) = _COUNT.unpack_from(head)
     about = json.loads(bytes(head[_COUNT.size : _COUNT.size + size]))
     at = _COUNT.size + size

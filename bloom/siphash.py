@@ -39,7 +39,11 @@ def _sip_round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tu
 
 @inline_kernel
 def _last_bytes_as_word(buf: npt.NDArray[np.uint8], end: int, length: int) -> np.uint64:
-    """Return the last ``length % 8`` bytes of a key as a little-endian number, without reading outside the key."""
+    """Return the last ``length % 8`` bytes of a key as a little-endian number. Reads no byte outside the key.
+
+    :param end: position in ``buf`` after the key's last byte.
+    :param length: length of the key in bytes.
+    """
     rest = length & 7
     if rest == 0:
         return np.uint64(0)
@@ -57,7 +61,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
     """Return the SipHash-2-4-128 of ``buf[start:start + length]`` as two 64-bit halves, the low one first. For kernels; bounds are not
     checked.
 
-    :param k0, k1: little-endian halves of the secret hash key.
+    :param k0, k1: the secret hash key as two numbers (``siphash_key_halves``).
     """
     v0 = k0 ^ np.uint64(0x736F6D6570736575)
     v1 = k1 ^ np.uint64(0x646F72616E646F6D ^ 0xEE)
@@ -87,7 +91,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
 
 @inline_kernel
 def key_hash_tag(h0: np.uint64) -> np.uint32:
-    """Return the 32 bits of a key hash that come from its first half. 0 becomes 1, because 0 marks empty cells of hash tables."""
+    """Return the lower 32 bits of the first half of a key hash. 0 becomes 1, because 0 marks empty cells of hash tables."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)
 
@@ -101,10 +105,11 @@ def hash_keys(
     k1: np.uint64,
     out: npt.NDArray[np.uint64],
 ) -> None:
-    """Hash n record keys into ``out`` of shape (n, 2). A negative length stands for a record without a key and gives two zeros.
+    """Hash n record keys and write the hashes to ``out``, shape (n, 2). A negative length stands for a record without a key and gives two
+    zeros.
 
     :param starts, lengths: position and length in bytes of each key in ``buf``.
-    :param k0, k1: little-endian halves of the secret hash key.
+    :param k0, k1: the secret hash key as two numbers (``siphash_key_halves``).
     """
     for i in range(starts.size):
         if lengths[i] < 0:
@@ -115,7 +120,9 @@ def hash_keys(
 
 
 def siphash_key_halves(secret: bytes) -> tuple[np.uint64, np.uint64]:
-    """Return a tier's 16-byte hash key as the two numbers that kernels take. Raises ValueError if it has another length."""
+    """Return a tier's 16-byte hash key in the form in which kernels take it: its two little-endian halves (k0, k1). Raises ValueError if
+    ``secret`` has another length.
+    """
     if len(secret) != 16:
         raise ValueError("a hash key has 16 bytes")
     return np.uint64(int.from_bytes(secret[:8], "little")), np.uint64(int.from_bytes(secret[8:], "little"))

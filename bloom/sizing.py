@@ -25,9 +25,10 @@ TRIAL = 50
 class FilterDesign:
     """Parameters of a Bloom filter.
 
-    keys: number of distinct keys that it can hold.
-    probes: number of distinct keys that are looked up at a time.
-    rate: probability of a false positive per key.
+    keys: number of distinct keys for which it is made.
+    probes: number of distinct keys that a round is expected to look up in it.
+    rate: probability of a false positive per key looked up.
+    bytes: size of the filter.
     """
 
     keys: int
@@ -37,28 +38,35 @@ class FilterDesign:
 
 
 def rate_per_key(probed_keys: int, useless_rate: float = USELESS_RATE) -> float:
-    """Return the false positive rate per key at which ``probed_keys`` keys give at least one false positive with probability
-    ``useless_rate``.
+    """Return the false positive rate per key at which looking up ``probed_keys`` absent keys gives at least one false positive with
+    probability ``useless_rate``.
     """
     return -math.expm1(math.log1p(-useless_rate) / max(1, probed_keys))
 
 
 def useless_read_probability_of_filter(rate_per_key: float, probed_keys: int) -> float:
-    """Return the probability of at least one false positive among ``probed_keys`` keys that the filter does not hold."""
+    """Return the probability of at least one false positive when ``probed_keys`` keys that the filter does not contain are looked up.
+
+    :param rate_per_key: probability of a false positive per key.
+    """
     return -math.expm1(probed_keys * math.log1p(-rate_per_key))
 
 
 def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
-    """Return the size in bytes of pybloom-live's bit array, by the library's own formula."""
+    """Return the size in bytes of the bit array of a pybloom-live filter for ``key_count`` keys, by the library's own formula."""
     slices = math.ceil(math.log2(1 / rate_per_key))
     return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
 def is_filter_worthwhile(filter_size: int, rate: float, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
-    """Return whether a filter is expected to save more bytes in one round than it costs to write it once and to fetch it once.
+    """Return whether a filter is expected to save more bytes in one round than are needed to write it once and to fetch it once.
 
-    The saving is the download of the segment, if no dirty key occurs in it (probability ``skip_rate``) and the filter shows that. Bytes
-    that need not be rewritten and later rounds that use the same filter are not counted; they are a margin.
+    The saving is the download of the segment. It needs no download if no dirty key occurs in it (probability ``skip_rate``) and the filter
+    shows that. Savings by rewriting less and in later rounds are not counted; they are a margin.
+
+    :param filter_size: size of the filter in bytes.
+    :param rate: probability of a false positive per key.
+    :param probes: number of dirty keys that are looked up in a round.
     """
     return segment_bytes * skip_rate * (1 - useless_read_probability_of_filter(rate, probes)) > 2 * filter_size
 
@@ -72,12 +80,13 @@ def design_filter_if_worthwhile(
     useless_rate: float = USELESS_RATE,
     max_bytes: int | None = None,
 ) -> FilterDesign | None:
-    """Return the parameters of a filter for a segment of ``segment_bytes`` with ``keys`` distinct keys, or None if no filter pays.
+    """Return the parameters of a filter for a segment of ``segment_bytes`` with ``keys`` distinct keys, or None if a filter would cost more
+    than it saves or exceed ``max_bytes``.
 
     :param probes: number of keys that a later round is expected to look up.
     :param skip_rate: expected share of segments without any dirty key.
     :param useless_rate: share of the segments without a dirty key that may be downloaded in vain.
-    :param max_bytes: size above which no filter is made; None for no limit.
+    :param max_bytes: largest size of a filter; None for no limit.
     """
     if keys <= 0:
         return None
@@ -89,7 +98,7 @@ def design_filter_if_worthwhile(
 
 
 def should_continue_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
-    """Return whether a partition should continue to use filters: after TRIAL filters, they must have saved more bytes than were read to use
-    them.
+    """Return whether a partition should continue to use filters. True for the first TRIAL filters that are used; afterwards only if they
+    have saved more bytes of segments than were read of filters.
     """
     return filters_tried < TRIAL or segment_bytes_saved > filter_bytes_read

@@ -29,7 +29,10 @@ LineNumberAndFields = tuple[int, list[str]]
 
 
 def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offset-checkpoint") -> dict[TopicPartitionName, int]:
-    """Parse a ``cleaner-offset-checkpoint``. Return the first dirty offset by (topic, partition). Raises BadData."""
+    """Parse a ``cleaner-offset-checkpoint``. Return the first dirty offset by (topic, partition). Raises BadData if the text is not valid.
+
+    :param source_name: name of the file, for messages.
+    """
     offsets: dict[TopicPartitionName, int] = {}
     for number, (topic, partition, offset) in _parse_entries(text, 3, source_name):
         offsets[topic, _parse_number(partition, number, source_name, INT32)] = _parse_number(offset, number, source_name)
@@ -37,7 +40,11 @@ def parse_cleaner_offset_checkpoint(text: str, source_name: str = "cleaner-offse
 
 
 def parse_leader_epoch_checkpoint(text: str, source_name: str = "leader-epoch-checkpoint") -> tuple[EpochEntry, ...]:
-    """Parse a ``leader-epoch-checkpoint``. Return its lineage, ascending. Raises BadData, also if epochs or offsets decrease."""
+    """Parse a ``leader-epoch-checkpoint``. Return its lineage (leader epochs with their first offsets), ascending. Raises BadData if the
+    text is not valid, which includes epochs that do not ascend and offsets that descend.
+
+    :param source_name: name of the file, for messages.
+    """
     entries: list[EpochEntry] = []
     for number, (epoch, start) in _parse_entries(text, 2, source_name):
         entry = EpochEntry(LeaderEpoch(_parse_number(epoch, number, source_name, INT32)), Offset(_parse_number(start, number, source_name)))
@@ -67,8 +74,8 @@ def _format_checkpoint(lines: Sequence[str]) -> str:
 
 
 def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[LineNumberAndFields]:
-    """Return the line number and the fields of each entry of a checkpoint file. Raises BadData if a line does not have exactly
-    ``fields_per_entry`` fields.
+    """Return (line number, fields) of each entry of a checkpoint file. Empty for a file without entries. Raises BadData if the version or
+    the number of entries is wrong, or if a line does not have exactly ``fields_per_entry`` fields.
     """
     lines = text.splitlines()
     if not lines:
@@ -89,7 +96,9 @@ def _parse_entries(text: str, fields_per_entry: int, source_name: str) -> list[L
 
 
 def _parse_number(text: str, line_number: int, source_name: str, bits: int = INT64) -> int:
-    """Parse a decimal number that fits into a signed integer of ``bits`` bits. Raises BadData, which names the file and the line."""
+    """Return the number that a text stands for, which must fit into a signed integer of ``bits`` bits. Raises BadData if it does not;
+    ``source_name`` and ``line_number`` are named in the message.
+    """
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
         raise _checkpoint_error(source_name, f"line {line_number}: {text!r} is not a number")

@@ -27,8 +27,8 @@ Lineage = tuple[EpochEntry, ...]
 
 
 def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
-    """Return all leader epochs of neighbouring segments, each with its smallest offset. The segment that replaces them must have these
-    epochs (coverage, I1).
+    """Return one lineage of neighbouring segments: each of their leader epochs with the smallest offset that any of them has for it. The
+    segment that replaces them must have this lineage (coverage, I1).
     """
     starts: dict[LeaderEpoch, int] = {}
     for lineage in lineages:
@@ -38,16 +38,19 @@ def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
 
 
 def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
-    """Return a lineage extended by the newer epochs that begin after its last one, as when a segment is added at the end of the log."""
+    """Return ``lineage`` followed by those entries of ``newer`` whose epochs are greater than its last epoch, as when a segment is added at
+    the end of the log.
+    """
     last = lineage[-1].epoch if lineage else -1
     return (*lineage, *(entry for entry in newer if entry.epoch > last))
 
 
 def restore_removed_epochs(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
-    """Return the given entries, preceded by known entries that the broker's retention has removed. Both lineages must be of one log.
+    """Return the given lineage with the front that it had before the broker's retention removed it, taken from the known lineage. Both must
+    be lineages of the same log.
 
-    Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log start and moves the first remaining epoch up to it. Here
-    that epoch keeps its known start.
+    Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log start and moves the start of the first remaining epoch up
+    to it. The result contains the dropped epochs again, and the first remaining epoch with its known start.
     """
     if not given_lineage:
         return tuple(known_lineage)
@@ -65,12 +68,13 @@ def truncate_lineage_at(lineage: Sequence[EpochEntry], end_offset: int) -> Linea
 def first_offset_of_other_epoch(
     known_lineage: Sequence[EpochEntry], known_end_offset: int, given_lineage: Sequence[EpochEntry], given_end_offset: int
 ) -> int | None:
-    """Return the first offset before ``known_end_offset`` that the given lineage assigns to another leader epoch, or None if one log
-    continues the other.
+    """Return the first offset at which the two lineages contradict each other, so that they belong to different logs; None if one log
+    continues the other, or if a lineage is empty.
 
-    Offsets that only one log holds are not compared: retention removes the front of a log, and a copy that ends earlier is just older. A
+    Offsets that only one log contains are not compared: retention removes the front of a log, and a copy that ends earlier is just older. A
     newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader writes its epoch's entry before
-    its first batch.
+    its first batch. So does a newer epoch in the known lineage that begins at or after ``known_end_offset`` if the given log has an older
+    epoch there.
 
     :param known_end_offset, given_end_offset: end offsets of the two logs, exclusive.
     """
@@ -91,7 +95,8 @@ def first_offset_of_other_epoch(
 def first_divergent_offset(
     old_lineage: Sequence[EpochEntry], old_end_offset: int, new_lineage: Sequence[EpochEntry], new_end_offset: int
 ) -> int | None:
-    """Return the first offset before ``old_end_offset`` that the new lineage assigns to another leader epoch or no longer holds, or None.
+    """Return the first offset before ``old_end_offset`` that the new lineage assigns to another leader epoch or no longer contains, because
+    the new log ends there. None if there is no such offset, or if a lineage is empty.
 
     Offsets before the later of the two starts are not compared: retention and DeleteRecords remove the front of a lineage without changing
     the rest.
@@ -110,7 +115,9 @@ def first_divergent_offset(
 
 
 def leader_epoch_at(lineage: Sequence[EpochEntry], offset: int) -> LeaderEpoch:
-    """Return the leader epoch that wrote an offset, or -1 if the offset is before the first entry."""
+    """Return the leader epoch that wrote the record at an offset: the epoch of the last entry that begins at or before it. -1 if the offset
+    is before the first entry.
+    """
     epoch = NO_LEADER_EPOCH
     for entry in lineage:
         if entry.start_offset > offset:

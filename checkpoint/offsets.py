@@ -28,8 +28,8 @@ Vector = tuple[CleanerOffset, ...]
 
 
 def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
-    """Return why a cleaner-offset vector is invalid, or an empty string. Epochs must ascend strictly, offsets must not descend, and nothing
-    may be negative.
+    """Return why a cleaner-offset vector is invalid, or an empty string if it is valid: epochs ascend strictly, offsets do not descend, and
+    nothing is negative.
     """
     for entry in vector:
         if entry.leader_epoch < 0 or entry.offset < 0:
@@ -41,13 +41,15 @@ def cleaner_vector_problem(vector: Sequence[CleanerOffset]) -> str:
 
 
 def first_dirty_offset_of_vector(vector: Sequence[CleanerOffset]) -> int:
-    """Return the first dirty offset of a cleaner-offset vector: the offset of its last entry, or 0 if it is empty."""
+    """Return the first dirty offset according to a cleaner-offset vector: the offset of its last entry. 0 if the vector is empty, because
+    nothing was cleaned yet.
+    """
     return vector[-1].offset if vector else 0
 
 
 def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> Vector:
-    """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). Raises ValueError
-    for a lower offset or an older epoch.
+    """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). An earlier entry of
+    the same epoch is replaced. Raises ValueError if epoch or offset are less than those of the last entry.
     """
     if vector and (vector[-1].leader_epoch > compactor_epoch or vector[-1].offset > offset):
         raise ValueError(f"{compactor_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
@@ -56,21 +58,23 @@ def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: Com
 
 
 def has_epoch_cleaned_below(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> bool:
-    """Return whether a compactor epoch has cleaned everything below ``offset``, as the vector records it. An epoch without an entry
-    has no valid claim.
+    """Return whether the vector records that a compactor epoch has cleaned all offsets less than ``offset``. False if the epoch has no
+    entry.
     """
     return any(entry.leader_epoch == compactor_epoch and offset <= entry.offset for entry in vector)
 
 
 def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs: Collection[CompactorEpoch]) -> Vector:
-    """Return the vector without entries whose epoch occurs in no segment. The last entry stays, because it states where the dirty part
-    begins.
+    """Return the vector without the entries of epochs that no segment refers to. The last entry always stays, because it says where the
+    dirty part begins.
 
-    :param referenced_epochs: the epochs that occur in segments.
+    :param referenced_epochs: the epochs to which segments refer.
     """
     return tuple(entry for entry in vector[:-1] if entry.leader_epoch in referenced_epochs) + tuple(vector[-1:])
 
 
 def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> Vector:
-    """Return the vector with all offsets limited to ``max_offset``, because the broker's log was truncated or diverges there."""
+    """Return the vector in which offsets greater than ``max_offset`` are replaced by it, because the broker's log was truncated there or
+    diverges from there on.
+    """
     return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, max_offset))) for entry in vector)

@@ -41,17 +41,19 @@ if TYPE_CHECKING:
 
 
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
-    """Open the stores that the settings name. Makes no request to brokers. Raises UsageError, and StoreError for a missing snapshot.
+    """Return the tier that the settings describe, with its stores opened. Makes no request to brokers.
 
-    :param local_state: use the cache in ``state_dir``, which is opened at its first use.
-    :param topics: ids of the brokers' topics if they are known already.
+    :param local_state: whether to cache control logs in ``state_dir``, which is opened at its first use.
+    :param topics: topic ids by topic name; None to look them up in the tier's metadata.
+    :raises UsageError: if the settings are invalid.
+    :raises StoreError: if a broker-managed tier is configured without brokers, and there is no snapshot of their metadata.
     """
     counters = RequestCounters()
     contact = FirstAnswerTracker()
     conditions = ConditionalCreateCheck(Path(settings.tier.state_dir) / "stores")
 
     def open_control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
-        """Open the store of control logs with these limits and retries."""
+        """Open the store of control logs with these rate limits. ``retries``: None for the store's usual retries."""
         return open_store(
             control_at,
             settings=settings,
@@ -111,8 +113,8 @@ def _clock_ms() -> int:
 
 
 def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStore, control: ObjectStore) -> TierMetadataSource:
-    """Return the object from which the tier's partitions and live segments are read: control log, metadata topic or listing, by the tier's
-    kind.
+    """Return the object that lists the tier's partitions and live segments. It reads control logs, the brokers' metadata topic or a listing
+    of the objects, by the tier's kind.
     """
     if kind.listing is not None:
         return ListedTierMetadataSource(kind.listing(settings, data), settings.tier.layout)
@@ -120,7 +122,9 @@ def _create_metadata_source(settings: Settings, kind: TierKind, data: ObjectStor
 
 
 def _create_publisher(settings: Settings, metadata: TierMetadataSource) -> SegmentPublisher:
-    """Return the publisher that switches this tier's readers to new segments. Makes no request."""
+    """Return the object that makes readers use the segments that a round wrote: by the control log, or by the brokers' metadata topic. On a
+    tier that is only read, return one that refuses. Makes no request.
+    """
     if not isinstance(metadata, BrokerManagedTierMetadataSource):
         return ReadOnlyPublisher() if metadata.exists_elsewhere else ControlLogPublisher()
     from compactor.brokers.view import LiveBrokerMetadata
@@ -146,8 +150,8 @@ def _create_publisher(settings: Settings, metadata: TierMetadataSource) -> Segme
 
 
 def _broker_log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
-    """Return a function that requests a partition's log start offset from its leader, or None if no broker is configured. Makes no request
-    itself.
+    """Return a function that requests a partition's log start offset from its leader. Return None if the tier is not broker-managed, or no
+    broker is configured. Makes no request itself.
     """
     from compactor.brokers.view import LiveBrokerMetadata
 
@@ -160,9 +164,13 @@ def _broker_log_start_reader(settings: Settings, metadata: TierMetadataSource) -
 
 
 def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMetadata:
-    """Return the brokers' metadata: from the metadata topic, or from the latest snapshot of it if no broker is configured.
+    """Return the source of the brokers' segment metadata: the metadata topic, or its latest snapshot in ``control`` if no broker is
+    configured.
 
-    Makes no request to brokers yet. Raises UsageError, and StoreError if there is no snapshot.
+    Makes no request to brokers yet.
+
+    :raises UsageError: if the connection settings are invalid.
+    :raises StoreError: if no broker is configured and there is no snapshot.
     """
     kafka = settings.kafka
     if not kafka.bootstrap_servers.strip():
@@ -186,7 +194,9 @@ def open_broker_metadata(settings: Settings, control: ObjectStore) -> BrokerMeta
 
 
 def kafka_connection_settings(settings: Settings) -> KafkaConnection:
-    """Return the connection settings that [kafka] configures. Raises UsageError."""
+    """Return the connection settings that [kafka] configures. Raises UsageError if they name no broker, or set a property that must not be
+    set.
+    """
     from compactor.brokers.metadata_topic.connection import KafkaConnection
 
     properties = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings.kafka.properties.items()}

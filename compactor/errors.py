@@ -56,11 +56,11 @@ class UsageError(CompactorError):
 class BadData(CompactorError):
     """Raised if data is damaged or contradicts its records, so that it cannot be cleaned. Exit code 3.
 
+    is_other_content: whether the bytes are sound, but differ from what is known at the same offsets.
+
     :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.
-
-    is_other_content: the bytes are sound, and differ from what is known at the same offsets.
     """
 
     exit_code = 3
@@ -130,7 +130,7 @@ class OutOfBudget(CompactorError):
 
 
 def gravest_exit_code(codes: list[ExitCode]) -> ExitCode:
-    """Return the exit code of a command over several partitions: the gravest of 1, 6, 5, 3, 4, 0, in this order (2 counts like 1)."""
+    """Return the exit code of a command over several partitions: the first of 1, 2, 6, 5, 3 and 4 that is among ``codes``, else 0."""
     for code in (1, 2, 6, 5, 3, 4):
         if code in codes:
             return code

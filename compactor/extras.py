@@ -23,7 +23,10 @@ MODULES: Final = {
 
 
 def require_extra(extra: str, feature: str) -> None:
-    """Raise UsageError if the modules of an extra are not installed. ``feature``: the feature that needs it, such as ``recompact``."""
+    """Raise UsageError if a module of an extra (optional dependency group of pip) is not installed.
+
+    :param feature: the feature that needs it, such as ``recompact``.
+    """
     for module in MODULES[extra]:
         if not _is_installed(module):
             raise _extra_not_installed_error(extra, f"{feature} needs {module}")
@@ -47,5 +50,5 @@ def _is_installed(module: str) -> bool:
 
 
 def _extra_not_installed_error(extra: str, feature: str) -> UsageError:
-    """Return the error for an extra that is not installed."""
+    """Return the error for an extra that is not installed. ``feature``: beginning of the message, such as ``recompact needs pyspark``."""
     return UsageError(f"{feature}, which is not installed", hint=f"It comes with an extra: pip install 'tiered-compactor[{extra}]'")

@@ -38,7 +38,7 @@ class WorkStage(StrEnum):
 
 @dataclass(slots=True)
 class StageCost:
-    """Cost of one stage: CPU and wall-clock seconds, summed over threads, and the bytes that were processed."""
+    """Cost of one stage: CPU and wall-clock seconds, each summed over all threads, and the number of bytes that the stage processed."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -46,7 +46,7 @@ class StageCost:
 
 
 class _ActiveStagesOfThread(threading.local):
-    """Stages that a thread is in, innermost last, and its clocks when the innermost began or resumed."""
+    """Stages that a thread is in, the innermost last, and the thread's CPU and wall clocks when the innermost began or resumed."""
 
     def __init__(self) -> None:
         self.stages: list[WorkStage] = []
@@ -78,7 +78,7 @@ class CostRecorder:
             self.costs[self._here.stages.pop()].bytes += nbytes
 
     def _add_elapsed_time_to_innermost_stage(self) -> None:
-        """Add the calling thread's time since its previous call to the thread's innermost stage."""
+        """Add the time since the last change of the calling thread's stage to the innermost stage of that thread, if it is in one."""
         here, cpu, wall = self._here, self._cpu(), self._wall()
         if here.stages:
             with self._adding:
@@ -103,8 +103,9 @@ def record_costs(recorder: CostRecorder) -> Iterator[None]:
 
 
 def measure_stage(stage: WorkStage, size: Callable[..., int] = lambda *_, **__: 0) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that counts a function's time and bytes as cost of a stage. ``size``: returns the number of bytes processed, given
-    the function's arguments, after the call.
+    """Return a decorator that counts a function's time and bytes as cost of a stage.
+
+    :param size: returns the number of bytes processed. Called after the function, with the function's arguments.
     """
 
     def measure_function(work: Callable[P, R]) -> Callable[P, R]:

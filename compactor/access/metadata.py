@@ -31,7 +31,7 @@ ReaderStateFunction = Callable[[PartitionState], PartitionState]
 class TierMetadataSource:
     """Metadata source of a compactor-managed tier, whose control logs record everything. Base class of the other sources.
 
-    exists_elsewhere: whether other programs created the tier, so that it exists before the catalog has its identity.
+    exists_elsewhere: whether other programs create the tier. Such a tier can exist although its catalog records no identity yet.
     """
 
     exists_elsewhere = False
@@ -48,7 +48,7 @@ class TierMetadataSource:
         return catalog().topic_partitions
 
     def cluster_id(self) -> str:
-        """Return the id of the Kafka cluster that writes the tier, or an empty string."""
+        """Return the id of the Kafka cluster whose brokers write the tier, or an empty string if no broker writes it."""
         return ""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
@@ -56,29 +56,39 @@ class TierMetadataSource:
         return EMPTY_TOPIC_ID
 
     def broker_log_start_offset(self, partition: TopicPartition) -> int:
-        """Return the first offset that brokers serve, raised by DeleteRecords and retention; 0 if unknown or without brokers."""
+        """Return the partition's log start offset on the brokers, which DeleteRecords and retention raise. The result is 0 if the brokers
+        report no log start, or if no broker writes the tier.
+        """
         return 0
 
     def topic_settings(self, topic: str) -> Mapping[str, str] | None:
-        """Return the settings that are set on the topic itself, by Kafka's names; None if the brokers do not have it."""
+        """Return the settings that are set on the topic itself in Kafka, by Kafka's names: empty if no broker writes the tier, None if the
+        brokers have no such topic.
+        """
         return {}
 
     def broker_retention_ms(self, topic: str) -> int | None:
-        """Return the topic's ``retention.ms`` on the brokers (-1: unlimited), or None if there is no such topic or no broker."""
+        """Return the topic's ``retention.ms`` on the brokers (-1: unlimited). None if the brokers have no such topic, if they do not report
+        the setting, or if no broker writes the tier; the program's own setting then applies.
+        """
         return None
 
     def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction | None:
-        """Return a function that turns the state of a control log into the state that readers see, or None if readers see
-        exactly that state.
+        """Return a function that takes the state of the partition's control log and returns the state that readers see. None if readers see
+        the state of the control log itself.
         """
         return None
 
     def broker_records(self, partition: TopicPartition) -> Iterable[RemoteLogSegmentMetadataRecord]:
-        """Return the brokers' records of a partition's segments in all states."""
+        """Return the brokers' metadata record of each segment of the partition, in any state except deleted. Empty if no broker writes the
+        tier.
+        """
         return ()
 
     def deleted_topic_partitions_with_segments(self) -> Sequence[TopicIdPartition]:
-        """Return partitions of deleted topics whose segments the brokers have not deleted completely."""
+        """Return the partitions of deleted topics of which the brokers have not yet deleted all segments. Empty if no broker writes the
+        tier.
+        """
         return ()
 
 
@@ -116,8 +126,8 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         return None if value is None else int(value)
 
     def broker_view(self, partition: TopicPartition, max_age_s: float = 0.0) -> BrokerView:
-        """Return the segments that brokers' readers find of a partition. The metadata topic is read first if the last read is older than
-        ``max_age_s`` seconds.
+        """Return the segments of a partition that readers find through the brokers. New records of the metadata topic are read first if it
+        was last read more than ``max_age_s`` seconds ago.
         """
         from compactor.brokers.metadata_topic.chain import broker_view
         from compactor.brokers.view import TOPICS_MAX_AGE_S
@@ -127,8 +137,9 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     @override
     def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
-        """Return a function that adds the brokers' segments to a state. The result is computed once per state of the log, so that it stays
-        the same for a reader until the log has new records.
+        """Return a function that replaces the segments in a state of the control log by those that the brokers report. It asks the brokers
+        again only when it is called with another state object, so that a reader sees the same segments until the control log has new
+        records.
         """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
@@ -174,8 +185,8 @@ class ListedTierMetadataSource(TierMetadataSource):
 
     @override
     def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
-        """Return a function that adds the listed segments to a state. The partition is listed once, so that the result stays the same for a
-        reader.
+        """Return a function that puts the listed segments into a state. It lists the partition at its first call only, so that a reader
+        sees the same segments throughout.
         """
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 

@@ -21,8 +21,11 @@ from compactor.round.sources import StagedSegmentReader, open_live_segment_reade
 
 
 def open_reader_of_live_segments(tier: Tier, state: PartitionState, budget: DiskBudget, folder_prefix: str) -> StagedSegmentReader:
-    """Return a reader of a partition's live segments, which it stages in a new folder of this process. The caller closes its ``staging``.
+    """Return a reader of a partition's live segments. It copies the files that it reads to a new folder of this process, which is removed
+    when the caller closes the reader's ``staging``.
 
+    :param state: state of the partition, which names the live segments.
+    :param budget: disk budget for the copies.
     :param folder_prefix: prefix of the folder's name.
     """
     return open_live_segment_reader(tier.ports, tier.cleaner_settings_for_topic(state.topic), tier.state_dir, state, budget, folder_prefix)
@@ -31,9 +34,10 @@ def open_reader_of_live_segments(tier: Tier, state: PartitionState, budget: Disk
 def open_segment_reader(
     tier: Tier, partition: TopicPartition, segments: Sequence[RemoteLogSegmentMetadata], folder_prefix: str
 ) -> AbstractContextManager[StagedSegmentReader]:
-    """Return a context manager with a reader of these segments of a partition. It stages them within ``disk_budget_bytes``.
+    """Return a context manager that provides a reader of these segments of a partition. Its copies on the local disk have a disk budget of
+    their own, of the size that the settings allow, and are removed at the end of the ``with`` block.
 
-    :param folder_prefix: prefix of the staging folder's name.
+    :param folder_prefix: prefix of the name of the folder with the copies.
     """
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     budget = DiskBudget(disk_budget_bytes(cleaner, tier.state_dir))
@@ -54,10 +58,10 @@ def create_round(
     """Return a round over one partition, configured from the tier's settings. It does not run before ``execute_round`` is called.
 
     :param now_ms: the cleaner's clock, in milliseconds.
-    :param force: run it whatever the dirty ratio is.
-    :param on_stage: called with each stage that begins.
-    :param disk: disk budget to share with other rounds; None for one of its own.
-    :param engine: None for the engine that the tier chooses.
+    :param force: run the round whatever the dirty ratio is. Has no effect if ``assess_with`` is given.
+    :param on_stage: called with each stage that begins, and the plan.
+    :param disk: disk budget that is shared with other rounds; None for one of its own.
+    :param engine: engine that executes the tasks; None for the engine that the tier chooses.
     :param assess_with: decides whether the round is due; None for ``assess_round``.
     """
     if engine is None and tier.engines is not None:
@@ -94,9 +98,10 @@ def execute_round(
     disk: DiskBudget | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> RoundReport:
-    """Run a round over one partition, in this process or on a Spark cluster as the settings say. Return its report.
+    """Run a round over one partition and return its report. If the settings name a Spark cluster, the cluster runs the round unless it
+    gives a reason not to. This process then runs it, and that reason is in the report unless the report has another one.
 
-    :param check_stop: raises to end the wait for another process.
+    :param check_stop: called while this process waits for the cluster; raises an error to end the wait.
 
     Raises the errors of PartitionRound.execute_round.
     """
@@ -114,7 +119,9 @@ def execute_round(
 def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
 ) -> RoundReport:
-    """Run a round over one partition, publish a change hint for other processes, and return the report. Raises the errors of Round.run."""
+    """Run a round over one partition and return its report. If the round changed what readers read, a change hint is published for other
+    processes. Raises the errors of PartitionRound.execute_round.
+    """
     log, hint = tier.open_partition_log(partition, leads=True), tier.change_notifier.latest_hint_number(partition)
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
     tier.change_notifier.cache_log_state(log, hint)

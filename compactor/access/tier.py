@@ -91,8 +91,8 @@ class TierIdentity:
     def ensure_catalog(self, hash_key: bytes = b"") -> CatalogState:
         """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
 
-        :param hash_key: the secret of the new tier; a random one if empty.
-        :raises UsageError: if the data is another tier's, or the tier is only read.
+        :param hash_key: the secret hash key for a tier that is created; a random one if empty. An existing tier keeps its key.
+        :raises UsageError: if the data belong to another tier, or if tiers of this kind are never written.
         """
         tier = self.settings.tier
         if not tier_kind(self.settings).compacts:
@@ -119,15 +119,15 @@ class TierIdentity:
             self.ownership.require_data_root_is_unowned(self.ports, self.catalog.refresh_and_check_gaps())
 
     def check_tier_exists_or_can_be_created(self) -> None:
-        """Raise UsageError if this tier does not exist at the configured URL and none may be created there, for instance because its
-        catalog was lost. Changes nothing.
+        """Raise UsageError if this tier neither exists at the configured URL nor may be created there, for instance because the data
+        remained when its catalog was lost. Changes nothing.
         """
         self._require_unowned_data_root_if_no_tier()
         if self.catalog.state.tier_id:
             self.check_data_root_owner()
 
     def check_data_root_owner(self) -> None:
-        """Raise UsageError if the data root is another tier's. Changes nothing."""
+        """Raise UsageError if the data root belongs to another tier. Changes nothing."""
         self.ownership.require_no_other_owner(self.ports, self.read_catalog())
 
     def _require_catalog_is_of_this_tier(self, state: CatalogState) -> None:
@@ -155,14 +155,15 @@ class TierIdentity:
         return bytes.fromhex(found.hash_key)
 
     def may_have_own_hash_key(self) -> bool:
-        """Return whether the tier may have a hash key of its own, under which stored key hashes were made.
-
-        Makes a request only if other programs created the tier.
+        """Return whether the tier may have a hash key of its own, with which its stored key hashes were made. False if tiers of this kind
+        are never written, True for a compactor-managed tier. For a broker-managed tier the catalog is read to find out.
         """
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
     def hash_key_for_unstored_hashes(self) -> bytes:
-        """Return the key for hashes that are not stored: the tier's own hash key, or without one a key derived from the tier's URL."""
+        """Return the key for hashes that are not stored: the tier's own hash key, or, if the tier has none, a key derived from the tier's
+        URL.
+        """
         return (
             self.hash_key() if self.may_have_own_hash_key() else hashlib.sha256(self.settings.tier_url.encode()).digest()[:HASH_KEY_BYTES]
         )
@@ -170,10 +171,10 @@ class TierIdentity:
 
 @dataclass(frozen=True)
 class ChangeNotifier:
-    """Writer of notes about changed control logs: change hints and reached slots in the tier-wide log, cached states on this machine.
+    """Writer of notes that control logs have changed: in the tier-wide log for other processes, and in the cache on this machine.
 
-    hints: whether to write change hints to the catalog. If not, only the reached slot (number of the last record) of a log is written,
-        because the brokers' metadata shows changes.
+    hints: whether a change is written as a hint for other processes. If not, only the reached slot (number of the last record) of a log is
+        written, because other processes learn of changes from the brokers' metadata.
     """
 
     ports: EnvironmentPorts
@@ -182,9 +183,11 @@ class ChangeNotifier:
     hints: bool
 
     def latest_hint_number(self, partition: TopicPartition) -> int:
-        """Return the number of the latest hint about a partition (a catalog record that its log has grown), as the catalog was last read.
+        """Return the number of the latest hint about a partition (a catalog record that its log has grown), as the catalog was last read; 0
+        if there is none.
 
-        Call it before reading the partition's log.
+        Call it before reading the partition's log, so that a hint that arrives during the read is not taken for one that the read has
+        covered.
         """
         return self.catalog.state.partitions.get(str(partition), 0)
 
@@ -198,14 +201,17 @@ class ChangeNotifier:
             self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
 
     def publish_control_log_changes(self, logs: Sequence[PartitionLog]) -> None:
-        """Append a record to the tier-wide log: these control logs have changed, and must not end below the slots they have reached."""
+        """Append one record to the tier-wide log that names these control logs as changed, with the number of each log's last record. Logs
+        that later end below that number have lost records. Without ``hints`` the numbers alone are recorded (``record_reached_slots``).
+        """
         if self.hints:
             publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
         else:
             self.record_reached_slots(logs)
 
     def record_reached_slots(self, logs: Sequence[PartitionLog]) -> None:
-        """Append one record to the tier-wide log with the slots that these control logs have reached, so that lost records are noticed.
+        """Append one record to the tier-wide log with the slot (number of the last record) that each of these control logs has reached, so
+        that a later reader notices lost records.
 
         Store errors are ignored; the next command records the slots.
         """
@@ -213,7 +219,11 @@ class ChangeNotifier:
             record_min_slots(self.catalog, logs)
 
     def record_retire_inspections(self, inspections: Mapping[str, RetireCheckResult]) -> None:
-        """Record in the tier-wide log for which partitions ``retire`` found nothing to delete, and until when. Ignores store errors."""
+        """Record in the tier-wide log the results of `retire` for partitions in which it found nothing to delete, with the time until which
+        each result holds. Store errors are ignored.
+
+        :param inspections: result by ``topic-partition``.
+        """
         with suppress(StoreError):
             record_retire_inspections(self.catalog, inspections)
 
@@ -223,7 +233,7 @@ READER_THREADS = 16
 
 
 class EngineChooser(Protocol):
-    """Function that chooses the engine for a partition's rounds. It returns None if this process does the work."""
+    """Function that returns the engine for a partition's rounds, or None if this process does the work itself."""
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
@@ -238,11 +248,12 @@ class RemoteRoundRunner(Protocol):
     def run_round(
         self, tier: Tier, state: PartitionState, now_ms: int, *, force: bool, check_stop: Callable[[], None]
     ) -> RoundReport | ReasonToRunHere:
-        """Run a round in the other process and return its report.
+        """Run a round in the other process and return its report. If this process has to run the round itself, return the reason as text
+        instead; the text is empty if there is no reason worth reporting.
 
-        If this process has to run the round itself, return the reason as text instead, or an empty string without a reason to report.
+        :param check_stop: called repeatedly while this process waits for the other one; raises an error to end the wait.
 
-        Raises the round's error, Leased if the other process is busy, and what ``check_stop`` raises, which is called while this waits.
+        Raises the round's error, Leased if the other process is busy, and the errors of ``check_stop``.
         """
 
 
@@ -279,7 +290,7 @@ class Tier:
 
     @property
     def change_notifier(self) -> ChangeNotifier:
-        """Notifier that publishes changes of control logs to other processes and to local state."""
+        """Notifier of changes of control logs, for other processes and for the cache on this machine."""
         return ChangeNotifier(self.ports, self.catalog, self.local, self.kind.has_complete_log)
 
     @property
@@ -318,9 +329,8 @@ class Tier:
             self.local.close()
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the settings of section [cleaner] that apply to a topic. Settings of the topic on the brokers take precedence over them.
-
-        Raises UsageError if the two contradict each other.
+        """Return the cleaner settings of a topic: those of section [cleaner] and of the [topics] tables, and those that the topic has on
+        the brokers. Raises UsageError if they contradict each other.
         """
         cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings(topic) or {})
         expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None
@@ -365,13 +375,14 @@ class Tier:
         return current_incarnations(self.list_partitions())
 
     def latest_incarnation(self, partition: TopicPartition) -> TopicPartition:
-        """Return a partition in the latest incarnation of its topic name, as of the last read of the catalog."""
+        """Return the partition of the topic that was last created under this partition's topic name, by the catalog as last read."""
         return current_incarnation(partition, self.catalog.state.incarnations_of_partition(partition))
 
     def incarnation_with_topic_id(self, partition: TopicPartition, topic_id: TopicId) -> TopicPartition:
-        """Return the partition of this name and number whose topic had this id. A topic that is created again gets another id.
+        """Return the incarnation of this partition whose topic has the given id. A topic that is deleted and created again gets a new id,
+        and so a new incarnation of each partition.
 
-        Raises UsageError if the tier has none.
+        Raises UsageError if no incarnation in the tier has the id.
         """
         known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
@@ -382,9 +393,10 @@ class Tier:
         )
 
     def open_partition_log(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
-        """Return a partition's control log, loaded from local state if possible.
+        """Return a partition's control log, loaded from the cache on this machine if possible.
 
-        Reading it fails if it ends below the slot that the catalog has recorded for it, because then it has lost records.
+        If the log ends below the slot (record number) that the catalog has recorded for it, records were lost, and reading it raises an
+        error.
 
         :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
@@ -399,14 +411,16 @@ class Tier:
         return log
 
     def log_name(self, partition: TopicPartition) -> str:
-        """Return the name of a partition's control log. It contains the brokers' topic id, because a recreated topic is
-        another one.
+        """Return the name of a partition's control log. If brokers write the tier, the name contains their topic id, so that a recreated
+        topic gets a log of its own.
         """
         topic_id = self.metadata.topic_id(partition)
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
     def min_control_log_slot(self, partition: TopicPartition) -> int:
-        """Return the slot below which a partition's control log must not end, as of the last read of the catalog; 0 if none is recorded."""
+        """Return the slot (record number) below which a partition's control log must not end, according to the catalog as last read; 0 if
+        no slot is recorded.
+        """
         return self.catalog.state.reached.get(self.log_name(partition), 0)
 
     def state_for_readers(self, state: PartitionState) -> PartitionState:
@@ -419,7 +433,7 @@ class Tier:
         return max(state.log_start, self.metadata.broker_log_start_offset(state.topic_partition))
 
     def open_sidecar_store(self, partition: TopicPartition) -> SidecarStore:
-        """Return the store of a partition's sidecars, which may be empty. Raises UsageError if there is no tier."""
+        """Return the store of a partition's sidecars, which need not contain any. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.may_have_own_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
         return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
@@ -427,7 +441,11 @@ class Tier:
     def read_logs_or_errors(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
-        """Read the control logs of several partitions. Return each log, or the error with which reading it failed, in the given order."""
+        """Read the control logs of several partitions in parallel. Return for each partition, in the given order, its log or the error with
+        which reading it failed.
+
+        :param on_partition: called after each partition, for progress reports.
+        """
 
         def read_log_or_error(partition: TopicPartition) -> PartitionLog | CompactorError:
             log = self.open_partition_log(partition)

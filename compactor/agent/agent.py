@@ -70,19 +70,20 @@ AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
 class LeaderQueries(Protocol):
-    """Cluster queries that the agent needs.
-
-    Implemented by ``metadata_topic.leaders.KafkaLeaderQueries``. Every method raises StoreError.
+    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaLeaderQueries``. Every method raises StoreError if
+    the cluster refuses the request or does not answer it.
     """
 
     def leaders(self) -> ClusterLeaders:
         """Ask the cluster, and return its id and the id of the broker that leads each partition."""
 
     def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
-        """Return each leader's answer about the end of its log, or the error that prevented the answer."""
+        """Ask the leaders of these partitions where the logs end. Return for each partition its leader's answer, or the error if the leader
+        gave none.
+        """
 
     def topic_ids(self, topics: Sequence[str]) -> ClusterTopicIds:
-        """Return the topic ids that these topics have now. May be called from several threads."""
+        """Return the ids that these topics have in the cluster now. May be called from several threads."""
 
     def retention_ms(self, topic: str) -> int | None:
         """Return the topic's ``retention.ms``, -1 if unlimited, or None if this user may not read it."""
@@ -151,10 +152,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
     @override
     def start_due_jobs(self) -> list[TopicPartition]:
-        """Start every due upload for which a thread is free, and return the partitions.
+        """Start every due upload for which a thread is free, and return the partitions whose upload was started.
 
-        An upload starts only if the leader has answered at most FRESH_MS ago where its log ends. The leaders of the uploads that come next
-        are asked in the same request.
+        An upload starts only if the partition's leader has reported the end of its log within the last FRESH_MS. If a report is older, the
+        leaders are asked again first, together with those of due uploads for which no thread is free yet.
         """
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
@@ -232,9 +233,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 self._upload_states[name] = self._log_new_staged_files_and_add_delete_delay(replace(found, held=held))
 
     def _log_new_staged_files_and_add_delete_delay(self, upload_state: PartitionUploadState) -> PartitionUploadState:
-        """Log the files staged for deletion whose offsets the tier lacks, each once, with the time at which the broker deletes it.
+        """Log the files staged for deletion whose offsets the tier lacks, with the time at which the broker deletes them. Each file is
+        logged once.
 
-        Return the upload state with the topic's ``file.delete.delay.ms``.
+        Return the upload state; if a file was logged, with the topic's ``file.delete.delay.ms`` added.
         """
         new = self._staged.select_and_mark_unreported_files("staged", upload_state.uploadable_staged_files)
         if not new:
@@ -282,7 +284,9 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         return True
 
     def _refresh_leaders(self, identity: BrokerIdentity, now_ms: int) -> None:
-        """Ask the cluster who leads the partitions, if any segment waits for upload or CHECK_MS have passed since the last answer."""
+        """Ask the cluster which partitions this broker leads, and record the answer. Does so only if a segment waits for upload or the last
+        answer is older than CHECK_MS, and not while the delay after a failed request lasts.
+        """
         pending = any(upload_lag(upload_state).segments or upload_state.position is None for upload_state in self._upload_states.values())
         if now_ms < self._broker_retry_ms or (not pending and not self._broker_failures and now_ms < self._asked_ms + CHECK_MS):
             return
@@ -309,7 +313,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             )
 
     def _record_broker_failure(self, reason: str, now_ms: int) -> None:
-        """Record that the cluster gave no answer, or no usable one, and delay the next question."""
+        """Record that the cluster gave no answer, or no usable one, and delay the next request to it."""
         self._broker_failures += 1
         self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
@@ -380,15 +384,17 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             self._log(f"uploaded {what}, {finished.seconds:.1f} s", partition=str(name))
 
     def _log_partitions_to_adopt(self) -> None:
-        """Log, once after every partition was tried, the partitions whose topics a person must adopt before they can be uploaded."""
+        """Log the partitions that are not uploaded until a person accepts their logs for the tier (``topics adopt``), because the topic id
+        differs. Done once, when the upload of every partition was tried.
+        """
         line = None if self._adoptions_listed else adoption_log_line(self._upload_states.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
         if line:
             self._log(line, level=logging.WARNING)
 
     def _with_retention_deadline(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
-        """Return the outcome with the time at which the broker's retention deletes the first segment that waits for adoption of its
-        topic.
+        """Return the outcome of an upload, unchanged unless the upload waits for ``topics adopt`` because the topic id differs. In that
+        case the time is added at which the broker's retention will delete the first segment that is not in the tier.
         """
         if outcome.trouble is not UploadFailure.IDENTITY:
             return outcome
@@ -406,7 +412,9 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
     def _record_failure_before_upload(self, partition: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
-        """Record a failure because of which the upload of a partition cannot begin, and when to retry."""
+        """Record a failure that prevents the upload of a partition from starting, and when to retry. Does nothing while the delay after an
+        earlier failure lasts.
+        """
         upload_state = self._upload_states[partition]
         if now_ms < upload_state.retry_at_ms:
             return
@@ -481,10 +489,11 @@ def has_free_space_to_keep_deleted_files(log_directory: Path) -> bool:
 
 
 class OpenStagedFiles:
-    """Open files, by partition, that brokers have staged for deletion. The agent can upload them after the broker has deleted them. All
-    methods are for the thread of the agent's loop.
+    """Files staged for deletion that the agent holds open, by partition, so that it can upload them even after the broker has deleted them.
+    All methods are for the thread of the agent's loop.
 
-    A file is open from when it is first seen until its records are in the tier, or it is refused for good.
+    A file is held open until its records are in the tier. A file that the broker has deleted is closed earlier if the agent refuses to
+    upload it or the disk is almost full.
     """
 
     def __init__(self) -> None:
@@ -498,7 +507,7 @@ class OpenStagedFiles:
     def close_files_with_reused_names(
         self, partition: TopicPartition, listed_files: Sequence[FileStagedForDeletion], *, is_upload_running: bool
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Close the open files of a partition whose names other files have taken by now, and return those that are still open.
+        """Close the open files of a partition whose names other files have taken by now. Return the partition's files that remain open.
 
         :param listed_files: the files in the partition's directory.
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
@@ -522,8 +531,8 @@ class OpenStagedFiles:
         is_upload_running: bool,
         has_free_space: bool = True,
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Open the wanted files of a partition, close its other files, and return the open ones. A refused file that the broker has deleted
-        is closed, too.
+        """Open the wanted files of a partition, close its other files, and return those that are open afterwards. A wanted file is closed,
+        too, if the broker has deleted it and the agent refuses to upload it.
 
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
         :param has_free_space: whether the disk has room for files that its broker has deleted; if not, these are closed.

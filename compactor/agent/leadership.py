@@ -54,10 +54,14 @@ class LeadershipAtDeletionRename(Enum):
 def add_leader_answer(
     intervals: tuple[LeadershipInterval, ...], log_end: LogEnd, asked_ms: int, answered_ms: int
 ) -> tuple[LeadershipInterval, ...]:
-    """Return the intervals of leadership after one more answer of the leader, which is this broker. An answer without an epoch ends the
-    last interval.
+    """Return the intervals of leadership after one more answer of the leader, which is this broker. After an answer without a leader epoch
+    no interval is left.
 
     A clock that was set back begins a new interval, because the times before and after it cannot be compared.
+
+    :param log_end: the answer.
+    :param asked_ms: when the question was sent, in milliseconds.
+    :param answered_ms: when the answer arrived, in milliseconds.
     """
     if log_end.leader_epoch < 0:
         return ()

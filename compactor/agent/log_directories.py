@@ -63,11 +63,11 @@ def scan_log_directory(
 ) -> Iterator[PartitionDirectoryListing]:
     """Yield the listing of each partition directory whose topic matches one of the expressions, in order of names.
 
-    A directory that has not changed since its last listing is not listed again. Directories that the broker is about to delete, or moves
-    between disks, have other names and are left out.
+    For a directory that has not changed since its latest listing, that listing is yielded again. Directories that the broker is about to
+    delete, or moves between disks, have other names and are left out.
 
     :param topics: regular expressions, each matched against whole topic names.
-    :param last_listings: the latest listings.
+    :param last_listings: the latest listing of each partition.
     :raises UsageError: if ``log_dir`` cannot be read.
     """
     wanted = [re.compile(topic) for topic in topics]
@@ -94,8 +94,8 @@ def scan_log_directory(
 
 
 def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: int, now_ms: int) -> PartitionDirectoryListing:
-    """List one partition's directory. A file that is deleted meanwhile is left out; the next scan lists the
-    directory again, because its modification time has changed.
+    """Return the listing of one partition's directory: without files if the directory is gone, with a ``problem`` if it cannot be read. A
+    file that is deleted meanwhile is left out; the next scan lists the directory again, because its modification time has changed.
 
     :param mtime_ms: modification time of the directory before it is listed, in milliseconds.
     """

@@ -69,7 +69,7 @@ def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
 
 
 def _age_seconds(since_ms: int, now_ms: int) -> float:
-    """Return the seconds since a time; 0 if the time is 0."""
+    """Return the seconds since ``since_ms``; 0 if that is 0, which means that there is no such time."""
     return max(0, now_ms - since_ms) / 1000 if since_ms else 0
 
 

@@ -136,7 +136,7 @@ class PartitionUploadState:
     trouble, reason: the latest failure.
     troubled_ms: since when the partition fails; 0 if it does not.
     retry_at_ms: earliest time of the next attempt.
-    deadline_ms: when retention deletes the first segment that waits for adoption of its topic; None if unknown.
+    deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier; else None.
     leadership: when this broker led, by leader epoch.
     delete_delay_ms: the topic's ``file.delete.delay.ms``.
     held: staged files that the agent holds open, also deleted ones.
@@ -203,7 +203,9 @@ class PartitionUploadState:
 
     @property
     def _staged_files_with_offset_ranges(self) -> list[tuple[FileStagedForDeletion, SealedFile]]:
-        """Return the staged files, listed in the directory or held open, each as the segment that ends where the next one begins."""
+        """Return the staged files that are listed in the directory or held open, ascending, each with a SealedFile that states its offsets:
+        from the file's base offset to the next file's, exclusive.
+        """
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
         ends = (*(file.base for file in files), self.seen.first_base_offset)[1:]
         return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
@@ -221,11 +223,11 @@ class PartitionUploadState:
 
 @dataclass(frozen=True)
 class UploadLag:
-    """Segments that are sealed or staged for deletion, and not in the tier.
+    """Segments that are sealed or staged for deletion, and not in the tier. ``segments`` and ``bytes`` are their number and size.
 
     since_ms: when the oldest of them was sealed, in milliseconds; 0 if there is none.
-    staged: number of them that are staged for deletion.
-    deadline_ms: when the broker deletes the first staged one, in milliseconds; 0 if there is none.
+    staged: number of those among them that are staged for deletion.
+    deadline_ms: when the broker deletes the first of the staged ones, in milliseconds; 0 if none is staged.
     """
 
     segments: int
@@ -248,8 +250,9 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
 def with_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
     """Return the upload state with a new listing of the partition's directory.
 
-    If the topic id has changed, nothing else is taken over from the old state, because the topic may have been created again. A broker
-    writes ``partition.metadata`` after it has created the directory, so that a listing in between has no id.
+    If the topic id in the directory has changed, the topic may have been created again. Therefore only the listing and the leadership of
+    the partition are retained, and the tier's end is read again. The id also changes when the broker writes ``partition.metadata``, shortly
+    after it has created the directory.
     """
     if upload_state is not None and upload_state.seen.topic_id != listing.topic_id:
         return PartitionUploadState(listing, leads=upload_state.leads)
@@ -259,7 +262,8 @@ def with_listing(upload_state: PartitionUploadState | None, listing: PartitionDi
 def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> PartitionUploadState:
     """Return the upload state after the cluster reported who leads the partition.
 
-    If the leadership has changed, the tier's end is read again, because the agent of the former leader may have uploaded meanwhile.
+    If the leadership has changed, everything but the directory's listing is forgotten, and the tier's end is read again, because the agent
+    of the former leader may have uploaded meanwhile.
 
     :param is_leader: whether this broker leads the partition now.
     """
@@ -317,9 +321,9 @@ def with_log_end(upload_state: PartitionUploadState, log_end: LogEnd, now_ms: in
 def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_truncation: bool = False) -> bool:
     """Return whether an upload may begin: a segment lies entirely below the high watermark, or the tier's end is not known yet.
 
-    An upload is also due for a log of another topic id, because the cluster may say by now that the topic was created again.
+    An upload is also due if the log's topic id is not the tier's, because the cluster may confirm by now that the topic was created again.
 
-    :param accept_truncation: whether a log that ends before the tier's end is due as well, because the tier is then truncated.
+    :param accept_truncation: whether an upload is also due if the log ends before the tier does. The upload then truncates the tier.
     """
     if not upload_state.leads or upload_state.end is None or now_ms < upload_state.retry_at_ms or upload_state.seen.active_base < 0:
         return False
@@ -340,10 +344,12 @@ def choose_uploads(
     *,
     accept_truncation: bool = False,
 ) -> list[PartitionUploadState]:
-    """Return the uploads to start now, one per partition: segments staged for deletion first, then the longest waiting one.
+    """Return the uploads to start now, one per partition. Partitions with segments staged for deletion come first, then those whose first
+    waiting segment is oldest.
 
     :param running: partitions that are being uploaded, as keys.
     :param max_uploads: largest number of uploads, including the running ones.
+    :param accept_truncation: as in ``is_upload_due``.
     """
     due = [
         upload_state
@@ -369,7 +375,8 @@ class UploadOutcome:
     trouble, reason: the failure, if any.
     notes: lines for the log.
     stopped: whether the upload was interrupted because the agent stops.
-    deadline_ms: when retention deletes the first segment that waits for adoption of its topic, in milliseconds; None if unknown.
+    deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier, in
+        milliseconds; None if it does not wait, or the time is unknown.
     """
 
     position: int | None
@@ -383,7 +390,9 @@ class UploadOutcome:
 
 
 def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutcome, now_ms: int) -> PartitionUploadState:
-    """Return the upload state after an upload with this outcome: position or failure, and when the next attempt may begin."""
+    """Return the upload state after an upload with this outcome: with the new position or the failure, and the time of the next attempt. A
+    stopped upload changes nothing.
+    """
     position = upload_state.position if outcome.position is None else outcome.position
     if outcome.stopped:
         return upload_state
@@ -417,7 +426,8 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
 
 
 def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | None:
-    """Return a log line that names every partition whose topic a person must adopt before it can be uploaded, the nearest deadline first.
+    """Return a log line that names every partition that is not uploaded until a person accepts its log (``topics adopt``), because the
+    topic id differs. The partition with the nearest deadline comes first.
 
     Empty if there is no such partition; None as long as some partition that this broker leads was not tried yet.
     """
@@ -434,10 +444,11 @@ def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | No
 
 
 def retention_deadline_ms(upload_state: PartitionUploadState, largest_timestamp_ms: int, retention_ms: int) -> int | None:
-    """Return when the broker's retention deletes the first segment that is not in the tier, in milliseconds; None if there is none, or
-    nothing expires.
+    """Return when the broker's retention deletes the first segment that is not in the tier, in milliseconds. None if all segments are in
+    the tier or ``retention_ms`` is negative.
 
-    :param largest_timestamp_ms: largest timestamp of that segment; negative if unknown. Its modification time counts then, as in Kafka.
+    :param largest_timestamp_ms: largest timestamp of that segment. If it is negative (unknown), the file's modification time is used, as in
+        Kafka.
     :param retention_ms: the topic's ``retention.ms``; negative for unlimited.
     """
     if retention_ms < 0 or not upload_state.pending_segments:

@@ -17,8 +17,10 @@ SHARED = ("tier", "store", "generations", "broker")
 class AgentCounters:
     """Totals of an agent since it started.
 
+    uploads: number of uploads that added segments; ``segments`` and ``bytes`` are what they added.
     refusals: number of failed uploads by reason.
-    untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led the partition then.
+    untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led the partition when it
+        renamed them for deletion.
     """
 
     uploads: int = 0
@@ -30,7 +32,7 @@ class AgentCounters:
 
 
 def with_upload_counted(counters: AgentCounters, outcome: UploadOutcome) -> AgentCounters:
-    """Return the agent's totals with one more upload, which had this outcome."""
+    """Return the agent's totals with one more upload, which had this outcome. An upload that was stopped is not counted."""
     if outcome.stopped:
         return counters
     if outcome.trouble is not None:

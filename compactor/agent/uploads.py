@@ -70,7 +70,9 @@ class Uploader:
             record_confirmed_topics(self._tier.catalog, topic_ids, self._ask)
 
     def _import_new_segments(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None) -> UploadOutcome:
-        """Import the partition's new segments below the high watermark, if this replica knows the leader's epoch. Raises CompactorError."""
+        """Import the partition's new segments below the high watermark. If no leader has answered, or this replica does not know the
+        leader's epoch yet, return an outcome with that failure instead. Raises CompactorError.
+        """
         path, end = Path(upload_state.seen.path), upload_state.end
         if end is None:
             return UploadOutcome(None, trouble=UploadFailure.BROKER, reason="no leader has reported where its log ends")
@@ -127,8 +129,8 @@ class Uploader:
 class _PinterestOutputAppender:
     """Appends newly uploaded segments to the partition's output in Pinterest's layout.
 
-    An output that a round has made outdated is left to the daemon. Segments are read from the broker's directories as long as these have
-    the bytes of the tier.
+    If a round has rewritten segments of the output, nothing is appended: a daemon has to write the output again. Segments are read from the
+    broker's directories as long as these have the same bytes as the tier.
     """
 
     def __init__(self, tier: Tier, stop: StopRequest) -> None:
@@ -174,9 +176,10 @@ def _with_agent_log_directories(tier: Tier) -> Tier:
 
 
 def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailure:
-    """Return the reason of failure (UploadFailure) for an exception that ended an upload.
+    """Return the UploadFailure that corresponds to an exception that ended an upload.
 
-    :param state: the tier's state, if it could be read after the failure.
+    :param listing: the partition's directory on the broker.
+    :param state: the partition's state in the tier after the failure; None if it could not be read.
     """
     if isinstance(error, BadData):
         if error.segment.endswith(EPOCHS):

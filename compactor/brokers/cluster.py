@@ -32,7 +32,7 @@ class AdminClusterQueries:
         return self._cluster_id
 
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Describe all topics in one request, or each one separately if the cluster refuses the joint request."""
+        """Return the status of each topic by name. Asks in one request, or one per topic if the cluster refuses the joint request."""
         try:
             facts = self._admin.describe_topics(topics)
         except (Refused, NotFound):

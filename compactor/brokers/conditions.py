@@ -45,19 +45,21 @@ class AdminQueries(Protocol):
         """Return the cluster id and the brokers."""
 
     def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
-        """Describe ``__remote_log_metadata``. With ``needs_append_right``, a missing permission to append to it is reported, too."""
+        """Describe ``__remote_log_metadata``.
+
+        :param needs_append_right: whether the description lists a missing permission to append to the topic, too.
+        """
 
     def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
-        """Describe these topics. Raises NotFound if one does not exist."""
+        """Describe these topics, and return the descriptions by topic name. Raises NotFound if one does not exist."""
 
 
 class BrokerPublicationCheck:
     """Check, called before each publication step, that cluster and topic permit it. Thread-safe.
 
-    A topic that was deleted and created again is refused once, so that work on the previous incarnation ends. Later calls are about the
-    new topic.
+    A topic that was deleted and created again is refused once, so that work on the deleted topic ends. Later calls are about the new topic.
 
-    :param cleanup_policy_of: returns cleanup_policy of this program's settings for a topic.
+    :param cleanup_policy_of: returns ``cleanup_policy`` of this program's settings for a topic.
     :param max_age_s: how long a passed check stays valid, in seconds.
     """
 
@@ -93,7 +95,10 @@ class BrokerPublicationCheck:
                 self._checked_at[partition.topic] = time.monotonic()
 
     def _is_check_due(self, topic: str) -> bool:
-        """Return whether the last passed check is older than ``max_age_s``. topic: its name, or an empty string for the cluster."""
+        """Return whether the last passed check of this topic is older than ``max_age_s``, or there was none.
+
+        :param topic: name of the topic; an empty string stands for the check of the cluster.
+        """
         return time.monotonic() - self._checked_at.get(topic, float("-inf")) >= self._max_age_s
 
     def _check_topic_permits_compaction(self, topic: str) -> None:
@@ -114,9 +119,9 @@ class BrokerPublicationCheck:
 
 
 def topic_settings_problem(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> ReasonOrEmpty:
-    """Return the first required setting that is missing or has another value, as a message, or an empty string.
+    """Return a message about the first required setting that is missing or has another value than the required one, or an empty string.
 
-    :param cleanup_policy: of this program's settings for the topic. Under "compact,delete" retention.ms may be finite.
+    :param cleanup_policy: ``cleanup_policy`` of this program's settings for the topic. Under "compact,delete", retention.ms may be finite.
     """
     return next(
         filter(None, (topic_setting_problem(topic, each, settings.get(each), cleanup_policy) for each in REQUIRED_TOPIC_SETTINGS)), ""

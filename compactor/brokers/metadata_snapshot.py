@@ -141,7 +141,11 @@ class SnapshotBrokerMetadata:
     """Broker metadata from a snapshot. Implements BrokerMetadata and never changes."""
 
     def __init__(self, snapshot: MetadataSnapshot, patterns: Sequence[str], source_name: str) -> None:
-        """Select the topics that ``patterns`` match. Raises UsageError if there are no patterns."""
+        """Select the topics of the snapshot whose names ``patterns`` (regular expressions) match. Raises UsageError if there are no
+        patterns.
+
+        :param source_name: name of the metadata source, for messages.
+        """
         self.source_name = source_name
         self.taken_ms = snapshot.taken_ms
         self._snapshot = snapshot

@@ -87,7 +87,9 @@ class KafkaPublisher:
         self._require_allowed(partition)
 
     def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
-        """Reserve metadata records with the token bucket; return until when the round has to wait, or None if it is admitted."""
+        """Reserve records of the hourly limit for a round. Return None if the round is admitted or there is no limit
+        (``max_records_per_hour`` is 0), else until when the round has to wait.
+        """
         if not max_records_per_hour:
             return None
         with self._appending:
@@ -100,7 +102,7 @@ class KafkaPublisher:
         return wait
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
-        """Return the unused reservation of a partition to the token bucket."""
+        """Release the partition's reservation in the token bucket: metadata records that its round has reserved and not written."""
         with self._appending:
             self._bucket = self._bucket.bucket_without_reservation(partition)
 
@@ -132,15 +134,20 @@ class KafkaPublisher:
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
-        """Switch readers group by group, ascending by offset. The new segment of a group whose sources brokers have
-        deleted is withdrawn.
+        """Switch readers group by group, ascending by offset. The new segment of a group whose sources brokers have deleted is withdrawn.
 
-        If brokers have expired all sources of a group at the front of the log, later groups are switched all the same, because no value
-        of an expired segment can come back. If some of its sources have expired, the group is switched as if they were still there.
+        If brokers have expired all sources of a group at the front of the log, later groups are switched all the same, because no value of
+        an expired segment can come back. If some of its sources have expired, the group is switched as if they were still there.
 
         Otherwise the groups after a withdrawn group are withdrawn, too, because its remaining sources may hold values whose tombstones
-        later groups removed. With ``last_group_first`` (the round restores values) the order is descending, and so groups with lower
-        offsets are withdrawn after a withdrawn group.
+        later groups removed.
+
+        :param record_begun: called once, before the first record is appended.
+        :param record_published: called at the end, with the ids of the new segments that were not published.
+        :param find_expired: returns those of the given segments that brokers have expired.
+        :param last_group_first: switch in descending order, because the round restores values. After a withdrawn group, the groups with
+            lower offsets are then withdrawn.
+        :param is_begun_recorded: whether an earlier attempt has begun to publish, so that the records are not tried on a copy beforehand.
         """
         self._require_allowed(partition)
         ordered = sorted(replacements, key=lambda each: each.segment.start_offset)
@@ -177,7 +184,7 @@ class KafkaPublisher:
     def withdraw_segments(
         self, partition: TopicPartition, segments: Sequence[AnnouncedSegment], *, include_unannounced: bool = False
     ) -> None:
-        """Append a record to the metadata topic for each of these segments that begins its deletion (DELETE_SEGMENT_STARTED).
+        """Append, for each of these segments that is not being deleted yet, the record that begins its deletion (DELETE_SEGMENT_STARTED).
 
         :param include_unannounced: append it also for segments that were never introduced, so that brokers ignore introductions which
             arrive late.
@@ -195,7 +202,7 @@ class KafkaPublisher:
         self._append_records(where, cache, records)
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Append a record to the metadata topic for each of these segments that says that its deletion is finished."""
+        """Append to the metadata topic, for each of these segments, the record that its deletion is finished (DELETE_SEGMENT_FINISHED)."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
@@ -216,9 +223,12 @@ class KafkaPublisher:
     def withdraw_announced_unrecorded_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
     ) -> int:
-        """Append the deletion of each segment that a compactor wrote and that is not in ``recorded_ids``, and return their number.
+        """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number: those that
+        compactors wrote and no reader uses, and copies that brokers made within the offsets of compacted segments.
 
-        Live segments that such a segment hides from lookups are finished again first, so that lookups find them.
+        Live segments that lookups do not find are first finished again, so that lookups find them.
+
+        :param recorded_ids: ids of all segments that the control log names.
         """
         where, cache = self._read_newest_metadata(partition)
         back = [cache.segments.get(uuid_bytes(segment.id)) for segment in live]
@@ -239,7 +249,9 @@ class KafkaPublisher:
         return len(going)
 
     def _require_all_records_accepted(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
-        """Try all records of a publication on a copy of the fold. Raises Refused, before the first is appended, if a rule forbids one."""
+        """Try all records of a publication on a copy of the folded metadata. Raises Refused, before the first is appended, if a rule
+        forbids one. Tries nothing if sources or new segments are gone, because their groups are then withdrawn.
+        """
         _, cache = self._read_newest_metadata(partition)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
         sources = [cache.segments.get(uuid_bytes(source)) for new in replacements for source in new.sources]
@@ -297,6 +309,7 @@ class KafkaPublisher:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
+        :param expired: returns those of the given segments that brokers have expired.
         :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
         """
         where, cache = self._read_newest_metadata(partition)
@@ -346,7 +359,9 @@ class KafkaPublisher:
     def _withdraw_replacement(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord
     ) -> _ReaderSwitchOutcome:
-        """Append DELETE_SEGMENT_STARTED for a group's new segment, because brokers have deleted some of its sources."""
+        """Append DELETE_SEGMENT_STARTED for a group's new segment, because readers must not be switched to it: some of the group's sources
+        are deleted, a rule forbids the switch, or an earlier group was withdrawn.
+        """
         self._append_records(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
         return _ReaderSwitchOutcome.CUT_OFF
 
@@ -359,7 +374,7 @@ class KafkaPublisher:
         return _ReaderSwitchOutcome.EXPIRED
 
     def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
-        """Append COPY_SEGMENT_FINISHED, after the highest-offset markers that it needs."""
+        """Append COPY_SEGMENT_FINISHED of a segment, preceded by the highest-offset markers (``HighestOffsetMarker``) that it needs."""
         _, cache = self._read_newest_metadata_by_id(partition)
         for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
             self._append_records(partition, cache, marker.marker_records(self._clock_ms()))
@@ -400,7 +415,7 @@ class KafkaPublisher:
     def _read_newest_metadata_by_id(self, partition: TopicIdPartition) -> tuple[TopicIdPartition, RemoteLogMetadataCache]:
         """Return the partition and its folded metadata after reading the metadata topic to its end.
 
-        Raises Unavailable if the end is not reached in time, and BadData if a record stops brokers, too.
+        Raises Unavailable if the end is not reached within READ_BACK_TIMEOUT_S, and BadData at a record that brokers cannot apply either.
         """
         progress = self._followed.fold_records_to_topic_end(READ_BACK_TIMEOUT_S)
         number = self._followed.metadata_partition_number(partition.topic_id, partition.partition)
@@ -477,7 +492,9 @@ def _is_deleted_by_broker(cache: RemoteLogMetadataCache, raw_id: bytes) -> bool:
 
 
 def _immutable_fields(segment: RemoteLogSegmentMetadataRecord) -> tuple[object, ...]:
-    """Return the fields of a segment that no update can change."""
+    """Return the fields of a segment that must be equal if it is announced again: offsets, leader epochs, timestamp, size, custom
+    metadata.
+    """
     offsets = (segment.start_offset, segment.end_offset, tuple(segment.leader_epochs))
     return (*offsets, segment.max_timestamp_ms, segment.size_bytes, segment.custom_metadata)
 

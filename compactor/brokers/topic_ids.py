@@ -88,7 +88,9 @@ def _open_kafka_python_client(connection: KafkaConnection) -> Iterator[Any]:
 
 
 def kafka_python_options(connection: KafkaConnection) -> dict[str, Any]:
-    """Return the options of kafka-python for a connection. Raises UsageError for a property of TLS or login that it does not have."""
+    """Return the options with which kafka-python connects as this connection does. Raises UsageError for a TLS or login property for which
+    kafka-python has no option.
+    """
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in connection.bootstrap_servers.split(",")],
         "client_id": "tiered-compactor",

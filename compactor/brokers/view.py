@@ -66,7 +66,7 @@ class ClusterQueries(Protocol):
         """Return the Kafka cluster id."""
 
     def topic_statuses(self, topics: Sequence[str]) -> Mapping[str, TopicStatus]:
-        """Return the status of those topics that exist and that this user may describe."""
+        """Return the status of each of these topics by name. Topics that do not exist, or that this user may not describe, are left out."""
 
     def cluster_problem(self) -> ReasonOrEmpty:
         """Return why this cluster's broker versions or metadata topic settings rule out compaction, or an empty string."""
@@ -93,7 +93,7 @@ class BrokerMetadata(Protocol):
         """
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
-        """Return the version of every tiered partition as last read. Makes no request."""
+        """Return the version of every tiered partition's metadata as of the last read, by partition. Makes no request."""
 
     def list_topic_partitions(self) -> list[TopicPartition]:
         """Return the tiered partitions of the configured topics, ascending."""
@@ -114,7 +114,9 @@ class BrokerMetadata(Protocol):
         """Return whether metadata records are known to be missing, so that an object without metadata may still belong to a segment."""
 
     def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
-        """Return partitions of deleted topics whose tiered segments still exist, including topics created again under the same name."""
+        """Return the partitions of deleted topics whose tiered segments still exist, with their topic ids. If a topic was created again
+        under the same name, the partitions of the deleted one are returned.
+        """
 
     def cluster_problem(self) -> ReasonOrEmpty:
         """Return why the cluster's broker versions or metadata topic settings rule out compaction, or an empty string.
@@ -146,6 +148,8 @@ def matching_topics(patterns: Sequence[str], topics: Iterable[str]) -> list[str]
 class LiveBrokerMetadata:
     """Broker metadata read from the metadata topic. Implements BrokerMetadata and is thread-safe.
 
+    :param followed: reader of the metadata topic.
+    :param cluster: queries for the topics' ids, offsets and settings.
     :param patterns: regular expressions for topic names ([kafka] topics).
     :param source_name: name of the metadata source, for messages.
     """
@@ -190,8 +194,11 @@ class LiveBrokerMetadata:
             self._read_at = time.monotonic()
 
     def _refresh_topics(self, topic_names: set[str], *, force: bool) -> None:
-        """Ask the cluster about ``topic_names`` and the tiered topics, if these sets differ from those of the last request or ``force`` is
-        set."""
+        """Ask the cluster about those tiered topics that the configured patterns match, if the set of tiered topics has changed since the
+        last request or ``force`` is set.
+
+        :param topic_names: names of all tiered topics.
+        """
         other = topic_names != self._tiered
         if other or force:
             wanted = matching_topics(self._patterns, topic_names) if other else self._wanted
@@ -200,7 +207,9 @@ class LiveBrokerMetadata:
             self._tiered, self._wanted, self._asked_at = topic_names, wanted, time.monotonic()
 
     def _separate_deleted_topics(self, partitions: Sequence[TieredPartition]) -> None:
-        """Separate partitions whose topic id is the cluster's current one from partitions of deleted topics."""
+        """Record which partitions belong to a topic that exists now, with the same topic id, and which to deleted topics. Partitions of
+        topics that are not configured are ignored.
+        """
         wanted = set(self._wanted)
         now = {topic: found.topic_id for topic, found in self._topics.items()}
         ours = [one for one in partitions if one.partition.topic in wanted]

@@ -84,10 +84,10 @@ def clean_log_directory(
 ) -> OfflineCleanSummary:
     """Clean ``log_dir`` into ``out_dir``, which must not exist and appears complete or not at all.
 
-    :param report_phase: called with "index", "rewrite" and "done" when that phase begins.
-    :raises UsageError: a missing directory, an existing ``out_dir``, an invalid range.
-    :raises BadData: a log that Kafka refuses, or that fails further checks (docs/compatibility.md).
-    :raises OutOfBudget: the disk is full.
+    :param report_phase: called with the name of each phase when it begins: "index", "rewrite", "done".
+    :raises UsageError: if ``log_dir`` is missing, ``out_dir`` exists or cannot be written, or the range is not valid.
+    :raises BadData: if Kafka refuses the log, or it fails further checks (docs/compatibility.md).
+    :raises OutOfBudget: if the disk is full.
     """
     if out_dir.exists():
         raise UsageError(f"{out_dir} exists already", hint="Name a directory that does not exist; nothing is overwritten")
@@ -213,7 +213,9 @@ def _open_gate(
 
 
 def _find_survivors(key_scan: KeyScanParameters, max_map_entries: int | None, workers: WorkerThreads) -> SurvivorLookup:
-    """Find the survivors of the dirty range; with Kafka's bounded offset map if ``max_map_entries`` is given."""
+    """Return the surviving records of the dirty range, found by a backward scan, or with Kafka's bounded offset map if ``max_map_entries``
+    (most keys of that map) is given.
+    """
     if max_map_entries is not None:
         return find_survivors_with_bounded_map(key_scan, BoundedOffsetMap(max_map_entries, max_record_count=max_map_entries), workers)
     most = sum(source.upper_bound_of_record_count for source, _ in key_scan.dirty_segments_and_wanted_batch_flags())
@@ -227,9 +229,11 @@ def _check_cleaned_groups(
     max_inflated_bytes: int,
     balance_key: BalanceKey | None,
 ) -> None:
-    """Check every group of cleaned segments with the gate, and that its balance (sums of batches and records) is even.
+    """Check every group of cleaned segments with the gate, and check that its balance (sums over all batches and records) adds up. Raises
+    GateFailed, BadData.
 
-    Raises GateFailed, BadData.
+    :param source_groups: for each cleaned segment, its source segments.
+    :param balance_key: key of the balance's sums; None for no balance.
     """
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
@@ -366,18 +370,18 @@ def _base_offset_of_segment_containing(sources: list[SourceSegment], offset: int
 
 
 def _tombstone_horizon_of_legacy_segments_ms(sources: list[SourceSegment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Return the legacy horizon: segments modified after this time keep v0/v1 tombstones. It is the time of the last clean segment minus
-    the retention.
+    """Return the legacy horizon, in milliseconds: v0/v1 tombstones stay in segments that were modified after this time. It is the
+    modification time of the last segment below ``first_dirty``, minus the retention; 0 if there is no such segment.
     """
     clean = [source for source in sources if source.base < first_dirty]
     return clean[-1].mtime_ms - delete_retention_ms if clean else 0
 
 
 def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_offset: int) -> ProducerStates:
-    """Return the producer state at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. No
-    producer expires.
+    """Return the producer states at ``end_offset`` from the newest readable snapshot and the log after it, or from the whole log. States of
+    idle producers are kept, because no producer id expires here.
 
-    Kafka removes snapshots that are not at a segment's base when it opens a log, and ignores those at the log's start.
+    As in Kafka, only snapshots at the base offset of a segment other than the first, or at ``end_offset``, are used.
     """
     places = {source.base for source in sources[1:]} | {end_offset}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))

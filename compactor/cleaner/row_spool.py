@@ -61,7 +61,7 @@ NO_LIMIT: Final = _UnlimitedDiskReservation()
 
 @dataclass(frozen=True, slots=True)
 class HashRangeSpan:
-    """Hash ranges from ``first`` to ``first + count`` (exclusive) out of ``total`` equal ranges of the hash."""
+    """Hash ranges from number ``first`` up to ``first + count`` (exclusive), of ``total`` equal ranges of the hash."""
 
     count: int
     first: int = 0
@@ -130,8 +130,8 @@ class HashRangeRowFile:
         return self.size // self._row_bytes + self._fill
 
     def add_rows_to_section(self, section_number: int, rows: SpoolRows) -> None:
-        """Add rows to a section (rows that are read together); rows of hash ranges that this file does not hold are ignored. Raises
-        OutOfBudget if the reservation, or the disk, is used up.
+        """Add rows to a section (rows that are read together). Rows of hash ranges that this file does not hold are skipped. Raises
+        OutOfBudget if the disk budget, or the disk, is used up.
         """
         if section_number != self._section:
             self.write_buffered_rows()
@@ -263,8 +263,13 @@ def _copy_row(source_rows: SpoolRows, row: int, target_rows: SpoolRows, target_r
 def _copy_rows_in_hash_ranges(
     rows: SpoolRows, first_row: int, range_count: int, first_range: int, copied_range_count: int, out_rows: SpoolRows, out_row_count: int
 ) -> NextRowAndOutRowCount:
-    """Copy the rows from ``first_row`` on whose hash lies in one of ``copied_range_count`` ranges from range ``first_range`` on, until
-    ``out_rows`` is full. Return the number of the next row to read, and the number of rows now in ``out_rows``.
+    """Append rows to ``out_rows`` whose hash lies in the wanted ranges, until ``out_rows`` is full. Return the number of the next row to
+    read, and the number of rows now in ``out_rows``.
+
+    :param first_row: row to begin with.
+    :param range_count: number of equal ranges of the hash.
+    :param first_range, copied_range_count: first wanted range, and how many of them there are.
+    :param out_row_count: number of rows in ``out_rows`` before the call.
     """
     row = first_row
     while row < len(rows) and out_row_count < len(out_rows):
@@ -279,10 +284,11 @@ def _copy_rows_in_hash_ranges(
 def sort_rows_by_hash_range(
     rows: SpoolRows, row_count: int, range_count: int, first_range: int, sorted_range_count: int, out_rows: SpoolRows
 ) -> npt.NDArray[np.int64]:
-    """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. All of them belong to the
-    ``sorted_range_count`` ranges from ``first_range`` on, of ``range_count`` in all.
+    """Sort the first ``row_count`` rows by hash range into ``out_rows``, keeping their order within a range. Return one array: the index in
+    ``out_rows`` of each range's first row, and ``row_count`` at its end.
 
-    Return one array: the index of each range's first row, and ``row_count`` at its end.
+    :param range_count: number of equal ranges of the hash.
+    :param first_range, sorted_range_count: first range, and number of ranges, to which all these rows belong.
     """
     begins = np.zeros(sorted_range_count + 1, dtype=np.int64)
     for row in range(row_count):

@@ -21,7 +21,7 @@ from compactor.tier.kinds import control_url
 
 
 def invoking_user_name() -> str:
-    """Return the name of the user who runs this process; with ``sudo`` the user who called it."""
+    """Return the name of the user who runs this process, such as ``alice``; with ``sudo`` both users, such as ``alice (as root)``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container whose user has no name
@@ -39,9 +39,14 @@ def operator_name() -> str:
 def record_audited_action(
     args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int | bool
 ) -> Iterator[None]:
-    """Record a manual action before the block, and its outcome after it. Raises StoreError before the block if it cannot be recorded.
+    """Record a manual action in the audit log before the ``with`` block, and its outcome after the block.
 
-    On a tier without a control store nothing is recorded, and a line says so.
+    On a tier without a control store nothing is recorded, and a note on stderr says so.
+
+    :param command: command for the record, such as ``undo``.
+    :param targets: partitions, topics or patterns on which the command acts.
+    :param details: further values for the record.
+    :raises StoreError: before the block, if the action cannot be recorded.
     """
     url = control_url(settings)
     if not url:
@@ -77,7 +82,8 @@ def record_audited_action(
 def record_audited_action_if(
     is_recorded: bool, args: argparse.Namespace, settings: Settings, out: Output, command: str, targets: Sequence[str], **details: str | int
 ) -> AbstractContextManager[None]:
-    """Return a context that records a manual action before its block, and the outcome after it; if ``is_recorded`` is false, a context that
-    does nothing. For commands that must be recorded only with some of their options.
+    """Return ``record_audited_action`` with these arguments, or a context that does nothing if ``is_recorded`` is false.
+
+    For commands that are recorded only with some of their options.
     """
     return record_audited_action(args, settings, out, command, targets, **details) if is_recorded else nullcontext()

@@ -110,8 +110,9 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments. Raises UsageError for unknown ones, with the help and the nearest option of the command to which they were
-        given.
+        """Parse arguments and return the values, with an empty list of unknown arguments.
+
+        Raises UsageError if an argument is unknown. Its hint is the most similar option of this command, or the command's ``--help``.
         """
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -126,7 +127,9 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for a value that is not among the choices: with the nearest one, and with all of them if they are few."""
+        """Raise ArgumentError if a value is not among the choices. The message suggests the most similar choice; if none is similar, it
+        lists all choices, unless there are ten or more.
+        """
         from difflib import get_close_matches
 
         choices = None if action.choices is None else [*map(str, action.choices)]
@@ -138,7 +141,7 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with this message."""
+        """Raise UsageError with this message, in place of argparse's exit."""
         raise UsageError(message, hint=f"See `{self.prog} --help`")
 
 
@@ -146,7 +149,7 @@ def move_common_options_to_end(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with common options moved from before the command to its end: ``--config FILE run`` becomes ``run --config
     FILE``.
 
-    :raises UsageError: if any other option comes before the command.
+    :raises UsageError: if an option other than these, ``--help`` and ``--version`` comes before the command.
     """
     rest = list(arguments)
     before: list[str] = []
@@ -170,8 +173,8 @@ def is_json_requested(arguments: Sequence[str]) -> bool:
 
 
 def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return an argument type for whole numbers from ``low`` to ``high``, inclusive. The default range suits offsets, bytes and
-    milliseconds.
+    """Return a function for argparse's ``type`` that parses a whole number from ``low`` to ``high``, inclusive. The default range suits
+    offsets, bytes and milliseconds.
     """
 
     def parse_number(text: str) -> int:
@@ -187,7 +190,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
 
 
 def parse_byte_count(text: str) -> int:
-    """Return a size given as an argument, such as ``1048576`` or ``64 MiB``. Raises ArgumentTypeError if the text is not one."""
+    """Return a size given as an argument, such as ``1048576`` or ``64 MiB``, in bytes. Raises ArgumentTypeError if it is not a size."""
     found = parse_size(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
@@ -195,9 +198,10 @@ def parse_byte_count(text: str) -> int:
 
 
 def parse_relative_time_ms(text: str) -> int | None:
-    """Return a relative time in milliseconds from now: ``2h ago``, ``in 3d``, ``-2h``, ``+3d`` or ``now``; None for any other text.
+    """Return the distance from now, in milliseconds, that a relative time names: negative for ``2h ago`` and ``-2h``, positive for ``in
+    3d`` and ``+3d``, 0 for ``now``; None for any other text.
 
-    Units are those of ``units.UNIT_MS``.
+    Units are ms, s, m (or min), h, d and w.
     """
     if text == "now":
         return 0
@@ -231,12 +235,12 @@ def parse_time_ms(text: str) -> int:
 
 
 def now_ms_from_arguments(args: argparse.Namespace) -> int:
-    """Return the cleaner's clock in milliseconds: ``--now``, or the present time."""
+    """Return the time that the command uses as the current time, in milliseconds since 1970: that of ``--now``, or else the real one."""
     return int(time.time() * 1000) if args.now is None else args.now
 
 
 def load_command_settings(args: argparse.Namespace) -> Settings:
-    """Load the settings from the configuration file and the environment, as the command's arguments say.
+    """Load the settings from the file that ``--config`` names, or the default one, and from the environment.
 
     Raises UsageError if they are invalid.
     """

@@ -6,9 +6,9 @@ from compactor.cli.output import Output
 
 
 def compile_kernels(out: Output, *, load_into_process: bool = False) -> None:
-    """Compile all numba kernels that are not in the cache yet, with a note to the user.
+    """Compile all numba kernels, with a note to the user, if the cache on disk does not hold them yet.
 
-    :param load_into_process: also load them into this process.
+    :param load_into_process: also load them into this process, whether or not they were in the cache.
     """
     from compactor.kernels.jit import COMPLETE, kernel_cache_folder
 

@@ -26,7 +26,12 @@ class StderrLineFormat:
     stamped: bool = False
 
     def format_line(self, text: str, level: int, fields: Mapping[str, str], now: time.struct_time) -> str:
-        """Return a line in this format. level: a level of ``logging``. now: UTC."""
+        """Return a line in this format.
+
+        :param level: a level of ``logging``.
+        :param fields: further values. Text lines have ``partition`` before the text and the others after it, as ``name=value``.
+        :param now: time of the line in UTC.
+        """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", now)
         if self.as_json:
             return json.dumps({"time": stamp, "level": logging.getLevelName(level).lower(), "message": text, **fields}, ensure_ascii=False)
@@ -36,7 +41,7 @@ class StderrLineFormat:
 
 
 class NoteFunction(Protocol):
-    """Type of ``Output.note``: writes one line to stderr."""
+    """Type of ``Output.print_note``: writes one line to stderr."""
 
     def __call__(
         self, text: str, level: int = logging.INFO, fields: Mapping[str, str] | None = None, *, transient: bool = False
@@ -44,10 +49,10 @@ class NoteFunction(Protocol):
 
 
 class NoteLogHandler(logging.Handler):
-    """Logging handler that writes the program's own log records as remarks, until it is closed.
+    """Logging handler that writes the program's own log records as lines on stderr, until it is closed.
 
-    By default only warnings are written. Records of libraries are never written, because some libraries log every header of every
-    request.
+    By default only records from level WARNING on are written. Records of libraries are never written, because some libraries log every
+    header of every request.
 
     :param note: returns the function that writes a line. Called for each line, because the output changes once the arguments are parsed.
     """
@@ -73,7 +78,7 @@ class NoteLogHandler(logging.Handler):
 
     @override
     def close(self) -> None:
-        """Stop printing log records as lines, and restore the logger's level."""
+        """Detach the handler from the program's logger, and restore the level that the logger had before."""
         self._logger.setLevel(self._before)
         self._logger.removeHandler(self)
         super().close()

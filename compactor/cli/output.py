@@ -71,7 +71,12 @@ class Tree(NamedTuple):
 
 
 class Output:
-    """Destination of one command's output: result to stdout, remarks and progress to stderr. ``print_result`` may be called once."""
+    """Destination of one command's output: the result goes to stdout; remarks and progress go to stderr. ``print_result`` may be called
+    once.
+
+    :param mode: ``table`` for people, or ``json`` for one JSON document.
+    :param lines: format of the lines on stderr.
+    """
 
     def __init__(
         self,
@@ -137,8 +142,8 @@ class Output:
         """Write one remark to stderr, above the progress bar if there is one.
 
         :param level: a level of ``logging``.
-        :param fields: fields of the line, such as ``partition``.
-        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one a minute is written.
+        :param fields: further values for the line by name, such as ``partition``.
+        :param transient: on a terminal the next remark takes this one's place; elsewhere at most one transient remark a minute is written.
         """
         width = _terminal_width(self._stderr)
         if transient and width is None:
@@ -180,7 +185,7 @@ class Output:
             self._meter = None
 
     def close(self) -> None:
-        """Flush stdout, so that Python's flush at exit cannot fail. A closed pipe is no error."""
+        """End the output: flush stdout now, so that Python's flush at exit cannot fail. A closed pipe is no error."""
         self._end_transient_line("\n")
         try:
             self._stdout.flush()
@@ -207,7 +212,8 @@ class Output:
 class Progress:
     """Counter of work that shows its progress: a bar on a terminal, else a line every few seconds (JSON with ``--output json``).
 
-    :param clock: seconds, for tests.
+    :param total: amount of work in ``unit``; None if unknown.
+    :param clock: returns the time in seconds; tests replace it.
     """
 
     def __init__(
@@ -227,7 +233,7 @@ class Progress:
         self._bar: Bar | None = None
 
     def advance(self, amount: int = 1) -> None:
-        """Record that this amount of work is done, and update the display if it is time."""
+        """Add ``amount`` to the work that is done, and update the display if its last update is old enough."""
         with self._lock:
             self.done += amount
             self._update_display()
@@ -235,27 +241,27 @@ class Progress:
     def begin_part_of_same_total(self, title: str, done: int | None = None) -> None:
         """Begin the next part of the work, with another title and the same total.
 
-        :param done: amount of work before this part; None for the amount that was recorded.
+        :param done: amount of the total that counts as done when this part begins; None for the amount recorded so far.
         """
         with self._lock:
             self.title, self.done = title, self.done if done is None else done
             self._update_display()
 
     def begin_step_with_new_total(self, title: str, total: int | None = None) -> None:
-        """Begin the next step of the same work, with another title and the amount 0."""
+        """Begin the next step of the same work, with another title and total. The amount done starts again at 0."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
             self._update_display()
 
     def print_above_bar(self, text: str) -> bool:
-        """Print a remark above the bar. Return False, and print nothing, if no bar is drawn."""
+        """Print a remark above the progress bar and return True. If no bar is drawn, print nothing and return False."""
         with self._lock:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, soft_wrap=True)
             return self._bar is not None
 
     def close(self) -> None:
-        """Remove the progress bar, or write the last line of progress."""
+        """Remove the progress bar, or write the last line of progress if lines were written."""
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
@@ -263,7 +269,9 @@ class Progress:
                 self._write_progress_line()
 
     def _update_display(self) -> None:
-        """Draw the progress bar or write a line of progress, if the last one is old enough."""
+        """Draw the progress bar or write a line of progress, unless the last one is too recent or the work began less than two seconds
+        ago.
+        """
         now = self._clock()
         if now < self._next:
             return
@@ -327,16 +335,21 @@ def _write_line(stream: IO[str], text: str) -> None:
 
 
 def _to_json(document: Mapping[str, object]) -> str:
-    """Return a document as indented JSON. Ten times as fast as ``json.dumps``: the plan of a large tier has 200,000 segments."""
+    """Return a document as indented JSON. Does not use ``json.dumps``, which takes ten times as long: a large tier's plan has 200,000
+    segments.
+    """
     from pydantic_core import to_json
 
     return to_json(document, indent=2).decode()
 
 
 def table_lines(table: Table, width: int | None = None, *, coloured: bool = False) -> Iterator[str]:
-    """Yield the lines of a table. Names and ids are never broken: a table that is still too wide without its minor columns stays so.
+    """Yield the lines of a table, the headings first; nothing for a table without rows and headings.
+
+    Names and ids are never broken: a table that is still too wide without its minor columns is printed too wide.
 
     :param width: columns of the terminal; None for a pipe, which gets all columns.
+    :param coloured: whether to colour the words in the columns ``_STATE_COLUMNS``.
     """
     from rich.cells import cell_len
 
@@ -374,7 +387,10 @@ def table_lines(table: Table, width: int | None = None, *, coloured: bool = Fals
 
 
 def _wrap_last_cell(text: str, width: int) -> list[str]:
-    """Return the lines of a cell in a row's last column. A path or URL wider than the column stands on a line of its own below the row."""
+    """Return the lines of a cell in a row's last column; the first of them stands in the row itself.
+
+    If a path or URL is wider than the column, all lines stand below the row and the first one is empty.
+    """
     lines = textwrap.wrap(text, width, **_WHOLE_WORDS) or [""]
     return ["", *(f"     {line}" if len(line) > width else line for line in lines)] if max(map(len, lines)) > width else lines
 
@@ -384,13 +400,15 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 
 
 def _colour_cell(cell: str) -> str:
-    """Return a cell in the colour of its word, or unchanged if its word has none."""
+    """Return a cell in the ANSI colour of its state word (the text before the first comma), or unchanged if ``_WORD_COLOURS`` has no such
+    word.
+    """
     colour = _WORD_COLOURS.get(cell.strip().partition(",")[0].lower())
     return f"\x1b[{colour}m{cell}\x1b[0m" if colour else cell
 
 
 def _terminal_width(stream: IO[str]) -> int | None:
-    """Return the number of columns of a terminal; None if the stream is not a terminal."""
+    """Return the number of columns of a terminal, 80 if it does not tell; None if the stream is not a terminal."""
     if not stream.isatty():
         return None
     try:
@@ -400,7 +418,7 @@ def _terminal_width(stream: IO[str]) -> int | None:
 
 
 def _wrap_for_terminal(text: str, stream: IO[str]) -> str:
-    """Return a line broken between words if it is longer than the terminal is wide."""
+    """Return a text broken into lines between words if the stream is a terminal and the text is wider than it; else return it unchanged."""
     width = _terminal_width(stream)
     return text if width is None or len(text) <= width else textwrap.fill(text, width, subsequent_indent="  ", **_WHOLE_WORDS)
 

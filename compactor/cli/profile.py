@@ -12,7 +12,10 @@ from compactor.profiling import CostRecorder, StageCost, record_costs
 
 
 class CommandProfile:
-    """Recorder of a command's costs (such as CPU time): by stage, outside the stages, and in total. They can be printed after the work."""
+    """Recorder of what a command's work costs in CPU time, wall-clock time and bytes: by stage, outside the stages, and in total.
+
+    Records only if ``--profile`` was given.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._asked: bool = args.profile
@@ -20,7 +23,7 @@ class CommandProfile:
 
     @contextmanager
     def record_costs(self) -> Iterator[None]:
-        """Record the costs of all threads while the block runs, if ``--profile`` was given."""
+        """Record the costs of all threads while the block runs. Does nothing without ``--profile``."""
         if not self._asked:
             yield
             return
@@ -37,13 +40,13 @@ class CommandProfile:
         }
 
     def costs_document(self) -> list[dict[str, object]] | None:
-        """Return the costs for JSON output; None without ``--profile``, empty if there was no work."""
+        """Return the costs of each stage for JSON output; None without ``--profile``, an empty list if no costs were recorded."""
         rows = self._costs.items()
         reported = [{"stage": name, "cpu": round(cost.cpu, 6), "seconds": round(cost.wall, 6), "bytes": cost.bytes} for name, cost in rows]
         return reported if self._asked else None
 
     def cost_tables(self) -> list[Table]:
-        """Return a table with the costs of each stage that did any work; an empty list without ``--profile``."""
+        """Return a list with one table of the stages that cost anything; an empty list without ``--profile``."""
         rows = [
             (name, f"{cost.cpu:.3f}", f"{cost.wall:.3f}" if cost.wall else None, format_size(cost.bytes) if cost.bytes else None)
             for name, cost in self._costs.items()

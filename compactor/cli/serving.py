@@ -40,7 +40,9 @@ class RunnableService(Protocol):
 
 
 def block_signals_and_limit_malloc_heaps() -> None:
-    """Configure signals and memory before the first thread starts: signals reach only ``run_service``, and threads share a few heaps."""
+    """Block the signals that ``run_service`` waits for, and let malloc use only a few heaps. Must be called before the first thread starts,
+    because threads inherit the blocked signals.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT)
     allocator.limit_malloc_heaps()
 
@@ -53,12 +55,14 @@ def run_service(
     unfinished_jobs: Callable[[], Iterable[object]],
     out: Output,
 ) -> ExitCode:
-    """Run a service until SIGTERM or SIGINT, and return the exit code. SIGHUP makes it reread the configuration.
+    """Run a service until SIGTERM or SIGINT. SIGHUP makes it reread the configuration.
+
+    Return 0; 1 if the service ended by itself, which is a bug. Work that does not end within STOP_SECONDS is abandoned.
 
     :param name: name of the command.
-    :param settings: settings with which it starts.
+    :param settings: settings with which the service starts.
     :param read_settings: reads the configuration again; raises UsageError.
-    :param unfinished_jobs: returns the jobs that still run.
+    :param unfinished_jobs: returns the jobs that still run, which the last log line names.
     """
     tell = SERVICE_JOURNAL
 
@@ -96,8 +100,9 @@ def run_service(
 def _reload_configuration(
     service: RunnableService, current_settings: Settings, read_settings: Callable[[], Settings], log: EventLogger
 ) -> Settings:
-    """Reread the configuration and return the settings in force: the new ones as far as they can be adopted now, or the old ones if it
-    is invalid.
+    """Reread the configuration, pass it to the service, and return the settings now in force.
+
+    Of a valid configuration, settings that can only be changed by a restart keep their old values. An invalid one changes nothing.
     """
     from compactor.service.reloading import settings_after_reload
 

@@ -38,8 +38,8 @@ WRITERS = ("run", "retire", "daemon", "recompact", "undo")
 def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False, writing_command: str = "") -> Tier:
     """Open the configured tier.
 
-    :param local_state: whether to use this machine's local state of the tier.
-    :param writing_command: name of the command if it changes the tier. With other commands a broker-managed tier is opened read-only.
+    :param local_state: whether to use the control logs and summaries that this machine has cached.
+    :param writing_command: name of the command if it changes the tier. If empty, a broker-managed tier is opened read-only.
     :raises UsageError: if the settings do not allow it, or the command does not work on this kind of tier.
     """
     gc.set_threshold(100_000)  # segments are made by the hundred thousand, and no cycles
@@ -76,7 +76,10 @@ def _check_command_may_write_to_brokers_tier(command: str, settings: Settings) -
 
 
 def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
-    """Open the configured tier for a command that writes only to the control store. Raises UsageError if there is none."""
+    """Open the configured tier for a command that writes only to the control store. The brokers' data can then only be read.
+
+    Raises UsageError if no control store is configured.
+    """
     settings = command_parser.load_command_settings(args)
     if not tier_kind(settings).is_broker_managed:
         return open_configured_tier(args)
@@ -95,9 +98,11 @@ def open_configured_tier_read_only(args: argparse.Namespace) -> Tier:
 def open_tier_and_partition(
     args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_configured_tier_read_only
 ) -> tuple[Tier, TopicPartition]:
-    """Open the configured tier; return it and the partition that the argument ``partition`` names, and ``topic_id`` if it is an option.
+    """Return the configured tier, and the partition that ``args.partition`` names. If the command has an option ``topic_id``, that id
+    chooses among the topics that have had this name.
 
-    :raises UsageError: if the tier has no such partition, or a topic is named that has several.
+    :param open_tier: opens the tier, by default read-only.
+    :raises UsageError: if the tier has no such partition, or a topic with several partitions is named.
     """
     tier = open_tier(args)
     names = select_partitions(tier, [args.partition])
@@ -134,7 +139,7 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
 def read_partition_logs(tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes) -> list[PartitionLog]:
     """Read the control logs of these partitions and return them, each with the partition's present state.
 
-    Those that cannot be read are reported and left out.
+    Logs that cannot be read are left out, and reported by ``outcomes``.
     """
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
@@ -150,7 +155,10 @@ def read_partition_logs(tier: Tier, partitions: Sequence[TopicPartition], out: O
 def read_partition_summaries(
     tier: Tier, partitions: Sequence[TopicPartition], out: Output, outcomes: PartitionOutcomes
 ) -> list[PartitionSummary]:
-    """Read the control logs of these partitions and return a summary of each. Those that cannot be read are reported and left out."""
+    """Return a summary of each partition, read from its control log or from a recent copy in local state.
+
+    Partitions that cannot be read are left out, and reported by ``outcomes``.
+    """
     found = []
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_partition_summaries_or_errors(tier, partitions, check_for_restored_logs=True, on_partition=progress.advance)
@@ -164,10 +172,9 @@ def read_partition_summaries(
 
 
 def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Output, *, with_replaced: bool = False) -> int:
-    """Return the total size in bytes of these partitions' live segments, for a progress display. Partitions that cannot be read count
-    nothing.
+    """Return the total size in bytes of these partitions' live segments, for a progress display. Partitions that cannot be read count as 0.
 
-    :param with_replaced: add replaced segments that are still stored.
+    :param with_replaced: whether to add replaced segments that are not deleted yet.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_partition_summaries_or_errors(tier, partitions, on_partition=progress.advance)
@@ -177,11 +184,13 @@ def sum_stored_bytes(tier: Tier, partitions: Sequence[TopicPartition], out: Outp
 
 
 def print_findings(findings: Sequence[Any], out: Output, summary_without_errors: str = "all is well") -> ExitCode:
-    """Print what a check found and return the exit code. Errors are named on stderr as well; equal notes are counted together.
+    """Print what a check found. Return the exit code: 0, or that of BadData if a finding is an error.
+
+    Errors are named on stderr as well; equal notes are counted together.
 
     :param findings: findings with ``severity``, ``kind``, ``topic``, ``partition``, ``object`` and ``detail``; those of broker-managed
         tiers also say what they mean (``means``) and what to do (``todo``).
-    :param summary_without_errors: summary if there is no error.
+    :param summary_without_errors: summary line if there is no error.
     """
     rows: Counter[tuple[str, ...]] = Counter()
     for one in findings:
@@ -207,7 +216,7 @@ def format_cleaner_offsets(offsets: Sequence[CleanerOffset]) -> str:
 
 
 def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table of rounds from their JSON rows. Rounds that wrote nothing have empty cells."""
+    """Return a table of rounds from the fields of their JSON results. Cells are empty for a round that wrote nothing."""
     cells = []
     for row in rows:
         segments = f"{row['segments_in']} -> {row['segments_out']}" if row.get("segments_out") else ""
@@ -221,12 +230,14 @@ def rounds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def partition_text_of_row(row: Mapping[str, Any]) -> str:
-    """Return the name of the partition that a JSON row is about, with its incarnation unless it is the first."""
+    """Return the name of the partition that a JSON row is about, such as ``orders-0``; ``orders-0~2`` for the second topic of that name."""
     return str(partition_of_incarnation(row["topic"], row["partition"], row["incarnation"]))
 
 
 def partition_name_fields(partition: TopicPartition) -> dict[str, Any]:
-    """Return the fields by which JSON documents name a partition."""
+    """Return the fields by which JSON documents name a partition: topic, partition number and incarnation (number of the topic of that
+    name).
+    """
     return {"topic": partition.topic, "partition": partition.partition, "incarnation": partition.incarnation}
 
 
@@ -236,7 +247,8 @@ def report_document(report: Any) -> dict[str, Any]:
 
 
 class PartitionOutcomes:
-    """Outcomes of a command over several partitions, for its exit code. A partition that fails does not stop the others.
+    """Outcomes of a command for each of several partitions, from which its exit code follows. A partition that fails does not stop the
+    others.
 
     :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
     """
@@ -252,7 +264,9 @@ class PartitionOutcomes:
         self._codes.append(0)
 
     def record_failure(self, object_name: str, error: Exception) -> CompactorError:
-        """Report and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1 a bug is raised instead."""
+        """Print and record a failure, and return it as a CompactorError. With TIERED_COMPACTOR_DEBUG=1, an exception of another class is
+        raised.
+        """
         found = command_parser.as_compactor_error(error)
         if found is not error and os.environ.get(command_parser.DEBUG) == "1":
             raise error
@@ -264,7 +278,7 @@ class PartitionOutcomes:
         return found
 
     def record_quarantine(self, partition: str, reason: str) -> None:
-        """Report and record that a partition was quarantined because of damaged data."""
+        """Print and record that a round failed on damaged data, so that the partition is quarantined: it is retried with growing delays."""
         advice = (
             "The round changed nothing. Readers cannot read damaged data, either. `verify` names all damage, `explain` what helps: "
             "`repair`, or restoring the object from the store's versions or a backup"
@@ -273,7 +287,10 @@ class PartitionOutcomes:
         self._codes.append(3)
 
     def exit_code(self) -> ExitCode:
-        """Return the command's exit code: that of the gravest failure, or 0 if every partition succeeded."""
+        """Return the command's exit code: that of the gravest failure, or 0 if every partition succeeded.
+
+        Partitions that another process leads count only if the user named them, or if nothing else was recorded.
+        """
         if self._leased and not self._codes:
             return Leased.exit_code
         return gravest_exit_code(self._codes)

@@ -16,12 +16,12 @@ class AssignedPartition:
 
     position: offset after the last message that was returned.
     topic_id: id of the topic that was read; empty if unknown.
-    epochs: leader epochs that were read, if ``log`` is None; the last one reaches to the position.
+    epochs: leader epochs that were read, used only if ``log`` is None. The last one extends up to the position.
     log: identity of the tier's log that is being read; None if the broker is read.
-    source: where the next records come from; with ``none`` the partition starts again at ``wake_s``.
+    source: where the next records come from: tier, broker, or ``none`` while the partition waits until ``wake_s``.
     wake_s: time of the next attempt after an error, in seconds of the monotonic clock.
     broker_start: the broker's first offset, if it is greater than the position; else -1.
-    is_reported: whether an error was returned since the last record.
+    is_reported: whether an error was returned after the last record.
     is_view_done: whether the view ``latest`` (last records of all keys) was read completely.
     """
 
@@ -38,8 +38,8 @@ class AssignedPartition:
 
     @property
     def consumed_history(self) -> ConsumedLogHistory:
-        """Return topic id, leader epochs and end of the records that were read up to the position. Another log can be compared with them
-        before it is read on.
+        """Return topic id, leader epochs and end offset of the records that were read up to the position. Before another log is read from
+        this position, it is compared with this history.
         """
         if self.log is not None:
             return replace(self.log.history_below_offset(self.position), topic_id=self.topic_id)

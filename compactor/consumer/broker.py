@@ -44,7 +44,9 @@ T = TypeVar("T")
 
 
 class LogBounds(NamedTuple):
-    """First offset of a partition, and the offset of its next record, as a consumer sees them."""
+    """First offset of a partition, and the offset that its next record gets (the end offset, exclusive), as a broker reports them to a
+    consumer.
+    """
 
     start: int
     end: int
@@ -52,12 +54,13 @@ class LogBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class FetchResult:
-    """Result of fetching from a broker: messages, and the partitions that can no longer be read at their offsets.
+    """Result of fetching from a broker: messages, and the partitions that can no longer be read at their offsets. These partitions are not
+    fetched any further.
 
-    messages: ascending within each partition.
-    out_of_range: partitions whose offset the broker does not have. They are not read any further.
-    truncated: partitions whose log was truncated below the offset that was read, with the offset up to which it still holds what was read.
-        They are not read any further.
+    messages: ascending by offset within each partition.
+    out_of_range: partitions whose offset the broker does not have.
+    truncated: partitions whose log was truncated below the offset that was read, with the offset (exclusive) up to which the broker's log
+        still holds the records that were read.
     """
 
     messages: Sequence[ConfluentMessage] = ()
@@ -77,7 +80,8 @@ class _CollectedMessages:
 class BrokerClient(Protocol):
     """Client that reads records and offsets of partitions from a broker, for use by one thread.
 
-    Methods raise Unavailable and Refused; ``fetch_messages`` raises Refused only.
+    Methods raise Unavailable if the broker fails temporarily, and Refused if it refuses the request; ``fetch_messages`` raises Refused
+    only.
     """
 
     def start_reading_from(
@@ -96,13 +100,13 @@ class BrokerClient(Protocol):
         """Return the messages that have arrived, at most ``max_messages`` of them. Waits up to ``timeout_s`` seconds for the first one."""
 
     def log_bounds(self, partition: TopicPartition) -> LogBounds:
-        """Return the partition's first offset and the offset of its next record."""
+        """Return the partition's first offset, and the offset that its next record gets (the end offset, exclusive)."""
 
     def topic_id(self, partition: TopicPartition) -> TopicId:
         """Return the topic's id as Kafka prints it; empty for brokers before 2.8."""
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record with at least this timestamp, or None if there is none."""
+        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is no such record."""
 
     def close(self) -> None: ...
 
@@ -142,7 +146,9 @@ class ConfluentBrokerClient:
         )
 
     def _seek_partitions_once_assigned(self, positions: Sequence[ConfluentPosition]) -> None:
-        """Move the client to these positions, which bear leader epochs, as soon as their partitions are assigned to it."""
+        """Move the client to these positions, and wait until it has accepted each: it refuses a seek until the assignment takes effect.
+        Positions carry leader epochs, with which the broker checks for truncation.
+        """
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
         for place in positions:
             while True:
@@ -212,8 +218,9 @@ class ConfluentBrokerClient:
             self._client = None
 
     def _retry_offset_request(self, partition: TopicPartition, send_request: Callable[[float], T]) -> T:
-        """Return what ``send_request`` returns, given its timeout in seconds. Temporary errors are retried. Raises Unavailable, Refused,
-        StoreError; the message names the partition.
+        """Call ``send_request`` with a timeout in seconds until it succeeds, for at most the connection's timeout, and return its result.
+
+        Raises Unavailable, Refused or StoreError with a message that names the partition.
         """
         try:
             return retry_until_answered(self._connection, self._listener, f"offsets of {partition}", send_request)

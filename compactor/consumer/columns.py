@@ -80,7 +80,7 @@ def to_arrow_binary_column(strings: ByteStrings) -> pa.Array:
 
 
 def _arrow_validity_bitmap(is_valid: Flags) -> pa.Buffer | None:
-    """Return Arrow's validity bitmap of these flags, or None if all are set."""
+    """Return Arrow's validity bitmap of these flags; None if all are set, because Arrow needs none then."""
     return None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
 
 

@@ -20,7 +20,7 @@ UNDECIDABLE = "the outcome of their transactions cannot be read, because what fo
 
 
 class SegmentReadPosition(NamedTuple):
-    """Byte position in a segment's log, with the offset of the first record there."""
+    """Byte position in a segment's log where a batch begins, with the first offset of that batch."""
 
     byte_position: int
     offset: int
@@ -57,8 +57,9 @@ def log_damage_warning(damage: DamagedOffsetRange) -> None:
 
 
 def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
-    """Return a flag for each batch of a piece: whether its CRC is known not to match its bytes. Checks the wanted batches, and those
-    between them, unless that was done before.
+    """Return a flag for each batch of a piece: whether its CRC is known not to match its bytes.
+
+    The CRCs of the wanted batches, and of batches between them, are checked unless they were checked before. Other batches are not flagged.
     """
     source, found = piece.source, piece.damaged
     for first, last in source.batch_ranges_of_one_kind():
@@ -96,8 +97,10 @@ def damaged_offset_ranges(
 
 
 def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
-    """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none. Where offsets do
-    not ascend, the batch before is left out, too: no CRC covers base offsets, and either of the two may be the damaged one.
+    """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none.
+
+    If the damaged batch's base offset is not greater than the offsets of the batch before it, that batch is left out, too: no CRC covers
+    base offsets, so either of the two may be the damaged one.
     """
     if error.position <= position:
         return None
@@ -112,8 +115,8 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
 
 
 def next_readable_position(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> SegmentReadPosition:
-    """Return the position of the next batch that can be read after a damaged one, found by the offset index; the segment's end if there is
-    none.
+    """Return byte position and first offset of the next batch that can be read after a damaged one. It is searched by the offset index. If
+    there is none, the position is the segment's end.
 
     :param damaged_position: byte position of the damaged batch.
     :param first_unread_offset: first offset that was not read yet.

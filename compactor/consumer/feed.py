@@ -26,14 +26,14 @@ TURN_BYTES = 64 << 20
 
 @dataclass(eq=False)
 class PrefetchedPartition:
-    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of reading.
+    """Partition that the threads of a TierPrefetcher read, TURN_BYTES at a time, with the state of this reading.
 
     incarnation: the partition under the topic id that is read. Each topic id is one incarnation: a topic's life from creation to deletion.
     offset: next offset to read.
-    consumed_history: what was read before the partition was started.
+    consumed_history: topic id, leader epochs and end of the records that were read before the partition was started.
     view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
     view_end: end of these last records, exclusive; -1 if they are still to be found.
-    log: the log that was read since the start; None before the first records.
+    log: identity of the log that was read since the start; None before the first records.
     end_offset: offset at which reading ends, exclusive.
     """
 
@@ -58,13 +58,13 @@ class PrefetchedRecords:
 
 @dataclass(frozen=True)
 class QueuedPartitionEnd:
-    """Last item that a TierPrefetcher queues for a partition whose readable records, or those up to the requested end, were all read.
+    """Last item that a TierPrefetcher queues for a partition after it has read all readable records, or those up to the requested end.
 
-    offset: everything below was read. It is less than ``end`` if a transaction is open at the tier's end, and less than ``start`` if the
-        tier has lost its beginning.
+    offset: offset after the last one that was read. It is less than ``end`` if a transaction is open at the tier's end or an earlier end
+        was requested, and less than ``start`` if the tier has deleted the records at the position.
     start, end: first offset and end offset (exclusive) of the tier.
     log: identity of the tier's log.
-    mismatch: reason why this log does not continue what was read; None if it does.
+    mismatch: reason why this log does not continue the records that were read; None if it does.
     """
 
     partition: TopicPartition
@@ -164,7 +164,7 @@ class TierPrefetcher:
             self._condition.notify_all()
 
     def next_prefetched_item(self, timeout_s: float) -> PrefetchedItem | None:
-        """Return the next item, or None if none arrives within the time."""
+        """Remove the next item from the queue and return it, or None if none arrives within ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         with self._condition:
             while not self._queue:
@@ -178,7 +178,7 @@ class TierPrefetcher:
             return item
 
     def close(self) -> None:
-        """End the reading threads, after the requests that they are making."""
+        """End the reading threads. Requests that they are making are completed first."""
         with self._condition:
             self._closed = True
             self._reads.clear()
@@ -206,8 +206,8 @@ class TierPrefetcher:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
     def _queue_records_and_return_last_item(self, partition: PrefetchedPartition) -> PrefetchedItem | None:
-        """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, or None if reading goes on
-        later or was stopped.
+        """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, which the caller queues;
+        None if more is to be read later, or if reading was stopped.
         """
         state = self._tier.open_partition_log(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
@@ -263,7 +263,9 @@ class TierPrefetcher:
         return QueuedPartitionEnd(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
-        """Return how many idle threads can prefetch for each partition that is being read."""
+        """Return the number of idle threads divided by the number of partitions that are being read, rounded down. So many threads can
+        prefetch for each of these partitions.
+        """
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 
@@ -274,7 +276,11 @@ class TierPrefetcher:
             self._condition.notify()
 
     def _enqueue_item_unless_stopped(self, partition: PrefetchedPartition, item: PrefetchedItem, *, is_last: bool = False) -> bool:
-        """Add an item to the queue, after waiting for space. Return False if the partition was stopped."""
+        """Add an item to the queue and return True; wait for space in the queue before. Return False, without adding it, if reading of the
+        partition was stopped.
+
+        :param is_last: whether the item ends the partition, so that it counts as no longer being read.
+        """
         size = _memory_bytes_of_item(item)
         with self._condition:
             while (

@@ -35,7 +35,7 @@ class SelectedRecords:
         return len(self.picked)
 
     def batch_values_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return for each selected row the value of its batch, given one value per batch of the chunk."""
+        """Return for each selected row the value of its batch. ``values_by_batch`` has one value for each batch of the chunk."""
         return values_by_batch[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
@@ -53,7 +53,9 @@ class ByteStrings:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeaderArrays:
-    """Headers of several records: those of record i are numbers ``begins[i]`` to ``begins[i + 1]`` (exclusive)."""
+    """Headers of several records, as names and values in two arrays: those of record i have the numbers ``begins[i]`` to ``begins[i + 1]``
+    (exclusive).
+    """
 
     begins: Int32s
     names: ByteStrings
@@ -89,8 +91,12 @@ def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:
 
 @kernel
 def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offsets: Int32s, out_valid: Flags) -> ByteCount:
-    """Fill ``out_offsets`` with the positions of the selected rows' byte strings in the copy, and ``out_valid`` with whether each is not
-    null. Return their total length in bytes.
+    """Compute where the byte strings of the selected rows lie in a copy that holds them one after the other. Return their total length in
+    bytes.
+
+    :param length: length in bytes of each row's byte string; negative for null.
+    :param out_offsets: receives the start of each selected row's string in the copy, and the end of the last one.
+    :param out_valid: receives for each selected row whether its string is not null.
     """
     at = 0
     for i in range(selected_rows.size):
@@ -105,7 +111,11 @@ def _compute_byte_string_offsets(length: Int32s, selected_rows: Int64s, out_offs
 
 @kernel
 def _copy_selected_byte_strings(buf: Bytes, start: Int64s, selected_rows: Int64s, offsets: Int32s, out_data: Bytes) -> None:
-    """Copy the byte strings of the selected rows to ``out_data``, at the positions in ``offsets``."""
+    """Copy the byte strings of the selected rows from ``buf`` to ``out_data``.
+
+    :param start: position in ``buf`` of each row's byte string.
+    :param offsets: position in ``out_data`` of each selected row's byte string, and the end of the last one.
+    """
     for i in range(selected_rows.size):
         copy_bytes(out_data, np.int64(offsets[i]), buf, start[selected_rows[i]], np.int64(offsets[i + 1]) - np.int64(offsets[i]))
 
@@ -120,7 +130,15 @@ def _count_headers_of_rows(
     selected_rows: Int64s,
     out_first_header: Int32s,
 ) -> int:
-    """Fill ``out_first_header`` with the number of headers before each selected row. Return the number of headers of all selected rows."""
+    """Count the record headers of the selected rows, and return the number of all of them.
+
+    :param buf: bytes of the parsed records.
+    :param value_start, value_length: by row, position and length of the value in ``buf``, in bytes; the headers follow the value.
+    :param end: by row, position after the record in ``buf``.
+    :param flags: by row, flags of the record; HAS_HEADERS tells whether it has headers.
+    :param out_first_header: receives for each selected row the number of headers of the selected rows before it, and at last the number of
+        all.
+    """
     total = 0
     for i in range(selected_rows.size):
         out_first_header[i] = total
@@ -136,8 +154,13 @@ def _count_headers_of_rows(
 def _locate_headers_of_rows(
     buf: Bytes, value_start: Int64s, value_length: Int32s, end: Int64s, selected_rows: Int64s, first_header: Int32s, out_positions: Int64s
 ) -> None:
-    """Fill ``out_positions`` with name start, name length, value start and value length of each header, in bytes. ``parse_records`` has
-    checked the headers.
+    """Fill ``out_positions`` with four lines: name start, name length, value start and value length of each header, in bytes. Lengths below
+    0 mean null.
+
+    :param buf: bytes of the parsed records, whose headers ``parse_records`` has checked.
+    :param value_start, value_length: by row, position and length of the value in ``buf``, in bytes; the headers follow the value.
+    :param end: by row, position after the record in ``buf``.
+    :param first_header: number of each selected row's first header, and the number of all headers.
     """
     for i in range(selected_rows.size):
         if first_header[i] == first_header[i + 1]:

@@ -51,8 +51,8 @@ ErrorMessage = Any
 
 
 class OffsetWithLeaderEpoch(NamedTuple):
-    """A committed position of a consumer group: the offset of the next record, and the leader epoch of the record before it; None if
-    unknown.
+    """A committed position of a consumer group: the offset of the next record, and the leader epoch of the record before it (None if the
+    epoch is unknown).
     """
 
     offset: int
@@ -73,7 +73,9 @@ class RebalanceListener(Protocol):
 
 
 class GroupClient(Protocol):
-    """Member of one consumer group, for use by one thread. Methods raise Unavailable and Refused."""
+    """Member of one consumer group, for use by one thread. Methods raise Unavailable if the brokers fail temporarily, and Refused if they
+    refuse a request.
+    """
 
     def subscribe(self, topics: Sequence[str], listener: RebalanceListener) -> None:
         """Join the group for these topics; a topic that begins with ``^`` is a regular expression."""
@@ -84,14 +86,15 @@ class GroupClient(Protocol):
     def poll_rebalances(self) -> Sequence[ErrorMessage]:
         """Report changes of the assignment to the listener, and return the errors that have arrived.
 
-        It must be called more often than ``max.poll.interval.ms``: otherwise the coordinator gives the partitions to others.
-        An exception of the listener is raised after the change took effect.
+        Call this method more often than ``max.poll.interval.ms``: otherwise the coordinator gives the partitions to others. An exception of
+        the listener is raised after the change took effect.
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetWithLeaderEpoch], *, wait: bool) -> None:
         """Commit offsets to the group.
 
-        With ``wait``, return when the coordinator has answered; otherwise return at once, and errors are reported only to ``on_commit``.
+        :param wait: return when the coordinator has answered, and raise its error. Otherwise return at once; errors are reported only to
+            the callback ``on_commit``.
         """
 
     def committed_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:

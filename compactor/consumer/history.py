@@ -27,8 +27,9 @@ class ConsumedLogHistory:
     """Description of the records that a reader has read of a log.
 
     topic_id: id of the topic; empty if unknown.
-    epochs: leader epochs of records that were read, ascending; empty if unknown. Only the last one is known of a restored position.
-    end: the position: everything below was read.
+    epochs: leader epochs of records that were read, ascending; empty if unknown. Of a position restored after a restart, only the last
+        epoch is known.
+    end: position of the reader: everything below this offset was read.
     """
 
     topic_id: TopicId
@@ -62,7 +63,7 @@ class LogIdentity:
     end: int = 0
 
     def history_below_offset(self, offset: int) -> ConsumedLogHistory:
-        """Return the history of a reader that has read this log up to ``offset`` (exclusive)."""
+        """Return the history that a reader has after reading this log up to ``offset`` (exclusive)."""
         begun = truncate_lineage_at(self.lineage, offset)
         ends = [*(entry.start_offset for entry in begun[1:]), offset]
         return ConsumedLogHistory(
@@ -76,7 +77,7 @@ class HistoryMismatchReason:
 
     reason: ``topic``: the log is another topic's; ``older``: the log ends in an earlier leader epoch than what was read, so that a later
         leader has replaced its end; ``truncated``: a later leader has discarded records that were read.
-    agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive).
+    agreed_offset: for ``truncated``: the log holds what was read up to this offset (exclusive); -1 for other reasons.
     """
 
     reason: Literal["topic", "older", "truncated"]
@@ -103,12 +104,12 @@ def are_known_and_different_topic_ids(first_id: TopicId, second_id: TopicId) -> 
 
 
 def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> HistoryMismatchReason | None:
-    """Compare a reader's history with a log. Return why ``log`` does not continue what was read, or None if it does as far as both are
-    known.
+    """Compare a reader's history with a log. Return why ``log`` does not continue the records that were read, or None if it does or if too
+    little is known of either of them.
 
-    Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree
-    up to the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end
-    of the log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
+    Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
+    the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end of the
+    log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
     """
     if are_known_and_different_topic_ids(consumed_history.topic_id, log.topic_id):
         return HistoryMismatchReason("topic")

@@ -50,7 +50,7 @@ class LastValues:
 
     @property
     def next_place(self) -> Place:
-        """Return ``next_offset`` as a position, which also identifies the log."""
+        """Return ``next_offset`` as a Place, which also holds the log's topic id and the leader epoch of the record before it."""
         read = self.log_identity.history_below_offset(self.next_offset)
         return Place(*self.extent.partition, self.next_offset, read.last_epoch, read.topic_id)
 
@@ -65,8 +65,9 @@ class LastValues:
             yield copy_to_record_block(self.extent.partition, selection, self.log_identity.topic_id)
 
     def arrow(self, *columns: str) -> Iterator[pa.RecordBatch]:
-        """Yield the last record of each key, in Arrow batches. ``columns``: some of ``compactor.consumer.columns.COLUMNS``; all of them by
-        default.
+        """Yield the last record of each key, in Arrow batches.
+
+        :param columns: names from ``compactor.consumer.columns.COLUMNS``; all of them by default.
         """
         from compactor.consumer.columns import arrow_schema_of_columns, to_arrow_batch
 

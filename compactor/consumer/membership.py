@@ -45,7 +45,9 @@ class OffsetCommitTracker:
     confirmed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
 
     def set_start_offsets(self, offsets: Offsets) -> None:
-        """Record the offset at which reading of each partition starts. It counts as committed; only others are committed later."""
+        """Record the offset at which reading of each partition starts, and treat it as committed, so that an offset is committed only after
+        records were read.
+        """
         self.remove_partitions(offsets)
         self.requested.update(offsets)
         self.confirmed.update(offsets)
@@ -94,8 +96,9 @@ class MembershipCallbacks:
 
 
 class GroupMembership:
-    """RebalanceListener of a consumer, which commits the offsets of returned records before partitions are given up. Added partitions wait
-    in ``added`` until the consumer has determined where they begin.
+    """Membership of a consumer in a group: a RebalanceListener that commits the offsets of returned records before partitions are given up.
+
+    added: partitions that the group has assigned, and for which the consumer must still determine where reading begins.
     """
 
     def __init__(self, client: GroupClient, options: AutoCommitOptions, hooks: MembershipCallbacks) -> None:
@@ -140,7 +143,9 @@ class GroupMembership:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
     def set_start_offsets(self, offsets: Offsets) -> None:
-        """Record the offset at which reading of each partition starts, so that only offsets that differ are committed later."""
+        """Record the offset at which reading of each partition starts, and treat it as committed, so that an offset is committed only after
+        records were read.
+        """
         self._ledger.set_start_offsets(offsets)
 
     def close(self) -> None:
@@ -172,7 +177,7 @@ class GroupMembership:
             self._remove_partitions(partitions)
 
     def _positions_of(self, partitions: Sequence[TopicPartition]) -> list[Place]:
-        """Return the positions of these partitions; those that the consumer does not know yet have no offset."""
+        """Return the positions of these partitions; a Place without an offset for partitions that have no position yet."""
         at = self._hooks.positions()
         return [Place(*name, *at[name]) if name in at else Place(*name) for name in partitions]
 
@@ -189,8 +194,10 @@ class GroupMembership:
         self._ledger.stored.update(offsets)
 
     def commit(self, offsets: Offsets | None, *, wait: bool) -> Offsets:
-        """Commit these offsets, by default all stored ones, and return them. ``wait``: until the coordinator has answered. Raises
-        Unavailable, Refused.
+        """Commit ``offsets`` and return them; None commits the stored offsets that are not known to be committed. Raises Unavailable,
+        Refused.
+
+        :param wait: return only after the coordinator has answered.
         """
         if offsets is None:
             self._store_offsets_of_returned_records()

@@ -97,8 +97,8 @@ class PlaceOrTopicPartition(Protocol):
 
 
 class PartitionReadError:
-    """Error that a consumer returns for a partition that cannot be read at its position. Reading is retried. Codes and names are
-    Kafka's.
+    """Error that a consumer returns, inside a message, for a partition that cannot be read at its position. The consumer then retries.
+    Codes and names of errors are Kafka's.
     """
 
     __slots__ = ("_code", "_name", "_text")

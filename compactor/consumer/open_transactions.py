@@ -16,11 +16,11 @@ from compactor.tier.layouts.pinterest.listing import ListedTier, OpenTransaction
 
 
 def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: PartitionState) -> int:
-    """Return the first offset of the oldest transaction that is open at the end of a listed tier, or the end offset (exclusive) if none is
-    open.
+    """Return the first offset of the oldest transaction that is open at the end of a partition in a listed tier (another program uploads
+    its segments), or the end offset (exclusive) if none is open.
 
-    A transaction that is open for longer than ``producer_id_expiration_ms`` counts as abandoned, as in a round: segments that were uploaded
-    so long before the newest one are not read. Raises BadData, StoreError.
+    Segments that were uploaded more than ``producer_id_expiration_ms`` before the newest one are not read: a transaction that began there
+    counts as abandoned. Raises BadData, StoreError.
     """
     cleaner = tier.cleaner_settings_for_topic(state.topic)
     recent = _segments_uploaded_within_ms_of_newest(state.live, cleaner.producer_id_expiration_ms)
@@ -46,7 +46,9 @@ def first_open_transaction_offset(tier: Tier, listed: ListedTier, state: Partiti
 def _segments_uploaded_within_ms_of_newest(
     live_segments: Sequence[RemoteLogSegmentMetadata], within_ms: int
 ) -> Sequence[RemoteLogSegmentMetadata]:
-    """Return the segments from the first one on that was uploaded at most ``within_ms`` before the newest."""
+    """Return the first segment that was uploaded at most ``within_ms`` milliseconds before the last one, and all segments after it.
+    ``live_segments`` are in offset order.
+    """
     if not live_segments:
         return ()
     begin = next(at for at, segment in enumerate(live_segments) if segment.mtime_ms >= live_segments[-1].mtime_ms - within_ms)

@@ -31,9 +31,9 @@ _CONNECTION_CALLBACKS: Final = ("oauth_cb",)
 class ConsumerSettings:
     """A consumer's settings, sorted by the part of the program that uses them.
 
-    tier_config: configuration file of the tier; None to look for one where the commands do.
+    tier_config: path of the tier's configuration file; None to search for it in the same places as the command-line tools.
     properties: settings of librdkafka for all connections.
-    group_properties: further settings of librdkafka for the membership, and callbacks.
+    group_properties: further settings of librdkafka for the membership in a group, and callbacks.
     """
 
     tier_config: str | None = None

@@ -92,8 +92,8 @@ class TransactionOutcomeFinder:
         return kinds
 
     def drop_markers_not_needed_before(self, piece: SegmentPiece) -> None:
-        """Forget the transaction markers that a backward reader no longer needs after this piece: of each producer, only its first marker
-        in the piece is kept.
+        """Drop transaction markers that a backward reader no longer needs when it goes on from this piece to the data before it. Of each
+        producer that has markers in the piece, only its first marker there is kept.
         """
         table = piece.source.table
         markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
@@ -129,13 +129,13 @@ class TransactionOutcomeFinder:
                 return UNKNOWN
 
     def record_lost_later_segment(self) -> None:
-        """Record that a later segment is lost. Outcomes that depend on markers in or after it are UNKNOWN until the reader has passed
-        it.
+        """Record that a segment after the current position is lost. Outcomes that depend on transaction markers in or after that segment
+        are UNKNOWN until the reader has passed it.
         """
         self._is_damaged_ahead = True
 
     def _start_reading_markers_after(self, piece: SegmentPiece) -> None:
-        """Restart the search for markers with the first batch after this piece."""
+        """Begin to search for transaction markers at the first batch after this piece; markers that were found before stay known."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
         self._ahead = self._pieces_with_unread_markers(piece.metadata.id, piece.end_position)
@@ -161,8 +161,9 @@ class TransactionOutcomeFinder:
         return True
 
     def _pieces_with_unread_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
-        """Yield the pieces of the log that end at or after the first offset whose markers are not known yet. The named segment is read from
-        byte ``position`` on.
+        """Yield the pieces of the log, ascending, from the first offset whose transaction markers have not been read yet.
+
+        :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the offset that is needed.
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)

@@ -102,8 +102,8 @@ class SegmentReader:
             position = piece.end_position
 
     def piece_end_position_from_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
-        """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: that of a batch in the
-        offset index, or None if the index has none there.
+        """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: the first batch of the
+        offset index after these bytes, else the segment's end. Return None if the index is empty and the segment is longer.
         """
         if self.metadata.size_bytes - position <= piece_bytes:
             return self.metadata.size_bytes
@@ -150,8 +150,8 @@ class SegmentReader:
             raise _error_with_shifted_position(error, position) from None
 
     def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
-        """Return the batches that fill ``piece_bytes`` bytes from ``position`` on. Raises BadData if a batch reaches beyond: its length is
-        damaged, or the offset index that names these bytes.
+        """Return the batches that fill exactly ``piece_bytes`` bytes from ``position`` on. Raises BadData if no batch ends where these
+        bytes end: then a batch's length field is damaged, or the offset index from which the bounds were taken.
         """
         piece = self.read_piece(position, piece_bytes)
         if piece.end_position != position + piece_bytes:
@@ -172,7 +172,9 @@ class SegmentReader:
         return int(entries["position"][after - 1]) if after else 0
 
     def lower_bound_of_offset_for_time(self, timestamp_ms: int) -> int:
-        """Return an offset below which all records of the segment are older than ``timestamp_ms``, by its time index."""
+        """Return an offset below which all records of the segment are older than ``timestamp_ms``, from its time index; without a matching
+        entry, the segment's first offset.
+        """
         entries = self._read_index("timeindex", TIME_ENTRY)
         after = int(np.searchsorted(entries["timestamp"].astype(np.int64), timestamp_ms, side="left"))
         return self.metadata.start_offset + (int(entries["offset"][after - 1]) if after else 0)
@@ -243,15 +245,15 @@ class PiecePrefetcher:
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def peek_prefetched_or_fetch_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the batches that one read at a byte position of a segment gives (a piece), and keep them in memory until
-        ``take_prefetched_or_fetch_piece`` is called for the same position.
+        """Return the piece (whole batches) at a byte position of a segment. A prefetched piece stays in memory for
+        ``take_prefetched_or_fetch_piece``; a piece that is fetched now is not stored.
         """
         fetch = self._fetches.get((reader.metadata.id, position))
         return self._fetch_piece(reader, position) if fetch is None else fetch.result()
 
     def prefetch_pieces(self, positions: Iterable[PieceLocation]) -> None:
-        """Begin to fetch the pieces at these byte positions of segments, which will be needed next. Pieces that earlier calls fetched for
-        other positions are dropped.
+        """Begin to fetch the pieces at the first ``max_pieces`` of these byte positions of segments, which will be needed next. Pieces that
+        earlier calls fetched for other positions are dropped.
         """
         if self._pool is None:
             return
@@ -264,7 +266,7 @@ class PiecePrefetcher:
             left.cancel()
 
     def close(self) -> None:
-        """End prefetching: wait for the requests that are being made, and make no more."""
+        """End prefetching: make no more requests, and wait for those that are running."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -317,8 +319,8 @@ def _error_with_shifted_position(error: BadData, shift_bytes: int) -> BadData:
 
 @kernel
 def end_of_whole_batches_and_size_of_cut_batch(buf: Bytes) -> PositionAndSize:
-    """Return the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that follows and is cut off;
-    0 if there is none, or its header is cut off, too.
+    """Return two values: the byte position after the last whole batch in ``buf``, and the full size in bytes of the batch that is cut off
+    there. The size is 0 if no batch is cut off, or if not even its length field is complete.
     """
     position = np.int64(0)
     while position + FRAME <= buf.size:

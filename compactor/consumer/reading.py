@@ -98,7 +98,7 @@ class DiskKeySortRequest:
     values are read in a second pass.
 
     records: largest number of records that the range can hold.
-    disk_bytes: limit of bytes on disk; 0 for none.
+    disk_bytes: limit of bytes on disk; 0 for no limit.
     """
 
     records: int
@@ -113,7 +113,7 @@ class LastRecordsRequest:
     key_range: number of the range, from 0, whose keys are wanted.
     map_budget_bytes: memory for key hashes.
     hash_key: the tier's hash key; empty to read it from the tier.
-    spill: set to sort keys on disk; needs ``key_ranges`` 1 and at most MAX_SPILL_SPAN offsets.
+    spill: how to sort keys on disk; None to hold them in memory. Needs ``key_ranges`` 1 and at most MAX_SPILL_SPAN offsets.
     """
 
     key_range: int
@@ -145,8 +145,8 @@ class ReadOptions:
 def last_stable_offset(tier: Tier, state: PartitionState) -> int:
     """Return the first offset of the oldest transaction that is open at the tier's end, or the end offset (exclusive) if none is open.
 
-    It is recorded with the last segment. In a broker-managed tier it comes from that segment's producer snapshot, in a listed tier from
-    the batches. Raises StoreError, BadData.
+    The offset comes from the metadata of the last segment; in a broker-managed tier from that segment's producer snapshot, and in a listed
+    tier (another program uploads its segments) from the batches. Raises StoreError, BadData.
     """
     if not state.has_segments:
         return state.end_offset + 1
@@ -166,9 +166,8 @@ def find_offset_for_time(
     max_batch_bytes: int,
     first_offset: int = 0,
 ) -> int | None:
-    """Return the offset of the first record with at least this timestamp in the ``live_segments`` segments, or None if there is none
-    (Kafka:
-    offsetsForTimes).
+    """Return the offset of the first record in ``live_segments`` whose timestamp is ``timestamp_ms`` or later, or None if there is none
+    (Kafka: offsetsForTimes).
 
     :param max_batch_bytes: largest size of an uncompressed batch, in bytes.
     :param first_offset: records with lower offsets are left out.
@@ -192,7 +191,9 @@ def find_offset_for_time(
 
 
 def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int | None:
-    """Return the offset of the first live record with at least this timestamp, or None if there is none. Raises BadData, StoreError."""
+    """Return the offset of the first live record whose timestamp is ``timestamp_ms`` or later, or None if there is none. Raises BadData,
+    StoreError.
+    """
     limit = tier.cleaner_settings_for_topic(partition.topic).max_decompressed_batch_bytes
 
     def find_offset_for_timestamp_in_live_segments() -> int | None:
@@ -204,9 +205,8 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
 
 
 def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: int) -> int:
-    """Return the offset below which all records are older: that of the first record with this timestamp or a later one.
-
-    It is the end offset (exclusive) if there is no such record. Raises BadData, StoreError.
+    """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or the end offset (exclusive) if there is no such
+    record. Raises BadData, StoreError.
     """
     found = offset_for_time(tier, partition, timestamp_ms)
     return tier.open_partition_log(partition).refresh().end_offset + 1 if found is None else found
@@ -344,8 +344,8 @@ class OffsetRangeReader:
     def _flag_readable_batches_and_list_damage(
         self, piece: SegmentPiece, first_offset: int, last_offset: int
     ) -> tuple[Flags, list[DamagedOffsetRange]]:
-        """Return for each batch of a piece whether it is to be read, and the damaged ranges of offsets. Without ``skip_damaged``, no batch
-        from the first damaged one on is to be read.
+        """Return a flag for each batch of a piece, whether it is to be read, and the damaged ranges of offsets. Unless damage is skipped,
+        no batch from the first damaged one on is flagged.
         """
         wanted, unknown = self._flag_wanted_and_undecidable_batches(piece, first_offset, last_offset)
         bad = flag_damaged_batches(piece, wanted) & wanted
@@ -367,9 +367,8 @@ class OffsetRangeReader:
     def _report_lost_segment_and_return_next_offset(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
     ) -> int:
-        """Report that an object of a live segment is lost, and return the offset at which reading continues.
-
-        Raises BadData if damage is not skipped.
+        """Report that an object of a live segment is lost, and return the offset at which reading continues. Raises BadData if damage is
+        not skipped. ``readers``: open readers by segment id. The offsets cannot be read if the log is lost; a lost index is ignored.
         """
         if isinstance(error, LogChanged):
             raise error
@@ -388,8 +387,8 @@ class OffsetRangeReader:
     def _positions_of_next_pieces(self, readers: Sequence[SegmentReader], position: int) -> Iterator[PieceLocation]:
         """Yield reader and byte position of each piece that will be read next, as far as the offset indexes show them.
 
-        :param readers: of the segments that will be read, in this order.
-        :param position: byte position in the first of them from which reading continues.
+        :param readers: readers of the segments that will be read, in this order.
+        :param position: byte position in the first of these segments from which reading continues.
         """
         for reader in readers:
             at: int | None = position
@@ -436,8 +435,8 @@ class OffsetRangeReader:
                 yield replace(selection, picked=found)
 
     def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
-        """Yield the rows of all chunks, newest chunk first, each chunk with the last offset that is still wanted: rows after it were
-        returned before.
+        """Yield (rows of a chunk, last offset that is still wanted of them), newest chunk first. Rows after that offset were returned
+        before.
         """
         extent = self._extent
         last, retries = extent.last, 0
@@ -484,8 +483,8 @@ class OffsetRangeReader:
         return mine, unknown
 
     def _reread_log_and_count_retry(self, error: SegmentGone, retries: int) -> int:
-        """Read the control log again after an object was missing, and return ``retries`` plus one. Raises BadData if the segment is still
-        live, or after MAX_RETRIES.
+        """Read the control log again after an object was missing, and return ``retries + 1``, the number of retries so far. Raises BadData
+        if the segment is still live, or if ``retries`` has reached MAX_RETRIES.
         """
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
         self._outcomes.drop_prefetched_pieces()
@@ -527,7 +526,7 @@ def hash_keys_of_rows(
     request: LastRecordsRequest,
     hash_key_halves: HashKeyHalves,
 ) -> KeyHashesAndRows:
-    """Return the key hashes and the numbers of the rows that have a key in the key range of ``request`` and an offset from
+    """Return two arrays, key hashes and row numbers, of the rows that have a key in the key range of ``request`` and an offset from
     ``first_offset`` to ``last_offset`` (inclusive), last row first.
     """
     rows = selection.rows
@@ -547,9 +546,8 @@ def _add_keys_and_select_new_rows(
     keys: KeyHashSet,
     hash_key_halves: HashKeyHalves,
 ) -> Int64s:
-    """Add the keys of the rows to ``keys``, and return the numbers of the rows, ascending, whose key was new and whose value is not null.
-
-    Raises OutOfBudget if ``keys`` is full.
+    """Add to ``keys`` the keys of rows with offsets from ``first_offset`` to ``last_offset`` (inclusive) in the requested key range. Return
+    the numbers of rows, ascending, whose key was new and whose value is not null. Raises OutOfBudget if ``keys`` is full.
     """
     hashes, picked = hash_keys_of_rows(selection, first_offset, last_offset, request, hash_key_halves)
     seen = np.empty(len(hashes), np.bool_)
@@ -586,8 +584,9 @@ def _hash_keys_backwards(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> int:  # fmt: skip
-    """Fill ``out_hashes`` and ``out_rows`` with key hash and number of each row that has a key in the wanted hash range and an offset from
-    ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number.
+    """Fill ``out_hashes`` and ``out_rows`` with key hash and number of each row that has a key in hash range ``wanted_range`` of
+    ``range_count`` and an offset from ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number. ``k0``, ``k1``:
+    halves of the hash key.
     """
     count = 0
     for row in range(offsets.size - 1, -1, -1):

@@ -40,9 +40,10 @@ KeyHashesAndSizes = tuple[Hashes64, Sizes]
 class CompactionSavingEstimate:
     """Estimate, from a sample of the log, of the bytes that a round of compaction would save.
 
-    at_least_bytes: lower bound of the bytes saved.
-    error_bytes: half width of its 95 % confidence interval; 0 if all was read.
-    read_bytes, of_bytes: bytes of segments that were read, and that a round could clean.
+    at_least_bytes: estimated lower bound of the bytes that would be saved.
+    error_bytes: half width of the 95 % confidence interval of ``at_least_bytes``; 0 if all bytes were read.
+    read_bytes: bytes of segments that were read.
+    of_bytes: bytes of all segments that a round could clean.
     """
 
     at_least_bytes: int
@@ -152,7 +153,9 @@ def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes) -> float:
 
 
 def _first_offset_and_bytes_of_log_end(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
-    """Return the first offset and the size in bytes of the end of the log that holds about ``wanted_bytes`` bytes."""
+    """Return two values for the last part of the log, of about ``wanted_bytes`` bytes: its first offset, and its size in bytes. The size is
+    smaller than ``wanted_bytes`` if the whole log is.
+    """
     taken = 0
     for segment in reversed(live_segments):
         if taken + segment.size_bytes >= wanted_bytes:

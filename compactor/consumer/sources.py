@@ -61,19 +61,20 @@ class ConsumerOptions:
     """Options of a TieredConsumer.
 
     isolation: Kafka's isolation level.
-    view: with ``latest``, only the last record of each key of what the tier holds when reading begins, without tombstones, and every record
-        from there on.
+    view: with ``latest``, the consumer first returns only the last record of each key that the tier holds when reading begins, without
+        tombstones, and then every later record.
     threads: number of threads that read the tier in advance.
-    queue_bytes: size of the records that they may hold.
+    queue_bytes: size in bytes of the records that these threads may hold in memory.
     refresh_s: seconds after which a partition that could not be read is retried.
     offset_reset: where to begin if an offset is below all others, if none was given, or if the topic was created again; with ``error``, an
         error message is returned instead.
-    topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. It is read from the tier alone.
-    mode: where records are read. Without a broker, every mode means ``remote_only``.
+    topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. Such a topic is read from the tier alone.
+    mode: which of tier and broker is read. Without a broker, every mode means ``remote_only``.
     skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``). Otherwise reading ends there with
         an error. Not with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
 
-    Raises UsageError if there is no such mode, or if it does not read the tier first and ``view`` is ``latest``.
+    Raises UsageError if ``mode`` is unknown, or if ``view`` is ``latest`` together with ``skip_damaged`` or with a mode that does not read
+    the tier first.
     """
 
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -104,8 +105,8 @@ class ConsumerOptions:
 class ConsecutiveMessages:
     """Consecutive messages of one partition from one source, or one message that reports an error.
 
-    partition: the partition, whose position advances as the messages are returned; None for an error.
-    epoch: leader epoch of a broker's messages, which is the same for all; None if unknown, and for messages of the tier.
+    partition: state of the partition to which the messages belong. Its position advances as they are returned. None for an error.
+    epoch: leader epoch of a broker's messages, the same for all of them; None if unknown, and for messages of the tier.
     """
 
     partition: AssignedPartition | None
@@ -172,8 +173,8 @@ class TierAndBrokerReader:
             self.assigned.pop(name, None)
 
     def assigned_partition_at_position(self, partition: TopicPartition, place: PlaceOrTopicPartition) -> AssignedPartition:
-        """Return the state of a partition that is to be read from a position. Raises UsageError if the position has no offset and
-        ``offset_reset`` gives none.
+        """Return the state of a partition that is to be read from ``place``. Raises UsageError if ``place`` has no offset and
+        ``offset_reset`` is ``error``.
         """
         offset = self._resolve_logical_offset(partition, place.offset)
         epoch = getattr(place, "leader_epoch", None) if offset == place.offset else None
@@ -181,8 +182,8 @@ class TierAndBrokerReader:
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
     def assigned_partition_or_queued_error(self, partition: TopicPartition, place: PlaceOrTopicPartition) -> AssignedPartition:
-        """Return the state of a partition that is to be read from a position. If the position has no offset and ``offset_reset`` gives
-        none, the partition waits, and a message with an error is queued.
+        """Return the state of a partition that is to be read from ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``,
+        queue a message that reports the error and return a state in which the partition waits without end.
         """
         try:
             return self.assigned_partition_at_position(partition, place)
@@ -209,12 +210,12 @@ class TierAndBrokerReader:
         return LogBounds(min(mine.start, its.start), max(mine.end, its.end)) if state.has_segments else its
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the offset of the first record with at least this timestamp, or None if there is none."""
+        """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none."""
         offset = None if self._mode == "kafka_only" else offset_for_time(self.tier, self.topic_incarnation_to_read(partition), timestamp_ms)
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
-        """End the threads and close the broker."""
+        """End the threads that read the tier, and close the broker's client."""
         self._feed.close()
         if self._client is not None:
             self._client.close()
@@ -281,7 +282,10 @@ class TierAndBrokerReader:
     # ---- tier and broker -----------------------------------------------------------------------------------------------------
 
     def _restart_waiting_partitions(self, now_s: float) -> None:
-        """Start to read the partitions whose waiting time after an error is over."""
+        """Start to read the partitions that wait after an error and whose ``wake_s`` has come.
+
+        :param now_s: present time, in seconds of the monotonic clock.
+        """
         due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now_s]
         if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
@@ -290,7 +294,11 @@ class TierAndBrokerReader:
             self._continue_reading_from_source(at, "start")
 
     def _continue_reading_from_source(self, partition: AssignedPartition, next_source: Step) -> None:
-        """Continue to read a partition from the source that the decision ``next_source`` names."""
+        """Continue to read a partition from tier or broker.
+
+        :param next_source: what has happened: ``start``, ``tier_ended`` or ``broker_deleted``. Together with the mode of the reader it
+            decides on the source.
+        """
         source = NEXT_SOURCE[self._mode, next_source]
         if source == "broker":
             self._continue_reading_at_broker(partition)
@@ -306,7 +314,10 @@ class TierAndBrokerReader:
             )
 
     def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: QueuedPartitionEnd) -> None:
-        """Decide where to continue, because the tier has no more records at the position."""
+        """Decide where to continue after the tier's readable records were all read, or if the tier no longer has the position.
+
+        :param item: end of the partition as the prefetcher found it.
+        """
         partition.is_view_done = True
         if item.offset < item.start <= item.end and not self._is_position_held_by_broker(partition):
             self._continue_reading_below_log_start(partition, item)
@@ -320,7 +331,9 @@ class TierAndBrokerReader:
             self._queue_out_of_range_error(partition, f"the tier ends at {item.end}, and the broker begins at {partition.broker_start}")
 
     def _continue_reading_at_broker(self, partition: AssignedPartition) -> None:
-        """Continue to read a partition from the broker, if there is one and its topic is the same."""
+        """Continue to read a partition from the broker. If the topic was created again there, queue an error first, and continue in the new
+        topic only if ``offset_reset`` allows it. Do nothing if there is no broker, or if the topic id to read is configured.
+        """
         if self._broker is None or partition.partition.topic in self.options.topic_ids:
             return
         topic_id = self._broker.topic_id(partition.partition)
@@ -350,8 +363,8 @@ class TierAndBrokerReader:
             self._queue_out_of_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
 
     def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
-        """Queue the error that records which were read have been discarded, and move the position to where the logs agree, unless
-        ``offset_reset`` is ``error``.
+        """Queue the error that records which were read have been discarded. Then move the position to the end of ``agreed_history``, up to
+        which the logs agree, unless ``offset_reset`` is ``error``.
         """
         if not partition.is_reported:
             partition.is_reported = True
@@ -370,8 +383,12 @@ class TierAndBrokerReader:
     def _queue_recreation_error_and_try_offset_reset(
         self, partition: AssignedPartition, where_found: str, topic_id: TopicId, bounds: LogBounds
     ) -> bool:
-        """Queue the error that the topic was created again, and return whether ``offset_reset`` lets reading begin in the new topic.
-        ``where_found``: tier or broker, for the message.
+        """Queue the error that the topic was created again, and move the position into the new topic as ``offset_reset`` says. Return
+        False, and leave the position, if ``offset_reset`` is ``error``.
+
+        :param where_found: "tier" or "broker" as text of the error.
+        :param topic_id: id of the new topic.
+        :param bounds: first offset and end offset of the new topic's partition.
         """
         self._queue_out_of_range_error(
             partition, f"it was read from topic id {partition.topic_id}, and {where_found} has topic id {topic_id}"
@@ -391,7 +408,9 @@ class TierAndBrokerReader:
         return bounds.start <= partition.position <= bounds.end
 
     def _continue_reading_below_log_start(self, partition: AssignedPartition, item: QueuedPartitionEnd) -> None:
-        """Continue where ``offset_reset`` says, because neither tier nor broker have the position any more."""
+        """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the records at the position
+        any more. With ``error``, queue an error instead.
+        """
         if self.options.offset_reset == "error":
             self._queue_out_of_range_error(partition, f"the tier begins at {item.start}")
         else:
@@ -443,7 +462,11 @@ class TierAndBrokerReader:
             partition.epochs = ()  # the broker cannot tell where the epoch ends
 
     def _continue_reading_after_offset_reset(self, partition: AssignedPartition, bounds: LogBounds) -> None:
-        """Continue where ``offset_reset`` says, because the broker does not have the position and the tier is not read."""
+        """Continue at the start or end of the broker's log, as ``offset_reset`` says, because the broker does not have the position and the
+        tier is not read. With ``error``, queue an error instead.
+
+        :param bounds: first offset and end offset of the broker's log.
+        """
         if self.options.offset_reset == "error":
             self._queue_out_of_range_error(partition, f"the broker's log begins at {bounds.start} and ends at {bounds.end}")
         else:
@@ -455,7 +478,7 @@ class TierAndBrokerReader:
             self._continue_reading_at_broker(partition)
 
     def _queue_out_of_range_error(self, partition: AssignedPartition, reason: str) -> None:
-        """Queue the error that the position does not exist, once until the next record."""
+        """Queue the error that the partition's position does not exist, unless an error was reported already after its last record."""
         if not partition.is_reported:
             partition.is_reported = True
             text = f"offset {partition.position} of {partition.partition} is not there: {reason}"
@@ -466,8 +489,8 @@ class TierAndBrokerReader:
         partition.source, partition.wake_s = "none", time.monotonic() + self.options.refresh_s
 
     def _resolve_logical_offset(self, partition: TopicPartition, offset: int) -> int:
-        """Return the offset that a logical offset, such as OFFSET_BEGINNING, stands for. Raises UsageError if there is no offset and
-        ``offset_reset`` is ``error``.
+        """Return the offset that a logical offset, such as OFFSET_BEGINNING, stands for; other offsets are returned as they are. For
+        OFFSET_INVALID (no offset), ``offset_reset`` decides; raises UsageError if that is ``error``.
         """
         if offset >= 0:
             return offset

@@ -76,12 +76,12 @@ class TieredConsumer:
         on_revoke: Callable[[Any, list[Place]], None] | None = None,
         on_lost: Callable[[Any, list[Place]], None] | None = None,
     ) -> None:
-        """Join the group and read the partitions of these topics that it assigns. Calls happen inside ``poll``, ``consume`` and ``close``.
+        """Join the group and read the partitions of these topics that the group assigns. The callbacks are called inside ``poll``,
+        ``consume`` and ``close``.
 
         :param topics: names; a name that begins with ``^`` is a regular expression.
         :param on_assign: called with the consumer and the places where added partitions begin. It may call ``assign`` with other places.
-        :param on_revoke: called before partitions are given up. Records that were returned are committed already if auto-commit is
-            on.
+        :param on_revoke: called before partitions are given up. Records that were returned are committed already if auto-commit is on.
         :param on_lost: called if the group has given the partitions to others already; ``on_revoke`` by default.
         :raises UsageError: the consumer has no group.
         """
@@ -147,7 +147,7 @@ class TieredConsumer:
     def _assign_and_record_start_offsets(self, step: AssignmentStep, partitions: Sequence[AssignedPartition]) -> None:
         """Start to read partitions at their positions. In a group, these positions count as committed already.
 
-        :param step: whether to add the partitions to those that are read, or to replace these.
+        :param step: whether these partitions are added to the assignment or replace it.
         """
         if self._membership is not None:
             self._membership.set_start_offsets({at.partition: _offset_to_commit(at) for at in partitions})
@@ -169,10 +169,11 @@ class TieredConsumer:
     # ---- assignment --------------------------------------------------------------------------------------------------------
 
     def assign(self, places: Iterable[PlaceOrTopicPartition]) -> None:
-        """Replace the assignment: read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END.
+        """Replace the assignment: read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END. A place
+        without an offset begins as ``offset_reset`` says.
 
-        A place without an offset begins as ``offset_reset`` says. In ``on_assign``, it sets where the added partitions begin.
-        Raises UsageError if neither tier nor broker has a partition; StoreError.
+        Within the callback ``on_assign``, a call only changes where the added partitions begin. Raises UsageError if neither tier nor
+        broker has a partition; StoreError.
         """
         wanted = {TopicPartition.create_validated(place.topic, place.partition): place for place in places}
         self._require_open()
@@ -261,9 +262,9 @@ class TieredConsumer:
         return found[0] if found else None
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[MessageLike]:
-        """Return up to ``num_messages`` messages, or fewer if no more arrive within ``timeout`` seconds.
+        """Return up to ``num_messages`` messages, or fewer if no more arrive within ``timeout`` seconds; a negative number waits for all.
 
-        A member of a group returns what it has after one second, so that rebalances are not delayed. After StoreError or
+        In a group, it returns one second after the first message at the latest, so that rebalances are not delayed. After StoreError or
         BadData, ``consume`` may be called again.
         """
         self._require_open()
@@ -317,7 +318,9 @@ class TieredConsumer:
         return len(messages) > before
 
     def _switch_to_consecutive_messages(self, messages: ConsecutiveMessages) -> None:
-        """Return the records of ``messages`` next. Before that, update the position of the partition whose messages were returned last."""
+        """Make ``messages`` the ones that are returned next. Before that, update the position of the partition whose messages were returned
+        last. Messages of a source from which the partition is no longer read are dropped.
+        """
         self._update_position_of_current_messages()
         self._run, self._messages = messages, messages.messages if messages.is_source_current else iter(())
 

@@ -21,7 +21,7 @@ _OUTCOME = ".outcome.json"
 
 
 class ManualAction(StrictFrozenModel):
-    """An action of a person.
+    """Manual action: a command that a person runs, recorded before it changes anything.
 
     at_ms: time of the action by the host's clock, in milliseconds since 1970.
     command: such as ``topics delete``. targets: partitions, topics or patterns.
@@ -41,7 +41,7 @@ class ManualAction(StrictFrozenModel):
 
 
 class ActionOutcome(StrictFrozenModel):
-    """Outcome of a person's action.
+    """Outcome of a person's command (a ManualAction).
 
     error: the error message; empty if the action succeeded.
     """
@@ -51,7 +51,10 @@ class ActionOutcome(StrictFrozenModel):
 
 
 class RecordedAction(StrictFrozenModel):
-    """Entry of the audit: a person's action, and its outcome, which is None if the process ended before it could record one."""
+    """Entry of the audit: a person's command (``action``) and its outcome.
+
+    outcome: None if no outcome is recorded: the command still runs, or its process ended before it could record one.
+    """
 
     id: str
     action: ManualAction
@@ -59,7 +62,8 @@ class RecordedAction(StrictFrozenModel):
 
 
 def record_action(control: ObjectStore, action: ManualAction, action_id: str) -> str:
-    """Record an action that is about to be made, and return the key of its object. Raises StoreError.
+    """Record a person's command before it is carried out. Return the key under which ``record_outcome`` records how it ended. Raises
+    StoreError.
 
     :param action_id: a random id.
     """
@@ -71,15 +75,16 @@ def record_action(control: ObjectStore, action: ManualAction, action_id: str) ->
 def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> None:
     """Record how an action ended. Raises StoreError.
 
-    :param key: as ``record_action`` returned it.
+    :param key: the key that ``record_action`` returned for this action.
     """
     _create_audit_object(control, key + _OUTCOME, outcome)
 
 
 def list_actions(ports: EnvironmentPorts, since_ms: int = 0, limit: int = 100) -> Iterator[RecordedAction]:
-    """Yield the latest actions, newest first. An object that is not a record of this program is left out.
+    """Yield the latest recorded actions, newest first. Objects that cannot be parsed as a record of the audit are left out.
 
-    :param since_ms: only actions that began at this time or later.
+    :param since_ms: only actions that began at this time or later, in milliseconds since 1970.
+    :param limit: number of actions to yield at most.
     """
     listed = {info.key for info in ports.control.list(AUDIT_PREFIX, after=f"{AUDIT_PREFIX}{since_ms:013d}")}
     for key in nlargest(limit, (key for key in listed if key.endswith(".json") and not key.endswith(_OUTCOME))):

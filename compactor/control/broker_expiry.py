@@ -64,13 +64,15 @@ class ExpiredSources:
         return names & self.ids
 
     def detect_newly_expired_sources(self, intent: RoundIntent) -> bool:
-        """Find out which sources of the round have expired by now, and return whether some expired since the last call."""
+        """Ask brokers which source segments of the round have expired by now. Return whether any of them expired since the last call."""
         before = len(self.ids)
         self.find_expired(intent.plan.source_segment_ids)
         return len(self.ids) > before
 
     def have_task_segments_expired_at_brokers(self, task: CompactionTask) -> bool:
-        """Return whether all sources of a task have expired, or its new segment, which had replaced them before it expired."""
+        """Return whether brokers have expired a task's data: either all of its source segments, or its new segment after it had replaced
+        them.
+        """
         return self.ids.issuperset(task.sources) or task.new_segment_id in self.ids
 
     def find_task_with_some_sources_expired(self, tasks: Iterable[CompactionTask]) -> CompactionTask | None:
@@ -80,5 +82,7 @@ class ExpiredSources:
         )
 
     def state_without_expired_segments(self, state: PartitionState) -> PartitionState:
-        """Return the partition's state without the expired segments, whose objects can no longer be read."""
+        """Return the partition's state without the live segments that are known to have expired, because their objects can no longer be
+        read.
+        """
         return state.model_copy(update={"live": tuple(segment for segment in state.live if segment.id not in self.ids)})

@@ -102,7 +102,7 @@ class RoundsPaused(StrictFrozenModel):
 
 
 class RoundsResumed(StrictFrozenModel):
-    """Record: the pause of this pattern has ended."""
+    """Record: the pause with this pattern has ended, so that compactors may begin rounds again."""
 
     type: Literal["rounds_resumed"] = "rounds_resumed"
     pattern: str

@@ -68,8 +68,8 @@ class StateSnapshot(StrictFrozenModel, Generic[S]):
 
 
 class SlotContention(Exception):
-    """Raised when other processes took the next position of the log (its slot) repeatedly. Raised only for appends that the caller can
-    replace by something else.
+    """Raised when other processes took the next position of the log (its slot) repeatedly. Raised only for appends with a limit on lost
+    positions, after which the caller does something else.
     """
 
 
@@ -81,7 +81,7 @@ class StateIdentity(StrictFrozenModel):
 
     boundary: the highest boundary that was known when the state was computed.
     incarnation: random id of the writer of the last record; empty if the state is exactly the boundary's snapshot.
-    attempt: the number of that record among its writer's creates.
+    attempt: running number of the attempt with which its writer created that record.
     """
 
     boundary: LogBoundary
@@ -95,9 +95,8 @@ class ControlLogFormat(Generic[S]):
 
     record, snapshot: types of the stored objects.
     apply: pure function (state, record) -> state that folds one record into the state.
-    state_with_modification_times: fills in the store's modification times of slots that the state still refers to. Called before those
-    slots may
-        be deleted, with a function slot -> milliseconds.
+    state_with_modification_times: function (state, slot -> milliseconds) -> state in which the store's modification times of the records
+        that the state still refers to are filled in. Called before those records may be deleted.
     """
 
     record: type[ControlRecord[Any]]
@@ -134,6 +133,8 @@ class ControlLog(Generic[S]):
         :param incarnation: random id, used by no other instance.
         :param min_slot: slot that the log is known to have had; a fold that ends below it is refused. 0 if none is known.
         :param state_for_readers: function folded state -> state that ``state`` returns. ``append_until_done`` uses the folded state itself.
+        :param log_format: record types and fold function of this kind of log.
+        :param clock_ms: this machine's clock, stored in records for people only.
         """
         self.store = store
         self.floor = min_slot
@@ -172,8 +173,8 @@ class ControlLog(Generic[S]):
         return state if self._view is None else self._view(state)
 
     def continue_from_cached_state(self, state: S, identity: StateIdentity | None = None) -> None:
-        """Continue from a state that was computed earlier from the same log. If the log was cut beyond that state meanwhile, it is read
-        again from its snapshot.
+        """Continue from a state that was computed earlier from the same log. If records after that state were deleted meanwhile, because a
+        snapshot replaces them, the log is read again from its snapshot.
 
         :param identity: identity of the state in its log. With it the state may come from another process: the next read first checks that
             the log still has the record which the identity names.
@@ -182,7 +183,9 @@ class ControlLog(Generic[S]):
         self._last = None
 
     def state_identity(self) -> StateIdentity | None:
-        """Return what another process compares before it uses this state from a cache; None if the last record is not known."""
+        """Return the identity of the present state, by which another process can check that the log still contains the state; None if the
+        log is empty or the writer of its last record is not known.
+        """
         state = self.state
         if self._boundary.slot == state.slot:
             return StateIdentity(boundary=self._boundary) if state.slot else None
@@ -249,15 +252,17 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/{object_kind}/{number:020d}.json"
 
     def reload_from_snapshot(self) -> S:
-        """Read the log again from its snapshot, and return the state. Unlike an older state in memory, a snapshot has the modification
-        times of deleted records.
+        """Read the log again, beginning with its snapshot, and return the state. The snapshot states the modification times of records that
+        were deleted since, which an older state in memory does not have.
         """
         self._reset_to_snapshot()
         self._fold_to_log_end(None)
         return self.state
 
     def read_records_with_resulting_states(self) -> tuple[S, list[tuple[ControlRecord[Any], S]]]:
-        """Return the state from which the log still begins, and each later record with the state after it. For display; writes nothing."""
+        """Return the state before the oldest record that the log still has, and a list of each record with the state after it. For display;
+        writes nothing.
+        """
         while True:
             self._reset_to_snapshot()
             base = state = self._folded_state
@@ -271,8 +276,10 @@ class ControlLog(Generic[S]):
                 return base, steps
 
     def has_new_records(self) -> bool:
-        """Return whether the log has changed since it was last read. Makes two requests if it has not. If the log was replaced by an older
-        copy meanwhile, the next read starts over.
+        """Return whether the log has changed since this instance last read it. Makes two requests if it has not.
+
+        If the log no longer contains the state that was read (it was cut, or replaced by an older copy), the next read starts over from the
+        snapshot.
         """
         state, mark = self.state, self.state_identity()
         if mark is None:
@@ -288,7 +295,8 @@ class ControlLog(Generic[S]):
     def has_changed_since(self, slot: int, identity: StateIdentity) -> bool:
         """Return whether the log has changed since another process read it up to and including position ``slot``.
 
-        :param identity: identity of that process's state. A log that no longer has the record which it names is reported as changed.
+        :param identity: identity of that process's state. If the log no longer has the record that the identity names, the log counts as
+            changed.
         """
         self._boundary = identity.boundary
         if self.floor > slot or not self.contains_state(slot, identity):
@@ -346,8 +354,8 @@ class ControlLog(Generic[S]):
                     raise SlotContention
 
     def write_snapshot_and_delete_records(self, min_new_records: int = CUT_EVERY) -> bool:
-        """Write a snapshot and a boundary and delete the records before it, if at least ``min_new_records`` records were added since the
-        last boundary. Return whether records were deleted.
+        """Write a snapshot and a boundary, and delete the records that the snapshot includes, if at least ``min_new_records`` records were
+        added since the last boundary. Return whether records were deleted.
 
         Any process may do this at any time, also several at once. Makes no request if too few records were added.
         """
@@ -387,13 +395,14 @@ class ControlLog(Generic[S]):
         return self.reload_from_snapshot()
 
     def _highest_listed_number(self, object_kind: str) -> int:
-        """Return the highest number among the listed objects of this kind, or 0."""
+        """Return the highest number among the listed objects of this kind, or 0 if none is listed."""
         prefix = f"{self.prefix}/{object_kind}/"
         names = (info.key.removeprefix(prefix) for info in self.store.list(prefix))
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
     def _fold_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
-        """Read the log to its end and then its boundary; read everything again if the log was cut meanwhile. Return the state.
+        """Read the log to its end and then its boundary; if records were deleted meanwhile that it had not read, read everything again from
+        the snapshot. Return the state.
 
         :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
         """
@@ -422,8 +431,8 @@ class ControlLog(Generic[S]):
             raise BadControlRecord(cause, segment=f"{self.store.url}/{self.control_record_object_key(state.slot + 1)}", hint=hint)
 
     def contains_state(self, slot: int, identity: StateIdentity) -> bool | None:
-        """Return whether the log still has the record or boundary that a state's identity names; None if the record was deleted after a
-        snapshot, or lost.
+        """Return whether the log still has the record or boundary that a state's identity names: False if another one is in its place, None
+        if the record no longer exists, because it was deleted after a snapshot or lost.
         """
         if not identity.incarnation:
             return self._read_control_object(LogBoundary, self._boundary_key(identity.boundary.number)) == identity.boundary
@@ -437,8 +446,9 @@ class ControlLog(Generic[S]):
             slot = record.slot
 
     def _adopt_loaded_state(self) -> bool:
-        """Use the state given to ``continue_from_cached_state`` if the log still holds the last record that the state includes. Return
-        whether it does."""
+        """Continue from the state given to ``continue_from_cached_state`` if the log still holds the last record that this state includes.
+        Return whether it does; False also if no state was given.
+        """
         if self._kept is None:
             return False
         (state, mark), self._kept = self._kept, None
@@ -450,10 +460,10 @@ class ControlLog(Generic[S]):
         return bool(found)
 
     def _reset_to_snapshot(self) -> None:
-        """Set the state to the snapshot of the highest boundary, or to the empty state.
+        """Set the state to the snapshot of the highest boundary, or to the empty state if there is no boundary.
 
-        A log that is known to be short starts from the empty state without reading the boundary first. The boundary is read after the fold
-        anyway, and the fold starts over if the log was cut.
+        If the log is known to be short, set the empty state without reading the boundary first: the boundary is read after the fold anyway,
+        and the fold starts over if the log was cut.
         """
         self._last = None
         boundary = self._boundary
@@ -501,8 +511,8 @@ class ControlLog(Generic[S]):
         return snapshot.state
 
     def _create_snapshot(self, state: S) -> bool:
-        """Create a snapshot, read it back, and return whether it exists. A snapshot by another process at the same position is equally
-        valid.
+        """Create a snapshot of ``state`` and return whether it can be read back. A snapshot that another process created at the same
+        position is equally valid.
         """
         snapshot = self._form.snapshot(version=records.VERSION, log=self.name, state=state)
         try:
@@ -532,8 +542,8 @@ class ControlLog(Generic[S]):
         return known
 
     def _create_boundary(self, slot: int) -> None:
-        """Create the next boundary, which permits deletion of the records up to ``slot``. Errors are ignored, because the highest boundary
-        is read again before anything is deleted.
+        """Create the next boundary, which permits deletion of the records up to ``slot``. An existing boundary or a failed request is
+        ignored, because the highest boundary is read again before anything is deleted.
         """
         number = self._boundary.number + 1
         boundary = LogBoundary(version=records.VERSION, log=self.name, number=number, slot=slot)

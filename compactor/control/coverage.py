@@ -14,7 +14,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
     """Return why a new segment does not cover its sources exactly (I1), or an empty string.
 
-    It must have their start offset, their end offset and the union of their leader epochs, and at least one byte.
+    The new segment must have the sources' start offset, end offset and all their leader epochs, and a size of at least one byte.
     """
     if not sources:
         return f"segment {new_segment.id} replaces nothing that is live"
@@ -43,7 +43,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
 
 
 def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
-    """Return how a receipt's segment differs from the one that its task announced, or an empty string."""
+    """Return how the new segment in a receipt differs from the one that its task announced, or an empty string."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:
         return f"group {task.group} made another segment than it announced"
@@ -51,7 +51,7 @@ def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata)
 
 
 def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
-    """Return which segment is empty or has no leader epoch, or an empty string."""
+    """Return a message that names the first segment which is empty or lacks leader epochs; an empty string if all are valid."""
     for segment in segments:
         if segment.end_offset < segment.start_offset or segment.size_bytes <= 0 or not segment.leader_epochs:
             return f"segment {segment.id} is empty or has no leader epoch"
@@ -59,7 +59,7 @@ def invalid_segment_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> Rul
 
 
 def offset_gap_problem(segments: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
-    """Return where segments do not follow each other without a gap, or an empty string."""
+    """Return a message about the first segment that does not start directly after the one before it; an empty string if there is none."""
     for before, after in pairwise(segments):
         if after.start_offset != before.end_offset + 1:
             return f"segment {after.id} starts at {after.start_offset}, the one before it ends at {before.end_offset}"

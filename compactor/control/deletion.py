@@ -20,14 +20,16 @@ from compactor.model.ids import TopicPartition
 
 
 def restart_lost_log(log: PartitionLog) -> PartitionState:
-    """Restart a control log that is lost for good as an empty log. The tier then no longer knows the objects of its segments."""
+    """Restart, as an empty log, a control log that cannot be recovered, and return its state. The tier then no longer knows which objects
+    belong to the partition's segments.
+    """
     name = TopicPartition.parse_partition_store_prefix(log.name)
     empty = PartitionState(topic=name.topic, partition=name.partition, incarnation=name.incarnation)
     return log.restart_as_empty_log(lambda slot: empty.model_copy(update={"slot": slot, "deleted_slot": slot}))
 
 
 class StatesAroundDeletion(NamedTuple):
-    """States of a partition directly before and after its deletion."""
+    """States of a partition directly before its deletion (``before``) and directly after it."""
 
     before: PartitionState
     after: PartitionState
@@ -40,7 +42,7 @@ def delete_partition(
 
     :param deleted_topic_id: the topic that the cluster has deleted; empty if a person deletes the partition.
 
-    Raises UsageError if the partition holds nothing, Leased if another compactor leads it, and Fenced if one takes over.
+    Raises UsageError if the partition holds nothing, Leased if another compactor leads it, and Fenced if another one takes over meanwhile.
     """
     with hold_leadership(ports, log, lease) as leadership:
         before = leadership.state

@@ -54,7 +54,7 @@ def apply_partition_record(state: PartitionState, record: ControlRecord[Any], fi
 
 
 def apply_catalog_record(state: CatalogState, record: ControlRecord[Any]) -> CatalogState:
-    """Return the state of the tier-wide log after one more record. Only the first record of a tier identity is valid."""
+    """Return the state of the tier-wide log after one more record. Only the first record that creates a tier identity takes effect."""
     return state.model_copy(update={"slot": record.slot, **_catalog_changes(state, record, record.body)})
 
 
@@ -86,7 +86,7 @@ def _catalog_changes(state: CatalogState, record: ControlRecord[Any], body: Any)
 
 
 def _changes_by_partition_hints(state: CatalogState, record: ControlRecord[Any], slots: Mapping[str, int]) -> Changes:
-    """Return the changed fields after hints that partitions have new records.
+    """Return the catalog's changed fields after hints that partitions have new records.
 
     A hint without a log position discards the result of the partition's last retirement check. A hint with a log position raises the
     position that the log is known to have reached.
@@ -105,8 +105,8 @@ def _merge_slots_by_maximum(slots: dict[str, int], newer_slots: Mapping[str, int
 
 
 def state_with_modification_times(state: PartitionState, slot_time_ms: Callable[[int], int]) -> PartitionState:
-    """Return the state with the store's modification times of the records from which grace periods, leases and the age of imports are
-    measured, before those records are deleted.
+    """Return the state with modification times filled in: the store's times of the records from which grace, leases and the age of imports
+    are measured. Called before those records are deleted.
     """
 
     def with_modification_time(entry: Any) -> Any:
@@ -122,7 +122,7 @@ def state_with_modification_times(state: PartitionState, slot_time_ms: Callable[
 
 
 def _changes_by_record_without_effect(state: PartitionState, record: ControlRecord[Any], reason: str) -> Changes:
-    """Return the changes by a record that has no effect: one entry in the list of fenced appends."""
+    """Return the changes by a record that has no effect: an entry with the reason in the list of such records (``fenced``)."""
     body = record.body
     entry = FencedAppend(
         slot=record.slot,
@@ -332,7 +332,7 @@ def _apply_log_start_raised(state: PartitionState, record: ControlRecord[Any], b
 def _changes_by_updated_import(
     state: PartitionState, record: ControlRecord[Any], registration: OpenImport, void_reason: str = ""
 ) -> Changes:
-    """Return the changes by a changed import, which stays open until each of its ids is tiered or void.
+    """Return the changes that store ``registration``, the new state of an import, which stays open until each of its ids is tiered or void.
 
     :param void_reason: why the remaining ids are void; empty if they are not.
     """
@@ -408,7 +408,7 @@ def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], bod
 
 
 def _require_open_intent(state: PartitionState) -> RoundIntent:
-    """Return the open intent. The ordering rules have already refused records that need one if there is none."""
+    """Return the open intent. There is one, because the ordering rules refuse a record that needs an intent if none is open."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")
     return state.intent
@@ -523,7 +523,7 @@ def _apply_segment_deletion_ended(state: PartitionState, record: ControlRecord[A
 
 
 def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body: r.RoundUndone) -> Changes:
-    """Return the changes by an undo: readers get the round's sources back. Its outputs wait for grace like other removed segments."""
+    """Return the changes by an undo: readers get the round's sources back. The outputs wait for grace like other removed segments."""
     group = next(group for group in state.waiting if group.run_id == body.run_id and not group.undone)
     outputs = set(group.replaced_by.values())
     left = tuple(segment for segment in state.live if segment.id in outputs)
@@ -566,7 +566,7 @@ def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.
 
 
 def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes: Any) -> tuple[RunHistoryEntry, ...]:
-    """Return the run history with changed fields of one run."""
+    """Return the run history in which the entries of one run have the given values (``changes``: field -> value)."""
     return tuple(run.model_copy(update=changes) if run.run_id == run_id else run for run in state.runs)
 
 

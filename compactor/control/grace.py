@@ -17,8 +17,8 @@ ReplacedGroup = GroupAwaitingDeletion | AwaitingDeletionSummary
 
 
 def grace_period_ms(group: ReplacedGroup, retention: ObjectRetention) -> int:
-    """Return how long a group of replaced segments is kept after readers stopped using it: the larger of the recorded and the configured
-    time, in milliseconds.
+    """Return how long a group of replaced segments is kept after readers stopped using it, in milliseconds: the time recorded with the
+    group or the time in the settings, whichever is longer.
 
     The undo window applies only to groups that ``undo`` can restore.
     """
@@ -27,9 +27,10 @@ def grace_period_ms(group: ReplacedGroup, retention: ObjectRetention) -> int:
 
 
 def earliest_retire_ms(group: ReplacedGroup, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
-    """Return the first time at which a group of replaced segments may be deleted, in milliseconds.
+    """Return the first time at which a group of replaced segments may be deleted, in milliseconds by the store's clock.
 
     :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
+    :param now_ms: the store's present time, used instead if ``slot_times_ms`` lacks the record that replaced the group.
     """
     return slot_times_ms.get(group.slot, now_ms) + grace_period_ms(group, retention)
 
@@ -37,8 +38,9 @@ def earliest_retire_ms(group: ReplacedGroup, retention: ObjectRetention, slot_ti
 def import_abandoned_at_ms(
     registration: OpenImport | ImportSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int
 ) -> int:
-    """Return the first time at which an open import is regarded as abandoned, in milliseconds.
+    """Return the first time at which an open import is regarded as abandoned, in milliseconds by the store's clock.
 
     :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.
+    :param now_ms: the store's present time, used instead if ``slot_times_ms`` lacks the record that registered the import.
     """
     return slot_times_ms.get(registration.slot, now_ms) + retention.orphan_age_ms

@@ -74,7 +74,7 @@ def read_data_root_id(ports: EnvironmentPorts) -> DataRootId | None:
 class DataRootOwnership:
     """Check that the data root belongs to this tier, done once before a process leads anything, and again before each sweep.
 
-    tier_id: the tier's id in the catalog; read from there unless a caller has set it.
+    tier_id: the tier's id in the catalog; read from the catalog when it is first needed, unless a caller has set it.
     """
 
     def __init__(self, *, is_exclusive: bool = True) -> None:
@@ -177,9 +177,10 @@ class DataRootOwnership:
 
 
 def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogState) -> str:
-    """Return the key of a segment's object that the catalog does not know, or an empty string.
+    """Return the key of a segment's object that belongs to no segment in the catalog's control logs, or an empty string if there is none.
 
-    Objects are listed before the logs are folded, so that a segment which is being imported is already registered.
+    Objects are listed before the logs are read: an import registers its segment ids before it uploads, so that an object which was listed
+    is registered by then.
     """
     for text in {found for info in ports.data.list("") if (found := ports.layout.partition_name_in_object_key(info.key))}:
         name = TopicPartition.parse_partition_store_prefix(text)
@@ -195,8 +196,8 @@ def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogSta
 
 
 def _find_live_segment_id_without_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
-    """Return the id of a live segment of the catalog's partitions if the data root has objects of none of them, because then the URL must
-    be wrong; else an empty string.
+    """Return the text ``segments of <partition>``, for a message, if the catalog has live segments and the data root has objects of none of
+    them, because then the URL must be wrong; else an empty string.
     """
     named = ""
     for name in catalog.topic_partitions:

@@ -36,7 +36,8 @@ def register_import(
     ids: Sequence[str],
     require_match: Callable[[PartitionState], None] = lambda state: None,
 ) -> PartitionState:
-    """Register an import and its segment ids, which may be uploaded from then on. All ids must be new (``ports.new_id``).
+    """Register an import and its segment ids, under which objects may be uploaded from then on. Return the resulting state. All ids must be
+    new (``ports.new_id``).
 
     :param require_match: called with the state to which the registration is added; raises if the import does not match it.
 
@@ -73,7 +74,8 @@ def record_tiered_segments(
     :param lineage: the broker's leader-epoch-checkpoint, if known.
     :param tail: the last batches of the segments.
     :param topic_id: id of the broker's topic, if known.
-    :param log_start_offset: first offset that readers may see, with the first segments of a partition; None for their first offset.
+    :param log_start_offset: first offset that readers may see. Given only with the first segments of a partition; None if readers may see
+        them from their start.
 
     Raises Fenced if the import was voided meanwhile, and BadData if the segments no longer continue the log.
     """
@@ -110,7 +112,9 @@ def record_prepended_segments(
 
 
 def _append_import_record(log: PartitionLog, body: SegmentsTiered | SegmentsPrepended) -> PartitionState:
-    """Append the record that makes an import's segments readable, unless the state shows that it has taken effect already."""
+    """Append the record that makes an import's segments readable, unless the state shows that it has taken effect already. Return the
+    resulting state.
+    """
     log.refresh()
     import_id, end = body.import_id, body.segments[-1].end_offset
 
@@ -132,8 +136,8 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
     """Replace the end of the log, from an offset on, by the first segments of the broker's new branch, in one record. Return the resulting
     state.
 
-    Discarded segments wait for grace, at least as long as ``ports.retention`` says, whichever process deletes them. Raises BadData if
-    readers' segments are not those for which the record was made, and Fenced if the new segments' ids were voided meanwhile.
+    Discarded segments wait for grace, at least as long as ``ports.retention`` says, whichever process deletes them. Raises BadData if the
+    live segments are no longer those for which ``body`` was built, and Fenced if the new segments' ids were voided meanwhile.
     """
     log.refresh()
     body = body.model_copy(update={"grace_ms": ports.grace_ms})
@@ -151,8 +155,8 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
 
 
 def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
-    """Record that the log in the tier belongs to a topic, or that the topic's log continues it from an offset. Return the resulting state.
-    Raises BadData if the state of the log does not allow it.
+    """Record that the log in the tier is that of a topic, or that the topic's log continues the tier's log at an offset, as ``body`` says.
+    Return the resulting state. Raises BadData if the state of the log does not allow it.
     """
     log.refresh()
 
@@ -166,8 +170,10 @@ def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionSta
 
 
 def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: str) -> PartitionState:
-    """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Raises
-    BadData if the log is in use for another topic id.
+    """Open the control log of a later incarnation of the topic name (the topic was deleted and created again) for a topic id. Return the
+    resulting state. Raises BadData if the log is in use for another topic id.
+
+    :param operator: the person or process that opens it, for the log.
     """
     log.refresh_and_check_gaps()
     body = IncarnationOpened(topic_id=topic_id, by=operator)
@@ -181,8 +187,8 @@ def record_incarnation_opening(log: PartitionLog, topic_id: TopicId, operator: s
 
 
 def _require_record_accepted(log: PartitionLog, state: PartitionState, body: BodyT, hint: str) -> BodyT:
-    """Return the body of a record after checking that it would take effect in this state. Raises BadData, with the hint, if a rule refuses
-    it.
+    """Return the body of a record after checking that it would take effect in this state. Raises BadData if an ordering rule refuses it.
+    ``hint``: what the message advises then.
     """
     problem = reason_to_refuse_append(log, state, body)
     if problem:
@@ -191,7 +197,7 @@ def _require_record_accepted(log: PartitionLog, state: PartitionState, body: Bod
 
 
 def find_closed_import(state: PartitionState, import_id: str) -> ClosedImport | None:
-    """Return the import if the state remembers it as complete or void, else None."""
+    """Return the import if the state remembers it as complete or void; None if it is open or not known."""
     return next((entry for entry in state.closed_imports if entry.import_id == import_id), None)
 
 

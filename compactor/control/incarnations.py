@@ -61,7 +61,7 @@ def latest_topic_id(topic_id: TopicId, superseded: Mapping[TopicId, TopicId]) ->
 
 
 def superseding_topic_id(state: CatalogState, topic: str, topic_id: TopicId) -> TopicId:
-    """Return the topic id that has the name of this topic now, or an empty string if the topic was not superseded."""
+    """Return the topic id that the topic name stands for now, after ``topic_id`` was superseded; an empty string if it was not."""
     former = state.superseded.get(topic, {})
     return latest_topic_id(topic_id, former) if topic_id in former else EMPTY_TOPIC_ID
 
@@ -79,8 +79,8 @@ def current_incarnations(incarnations: Iterable[TopicPartition]) -> list[TopicPa
 
 
 def topic_recreation_problem(state: CatalogState, body: TopicRecreated) -> RuleViolationOrEmpty:
-    """Return why a record that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is replayed
-    and before the append.
+    """Return why a record stating that one topic id supersedes another has no effect, or an empty string. Used when the catalog's log is
+    replayed and before the append.
     """
     former = state.superseded.get(body.topic, {})
     for topic_id in (body.superseded_id, body.topic_id):

@@ -35,7 +35,7 @@ class RecordRefused(Exception):
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """Leader of a partition, its compactor epoch, and the time until which it counts as alive by the store's clock. For display."""
+    """Leader of a partition, its compactor epoch, and the time by the store's clock until which the leader counts as alive. For display."""
 
     holder: str
     epoch: CompactorEpoch
@@ -44,7 +44,7 @@ class LeaseInfo:
 
 @dataclass
 class LeaderProgress:
-    """Count of the leader's steps of work, by which the thread that sends heartbeats notices that the work hangs, and stops sending.
+    """Count of the leader's steps of work. The thread that sends heartbeats reads it to notice that the work hangs, and then stops sending.
 
     steps: steps of work so far.
     steps_at_last_heartbeat: steps at the last heartbeat.
@@ -77,7 +77,7 @@ class Leadership:
 
     @property
     def state(self) -> PartitionState:
-        """Return the partition's state as of the last fold."""
+        """Return the partition's state as of the last read of its control log."""
         return self.log.state
 
     def append_record(self, body: Any, has_record_taken_effect: Callable[[PartitionState], bool]) -> PartitionState:
@@ -119,7 +119,9 @@ class Leadership:
         return state
 
     def send_heartbeat(self) -> None:
-        """Write the heartbeat object, which shows waiting processes that this leader is alive. Liveness only."""
+        """Write the heartbeat object, which shows waiting processes that this leader is alive. Without it others may take over, but
+        leadership does not end by itself.
+        """
         self.pulse.beaten = True
         body = {"epoch": self.epoch, "holder": self.ports.holder, "incarnation": self.log.incarnation}
         (self.ports.urgent or self.ports.control).put(_heartbeat_key(self.log, self.epoch), json.dumps(body).encode())
@@ -137,8 +139,8 @@ class Leadership:
 
 
 def reason_to_refuse_append(log: PartitionLog, state: PartitionState, body: Any) -> RuleViolationOrEmpty:
-    """Return why a record would have no effect if it were appended now, or an empty string. Called first, so that the log gets no void
-    record.
+    """Return why a record would have no effect if it were appended now, or an empty string. Called before the append, so that no record
+    without effect enters the log.
     """
     return ordering.find_rule_violation(state, log.build_record_to_append(body))
 
@@ -154,7 +156,7 @@ def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> N
 def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Iterator[Leadership]:
     """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
-    Raises Leased if another compactor stays alive for one ttl. The block raises Fenced when another one takes over.
+    Raises Leased if another compactor stays alive for one ttl. Appends within the block raise Fenced once another compactor has taken over.
     """
     leadership = acquire_leadership(ports, log, lease)
     most = lease.stall_ms * HEARTBEATS_PER_TTL // lease.ttl_ms
@@ -238,7 +240,7 @@ def send_heartbeats_in_background(send_heartbeat: Callable[[], None], interval_s
 def _acquisition_record_unless_leader_changed(
     log: PartitionLog, previous_leader: CompactorLeader | None, body: LeadershipAcquired, state: PartitionState
 ) -> LeadershipAcquired | None:
-    """Return the acquisition, or None if the leadership has changed since its liveness was checked."""
+    """Return the acquisition record ``body``; None if the leader in ``state`` is no longer the one whose liveness was checked."""
     if state.leader != previous_leader:
         return None
     require_appendable(log, state, body)
@@ -258,7 +260,9 @@ def _other_living_leader(ports: EnvironmentPorts, log: PartitionLog, state: Part
 
 
 def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: CompactorLeader) -> int:
-    """Return the store's time of a leader's last heartbeat or acquisition; 0 if unknown."""
+    """Return the store's time of a leader's last heartbeat, or of its acquisition if it has sent none. Return 0 if that record was deleted
+    and the snapshot does not state its time.
+    """
     try:
         return ports.control.head(_heartbeat_key(log, leader.epoch)).modified_ms
     except NotFound:

@@ -28,7 +28,9 @@ def segments_removable_below(live: Sequence[S], offset: int) -> tuple[S, ...]:
 
 
 def build_log_start_record(state: PartitionState, offset: int, leader_epoch: CompactorEpoch, grace_ms: int | None) -> LogStartRaised:
-    """Return the record that raises the log start to this offset. The ordering rules decide whether it takes effect."""
+    """Return the record that raises the log start to this offset. The ordering rules decide whether it takes effect. ``grace_ms``: recorded
+    time for which the removed segments are kept; None for none.
+    """
     gone = segments_removable_below(state.live, offset)
     return LogStartRaised(
         leader_epoch=leader_epoch,
@@ -51,8 +53,8 @@ def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> 
 
 
 def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the record removes other segments than those below its offset, or an empty string. Requires exactly the live segments
-    wholly below the offset, never the newest.
+    """Return that the segments which the record removes are not exactly those below the record's offset, or an empty string. Requires
+    exactly the live segments wholly below the offset, never the newest.
     """
     body: LogStartRaised = record.body
     gone = tuple(segment.id for segment in segments_removable_below(state.live, body.offset))
@@ -118,7 +120,9 @@ def check_groups_expired_at_brokers(state: PartitionState, record: ControlRecord
 
 
 def truncation_problem_below_raised_log_start(state: PartitionState, offset: int) -> RuleViolationOrEmpty:
-    """Return why the log cannot be truncated at this offset because of a log start that was raised, or an empty string."""
+    """Return a message if the log start was raised to this offset or beyond, so that the log cannot be truncated here; else an empty
+    string.
+    """
     if state.log_start_offset is None or offset > state.log_start_offset:
         return ""
     return f"the log is cut at {offset}, and its records below {state.log_start_offset} were deleted"
@@ -133,8 +137,10 @@ def restored_below_log_start_problem(state: PartitionState, group: GroupAwaiting
 
 
 def outputs_not_live_problem(state: PartitionState, group: GroupAwaitingDeletion) -> RuleViolationOrEmpty:
-    """Return that a later round has rewritten segments of this round, or that brokers expired all of them, or an empty string. A round can
-    be undone only as long as its new segments are live, apart from some that brokers expired.
+    """Return a message if a later round has rewritten outputs of this round, or if brokers expired all of its outputs; else an empty
+    string.
+
+    A round can be undone only as long as its outputs are live, apart from some that brokers expired.
     """
     lost = set(group.replaced_by.values()) - {segment.id for segment in state.live}
     if any(segment.end_offset >= state.broker_log_start for segment in group.segments if group.replaced_by[segment.id] in lost):

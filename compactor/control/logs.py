@@ -55,7 +55,7 @@ INBOX = 1000
 
 
 def fold_partition_record(state: PartitionState, record: ControlRecord[Any]) -> PartitionState:
-    """Fold one record into a partition's state, subject to the ordering rules."""
+    """Return a partition's state after one more record of its control log, subject to the ordering rules."""
     return apply_partition_record(state, record, ordering.find_rule_violation)
 
 
@@ -94,8 +94,8 @@ def open_partition_log(
 
 
 def retry_if_object_missing(partition: TopicPartition, read_once: Callable[[], T], attempts: int = READ_ATTEMPTS) -> T:
-    """Return the result of ``read_once()``, which folds the partition's log and reads objects. Call it again if an object was deleted
-    meanwhile.
+    """Return the result of ``read_once()``, which folds the partition's log and reads objects. Call it again if it raises NotFound, because
+    an object was deleted meanwhile; ``attempts`` calls in all.
 
     Raises BadData if an object is missing in the last attempt, too.
     """
@@ -129,6 +129,8 @@ def create_tier(
     For a compactor-managed tier the caller first checks that no other tier owns the data root (control.identity).
 
     :param hash_key: key that was used already, because keys were hashed before the tier existed; empty to create a random one.
+    :param url: URL of a broker-managed tier, recorded in the catalog; empty for other tiers.
+    :param cluster_id: id of the cluster that writes a broker-managed tier, if known; empty otherwise.
     """
     log = open_catalog(ports)
     if not log.refresh().tier_id:
@@ -163,11 +165,12 @@ def require_matching_tier_settings(state: CatalogState, url: str, kind: str, lay
 
 
 def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
-    """Add partitions to the tier-wide log and tell other processes that they have new records, in one record.
+    """Record in the tier-wide log that these partitions exist and have new records, so that other processes read their control logs.
+    Appends one record for all of them.
 
     :param slots: for each partition, a position (slot) that its control log has reached. A log that ends below it is refused from now on.
 
-    Raises StoreError only if a partition is new; a lost hint about a known partition merely delays others.
+    Raises StoreError only if a partition is new; a lost hint about a known partition merely delays other processes.
     """
     if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_at_least_new_records(FAR_BEHIND):
         _queue_hints(catalog, slots)
@@ -216,7 +219,11 @@ def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
 
 
 def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireCheckResult]) -> None:
-    """Record until when partitions need no retirement check, in one record. Skipped if the log is busy, which costs a later check."""
+    """Record, in one record of the tier-wide log, until when partitions need no retirement check. If other processes keep appending to that
+    log, nothing is recorded, and the only cost is that the check is repeated.
+
+    :param inspections: name of a partition's control log -> result of its check.
+    """
     left = dict(inspections)
 
     def decide_record_to_append(state: CatalogState) -> PartitionsInspected | None:
@@ -266,8 +273,10 @@ def collect_queued_hints(catalog: CatalogLog) -> int:
 
 
 def _is_slot_hinted_since(state: CatalogState, name: str, slot: int, after_slot: int) -> bool:
-    """Return whether the tier-wide log has a hint about this partition that is later than ``after_slot`` and states position ``slot`` or
-    more.
+    """Return whether the tier-wide log already has a newer hint that this partition's control log has reached ``slot``.
+
+    :param slot: position in the partition's control log.
+    :param after_slot: position in the tier-wide log; only hints after it count.
     """
     return state.partitions.get(name, 0) > after_slot and state.reached.get(name, 0) >= slot
 
@@ -282,8 +291,8 @@ def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> No
 
 
 def write_snapshot_if_due(log: ControlLog[Any]) -> None:
-    """Replace old records of a control log by a snapshot if that saves requests. Called after records were added. If the store is busy, the
-    next call does it.
+    """Replace old records of a control log by a snapshot if enough records were added since the last one. Called after records were added.
+    If the store is busy, nothing happens, and a later call does it.
     """
     try:
         log.write_snapshot_and_delete_records()

@@ -49,8 +49,8 @@ def segment_from_broker_record(record: RemoteLogSegmentMetadataRecord, last_offs
 def build_broker_changes_record(
     state: PartitionState, view: BrokerView, leader_epoch: CompactorEpoch = NO_COMPACTOR_EPOCH
 ) -> SegmentsMirrored | None:
-    """Return the record of what has changed in the brokers' view since the control log's state, or None if nothing has. Details of segments
-    that only the state knows are kept.
+    """Return the record of what has changed in the brokers' view since the control log's state, or None if nothing has. Fields of known
+    segments that brokers do not report are taken from the state.
     """
     known = state.live_segments_by_id()
     there = {(segment.id, segment.end_offset) for segment in state.live}
@@ -103,7 +103,9 @@ def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirror
 
 
 def _first_offset_tiered_again(state: PartitionState, body: SegmentsMirrored) -> int | None:
-    """Return the first offset that readers now read from another segment than before, unless a round of this program wrote that segment."""
+    """Return the first offset that readers now read from another segment than before, or None if there is none. Segments that the open
+    round of this program writes do not count.
+    """
     ends = {segment.id: segment.end_offset for segment in state.live}
     planned = {task.new_segment_id for task in state.intent.plan.tasks} if state.intent else set()
     new = (segment for segment in body.added if segment.id not in planned)

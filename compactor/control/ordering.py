@@ -552,7 +552,7 @@ def segment_ids_with_possible_objects(state: PartitionState) -> set[str]:
 
 
 def require_segments_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
-    """Raise Fenced if this process does not lead, and CompactorError (a bug) if one of the ids is protected."""
+    """Raise Fenced if this process does not lead, and CompactorError (a bug) if an id is one of ``protected_segment_ids``."""
     require_leadership(state, incarnation, epoch)
     wrong = protected_segment_ids(state).intersection(ids)
     if wrong:

@@ -12,12 +12,14 @@ from compactor.model.ids import TopicPartition
 
 
 def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
-    """Return whether a pattern matches a topic or a ``topic-partition``, in all incarnations or in one, as a whole regular expression."""
+    """Return whether a regular expression matches a partition. It must match the whole topic name, or the whole name ``topic-partition``
+    with or without the suffix of the incarnation.
+    """
     return any(re.fullmatch(pattern, text) for text in (partition.topic, str(partition.first_incarnation), str(partition)))
 
 
 def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
-    """Return why no round may begin over this partition, with author and pattern of the pause, or an empty string."""
+    """Return why no round may begin over this partition, with author and pattern of the pause; an empty string if no pause matches it."""
     for pattern, pause in state.paused.items():
         if pattern_matches(pattern, partition):
             return (

@@ -26,7 +26,9 @@ class HeartbeatRunner(Protocol):
 
 @dataclass(frozen=True)
 class ObjectRetention:
-    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept. Milliseconds by the store's clock."""
+    """Settings ``[publish]``: how long replaced objects and unfinished imports are kept. Times are in milliseconds, measured by the store's
+    clock.
+    """
 
     grace_ms: int = 600_000
     undo_window_ms: int = 0
@@ -85,7 +87,9 @@ class EnvironmentPorts:
 
     @property
     def grace_ms(self) -> int | None:
-        """Grace in milliseconds, recorded with segments that readers no longer use; None if it is not recorded."""
+        """Grace, the time in milliseconds for which segments are kept after readers stopped using them, to be recorded with them; None if
+        ``retention`` is None.
+        """
         return self.retention.grace_ms if self.retention else None
 
     def new_id(self) -> str:

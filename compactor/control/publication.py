@@ -73,7 +73,7 @@ POLL_INTERVAL_MS = 1000
 
 
 def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
-    """Record the plan of a round as its intent. Its objects may be created from then on. Raises RecordRefused, Fenced."""
+    """Record the plan of a round as its intent. The round's objects may be created from then on. Raises RecordRefused, Fenced."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
@@ -94,7 +94,9 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
 
 
 def record_survivor_objects(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
-    """Record the scratch objects with the result of pass 1, so that a process which resumes the round does not repeat it."""
+    """Record the scratch objects with the result of pass 1 (which records survive the round), so that a process which resumes the round
+    does not repeat it.
+    """
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
     return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
 
@@ -134,7 +136,7 @@ def publish_round(
         on_begun()
 
     def append_round_published(unpublished: Collection[str]) -> None:
-        """Append *round published* without the replacements whose sources brokers had deleted or have expired."""
+        """Append *round published* without the replacements in ``unpublished``, whose sources brokers have deleted."""
         body = _build_round_published_record(leadership, intent, replacements, unpublished, expired, outcome)
         leadership.append_record(body, lambda state: was_round_published(state, run_id))
 
@@ -160,9 +162,11 @@ def _build_round_published_record(
     expired: ExpiredSources,
     outcome: RunOutcome,
 ) -> RoundPublished:
-    """Return the *round published* record of an intent.
+    """Return the *round published* record of an intent, whose replacements leave out the groups whose sources brokers have deleted.
 
     :param unpublished: ids of new segments that are not published, because brokers had deleted their sources.
+    :param expired: cache of the segments that brokers have expired.
+    :param outcome: status and figures for the run history.
     """
     state, ports = leadership.state, leadership.ports
     kept = tuple(new for new in replacements if new.segment.id not in unpublished)
@@ -191,7 +195,7 @@ def _build_round_published_record(
 
 
 def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
-    """Wait until messages of replaced leaders can no longer reach readers. Raises Fenced.
+    """Wait until metadata messages that replaced leaders sent can no longer reach readers. Raises Fenced.
 
     The messages of a replaced leader may arrive until its own delivery timeout has passed, which its record states; for a record of an
     earlier version this process's timeout is assumed. The wait starts at the last take-over, by the store's clock, and is as long as the
@@ -224,8 +228,8 @@ def remove_stray_segments(leadership: Leadership) -> int:
 
 
 def undo_intent(leadership: Leadership, intent: RoundIntent, reason: str) -> PartitionState:
-    """Give up an announced plan: record it, withdraw its segments from readers, delete its objects. Raises Fenced, and then deletes
-    nothing.
+    """Give up an announced plan: record that it is undone, withdraw its segments from readers, and delete its objects. Raises Fenced if
+    this process no longer leads; then nothing is deleted.
     """
     run_id = intent.plan.run_id
     state = leadership.append_record(
@@ -244,10 +248,10 @@ def undo_intent(leadership: Leadership, intent: RoundIntent, reason: str) -> Par
 
 
 def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
-    """Record the outcome of a run that published nothing."""
+    """Record the outcome of a run that published nothing. Return the resulting state."""
 
     def has_record_taken_effect(state: PartitionState) -> bool:
-        """Return whether the run history has this outcome."""
+        """Return whether the run history shows the outcome and figures that ``ended`` states."""
         run = state.find_run(ended.run_id)
         return run is not None and run.status == ended.status and run.stats == ended.stats
 
@@ -263,7 +267,9 @@ def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
 
 
 def delete_segment_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
-    """Delete the objects and sidecars of segments. None of them may be protected in ``state``. Raises Fenced."""
+    """Delete the objects and sidecars of segments. None of the segments may be in use in ``state`` (live, waiting for deletion, registered
+    or announced). Raises Fenced.
+    """
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
     ports.layout.delete_segments(state.topic_partition, segments)
@@ -272,7 +278,7 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
 
 
 def stored_segments_problem(ports: EnvironmentPorts, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return why an object of these segments is not as recorded, or an empty string."""
+    """Check the stored objects of these segments. Return why the first one that differs is not as recorded, or an empty string."""
     problems = (ports.layout.stored_segment_problem(state.topic_partition, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")
 

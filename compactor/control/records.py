@@ -208,8 +208,8 @@ class IncarnationOpened(StrictFrozenModel):
 class PartitionDeleted(LeaderRecord):
     """Record: the whole partition leaves the tier. Its name is free again, and its objects wait for grace.
 
-    deleted_topic_id: id of the topic, if the cluster has deleted it; else empty. The log keeps the id then, because another topic of this
-        name is another incarnation.
+    deleted_topic_id: id of the topic, if the cluster has deleted it; else empty. In that case the control log keeps the topic id, because a
+        later topic of this name is a new incarnation with its own log.
     """
 
     type: Literal["partition_deleted"] = "partition_deleted"
@@ -247,7 +247,7 @@ class LineageRecorded(StrictFrozenModel):
 class SegmentsMirrored(LeaderRecord):
     """Record: changes of a partition that brokers reported in their metadata topic, relative to what the control log has.
 
-    added: segments that readers find now, in order. A segment in both lists is read up to another offset than before.
+    added: segments that readers find now, in order. A segment that is also in ``gone`` is now read up to a different offset than before.
     gone: ids of segments that readers no longer find.
     lineage: the brokers' leader epochs, up to ``end_offset`` (exclusive).
     metadata_offset: offset of the last metadata record that was read; informational only.
@@ -262,7 +262,7 @@ class SegmentsMirrored(LeaderRecord):
 
 
 class BrokerLogStartSeen(LeaderRecord):
-    """Record: brokers have reported this log start offset. Recorded before a missing segment is explained by it."""
+    """Record: brokers have reported this log start offset. Recorded before it serves to explain that a missing segment has expired."""
 
     type: Literal["broker_log_start_seen"] = "broker_log_start_seen"
     offset: Offset
@@ -358,8 +358,8 @@ class SegmentDeletionEnded(LeaderRecord):
 
 
 class RoundUndone(LeaderRecord):
-    """Record: readers go back to the segments that the run replaced. Its outputs wait for grace, and the cleaner offsets return to their
-    earlier value.
+    """Record: readers go back to the segments that the run replaced. The run's outputs wait for grace, and the cleaner offsets return to
+    their earlier value.
     """
 
     type: Literal["round_undone"] = "round_undone"
@@ -418,8 +418,8 @@ BodyT = TypeVar("BodyT")
 class ControlRecord(StrictFrozenModel, Generic[BodyT]):
     """One record of a control log: an event with the identity of its writer, at one position (slot) of the log.
 
-    A process takes a record for its own only if the record has its incarnation and the attempt that it has made. Equal content proves
-    nothing, because two processes of one host write the same content.
+    A process takes a stored record for its own only if incarnation and attempt are those with which it tried to create the record. Equal
+    content proves nothing, because two processes of one host write the same content.
 
     log: name of the control log that it belongs to.
     incarnation: random id of the writer.

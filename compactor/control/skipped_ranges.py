@@ -44,7 +44,7 @@ def skipped_ranges(live_segments: Iterable[RemoteLogSegmentMetadata], reasons: M
 
 
 def format_skipped_ranges(ranges: Iterable[SkippedRange]) -> str:
-    """Return one line for the run history that lists the MAX_SKIPPED_RANGES longest ranges, ascending by offset."""
+    """Return one line for the run history that lists ranges, ascending by offset: at most MAX_SKIPPED_RANGES of them, the longest ones."""
     kept = sorted(sorted(ranges, key=lambda one: one.start_offset - one.end_offset)[:MAX_SKIPPED_RANGES])
     return "; ".join(f"{one.start_offset}-{one.end_offset}: {one.why.replace(';', ',')}" for one in kept)
 

@@ -37,7 +37,7 @@ class LogState(StrictFrozenModel):
 class CompactorLeader(StrictFrozenModel):
     """The last acquired leadership. It ends when it is released or when a higher epoch is acquired, never by time.
 
-    since_ms: the store's modification time of ``slot``; None while the slot exists.
+    since_ms: the store's modification time of ``slot``; None while the record at ``slot`` exists and can be asked for its time.
     """
 
     epoch: CompactorEpoch
@@ -51,7 +51,7 @@ class CompactorLeader(StrictFrozenModel):
 
 
 class CompactorEpochAndEnding(StrictFrozenModel):
-    """One compactor epoch and how it ended. ``ended``: released, replaced, or empty as long as it lasts.
+    """One compactor epoch and how it ended. ``ended``: released, replaced, or empty while the epoch lasts.
 
     delivery_timeout_ms: how long after the leader's end its metadata records may still reach readers (milliseconds); 0 if never or unknown.
     """
@@ -69,7 +69,7 @@ class CompactorEpochAndEnding(StrictFrozenModel):
 class RoundIntent(StrictFrozenModel):
     """The open intent: a plan that was announced and neither published nor undone.
 
-    receipts: of the groups that are done.
+    receipts: results of the groups that are rewritten and uploaded.
     survivors: scratch objects with the result of pass 1; empty until it is complete.
     begun_slot: slot of the *publish begun* record; 0 as long as the round can be undone.
     """
@@ -91,7 +91,7 @@ class RoundIntent(StrictFrozenModel):
 class OpenImport(StrictFrozenModel):
     """An open import. ``ids``: registered segment ids that are not tiered yet.
 
-    since_ms: the store's modification time of ``slot``; None while the slot exists.
+    since_ms: the store's modification time of ``slot``; None while the record at ``slot`` exists and can be asked for its time.
     tiered_end: last offset that it has tiered, inclusive; -1 for none.
     """
 
@@ -176,7 +176,7 @@ class RunHistoryEntry(StrictFrozenModel):
 
 
 class Quarantine(StrictFrozenModel):
-    """Reason why no rounds of a partition are started for now, and the number of its failed rounds in a row."""
+    """Reason why no rounds over a partition are started until further notice, and the number of its rounds that failed in a row."""
 
     reason: str
     segment: str
@@ -330,7 +330,7 @@ class PartitionState(LogState):
         return sum_batch_digests(self.live)
 
     def find_run(self, run_id: str) -> RunHistoryEntry | None:
-        """Return the latest entry of the run history with this id, or None."""
+        """Return the latest entry of the run history with this id, or None if the history has no such run."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)
 
 
@@ -351,7 +351,7 @@ class RoundPause(StrictFrozenModel):
 
 
 class RequestedRound(NamedTuple):
-    """A requested round: the log position (slot) and the time of the request."""
+    """Request for a round: the log position (slot) and the time at which it was recorded."""
 
     slot: int
     at_ms: int
@@ -370,7 +370,9 @@ class MissingTopicReports(NamedTuple):
 
 
 class CatalogState(LogState):
-    """State of the tier-wide log: the tier's identity, its partitions with the slot of the latest hint about each, pauses and requests."""
+    """State of the tier-wide log: the tier's identity, its partitions with the slot of the latest hint about each, pauses, and requests for
+    rounds.
+    """
 
     tier_id: str = ""
     hash_key: str = ""
@@ -404,7 +406,7 @@ class CatalogState(LogState):
         return sorted(map(TopicPartition.parse_partition_store_prefix, self.partitions), key=lambda name: (*name, name.incarnation))
 
     def incarnations_of_partition(self, partition: TopicPartition) -> list[TopicPartition]:
-        """Return the incarnations of a partition that are listed, ascending, found without a pass over all partitions."""
+        """Return the incarnations of a partition that the catalog lists, ascending. They are found without a pass over all partitions."""
         found = [partition.first_incarnation] if str(partition.first_incarnation) in self.partitions else []
         number = 2
         while str(later := partition_of_incarnation(*partition, number)) in self.partitions:

@@ -47,7 +47,7 @@ S_co = TypeVar("S_co", bound=SegmentMetadataOrSummary, covariant=True)
 
 
 class PartitionStateOrSummary(Protocol[S_co]):
-    """Properties of a partition that scheduling needs, of a full state or a summary. Implemented by PartitionState and PartitionSummary."""
+    """Interface to the properties of a partition that scheduling needs. Implemented by PartitionState and PartitionSummary."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -75,11 +75,11 @@ class PartitionStateOrSummary(Protocol[S_co]):
 
     @property
     def bytes(self) -> int:
-        """Return the size of the live segments."""
+        """Return the total size of the live segments' .log files, in bytes."""
 
     @property
     def start_offset(self) -> int:
-        """Return the first offset of the live segments."""
+        """Return the first offset of the live segments; 0 for a partition without segments."""
 
     @property
     def log_start(self) -> int:
@@ -91,7 +91,7 @@ class PartitionStateOrSummary(Protocol[S_co]):
 
     @property
     def first_dirty_offset(self) -> int:
-        """Return the first offset that no round has cleaned."""
+        """Return the first offset that rounds have not cleaned, never below the log start."""
 
     @property
     def saved_per_dirty_byte(self) -> float | None:
@@ -135,7 +135,7 @@ class ImportSummary(StrictFrozenModel):
 
 
 class LastRound(StrictFrozenModel):
-    """The latest ended round in the run history, with its bytes and records before and after; -1 if not recorded."""
+    """The latest ended round in the run history, with its bytes and records before and after the rewrite; each is -1 if not recorded."""
 
     run_id: str
     status: str
@@ -243,8 +243,8 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
 
 
 def _quarantined_since_ms(state: PartitionState) -> int:
-    """Return the end of the first of the latest failed rounds in a row, as far as the run history reaches, in milliseconds; 0 if none
-    failed.
+    """Return when the first of the failed rounds in a row ended that put the partition into quarantine, in milliseconds, as far as the run
+    history reaches; 0 if the partition is not quarantined.
     """
     if state.quarantine is None:
         return 0
@@ -253,7 +253,7 @@ def _quarantined_since_ms(state: PartitionState) -> int:
 
 
 def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRound | None:
-    """Return the latest run that has ended, or None."""
+    """Return the summary of the latest run that has ended, whatever its outcome; None if none has."""
     run = next((run for run in reversed(runs) if run.ended_ms >= 0), None)
     if run is None:
         return None

@@ -62,7 +62,9 @@ def _live_outputs(state: PartitionState, run_id: str) -> list[RemoteLogSegmentMe
 def _require_intact_segments(
     ports: EnvironmentPorts, state: PartitionState, run_id: str, sources: Sequence[RemoteLogSegmentMetadata]
 ) -> None:
-    """Raise BadData if a replaced segment is missing or damaged. No reader uses them, so a damage would not have been noticed before."""
+    """Raise BadData if a replaced segment is missing or damaged. Readers do not use replaced segments, so damage to them may not have been
+    noticed before.
+    """
     problem = publication.stored_segments_problem(ports, state, sources)
     if problem:
         hint = "Nothing was changed, readers have what the run made. Restore the object from the store's versions, then undo"

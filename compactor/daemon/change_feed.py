@@ -96,7 +96,7 @@ def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition,
 
 class BrokerChangeFeed:
     """Change feed of a broker-managed tier. Reads from the brokers' metadata which partitions have changed. A partition's change hint is
-    the number of metadata records about the partition, plus POLICY_STEP for each change of its topic's settings.
+    the offset of the last metadata record about the partition, plus POLICY_STEP for each change of its topic's settings.
     """
 
     def __init__(self, brokers: BrokerMetadata) -> None:

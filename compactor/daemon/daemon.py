@@ -148,8 +148,8 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._record_figures_of_hour(now)
 
     def _record_figures_of_hour(self, now_ms: int) -> None:
-        """Store the sizes of the tier and its topics for this hour, which the web pages show. Does nothing unless an hour has begun and
-        every partition was polled.
+        """Store the sizes of the tier and its topics for this hour, which the web pages show. Does nothing if this hour is stored already,
+        or the latest scan did not poll every partition that needed it.
         """
         if self._scan_incomplete or now_ms - now_ms % HOUR_MS <= self._trend.start_of_latest_hour_ms:
             return
@@ -166,7 +166,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._trend = trend
 
     def _abort_abandoned_uploads(self, now_ms: int) -> None:
-        """Abort uploads that dead writers left unfinished, once per ``orphan_age_ms``."""
+        """Abort uploads to the stores that dead writers left unfinished. Done at most once per ``orphan_age_ms``."""
         if now_ms - self._swept_ms < max(self._tier.retention.orphan_age_ms, LEAST_AGE_MS):
             return
         self._swept_ms = now_ms
@@ -179,7 +179,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             self._log(f"swept {len(swept)} unfinished uploads, {swept[0]} among them")
 
     def _delete_removed_topics(self, now_ms: int) -> None:
-        """Delete topics that their cluster has deleted, if the settings say so. The cluster is asked once per ASK_TOPICS_MS."""
+        """Delete from the tier the partitions of topics that no longer exist in their Kafka cluster, if the settings say so. The cluster is
+        asked at most once per ASK_TOPICS_MS.
+        """
         if self._tier.settings.tier.on_topic_deletion == "keep" or now_ms - self._asked_topics_ms < ASK_TOPICS_MS:
             return
         self._asked_topics_ms = now_ms
@@ -284,7 +286,9 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         return schedule if self._resources.output is None else replace(schedule, output=OutputSchedule())
 
     def _poll_partitions(self, now_ms: int) -> None:
-        """Poll the partitions that need it, up to MOST_POLLS_PER_SCAN of them in parallel."""
+        """Poll the partitions that need it, at most MOST_POLLS_PER_SCAN of them, in POLL_THREADS threads. Partitions that the change feed
+        has reported go first.
+        """
         names = [name for name, schedule in self._schedules.items() if name not in self._running and needs_poll(schedule, now_ms)]
         self._scan_incomplete = len(names) > MOST_POLLS_PER_SCAN
         if self._scan_incomplete:  # partitions that the change feed has reported go first
@@ -320,7 +324,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
                     self._log(reason, level=logging.ERROR, partition=str(name))
 
     def _poll_partition(self, schedule: PartitionSchedule, now_ms: int) -> PartitionStatus:
-        """Read one partition's control log, as far as needed, and return its present status. Raises Stopped, CompactorError."""
+        """Return the present status of a partition, after reading new records of its control log. Raises Stopped, CompactorError."""
         self.stop.raise_if_stopped()
         return self._cache.poll_partition(schedule.partition, schedule.hint, schedule.status, now_ms)
 
@@ -459,7 +463,9 @@ def _has_poll_failed_by_store(poll_result: Future[PartitionStatus]) -> bool:
 
 
 def _total_disk_budget_bytes(tier: Tier, threads: int) -> int:
-    """Return the disk budget of all jobs together, in bytes. With "auto" it is one chunk per thread, at most the free space."""
+    """Return the disk budget of all jobs together, in bytes. If the setting is "auto", it is the budget of one job times the number of
+    threads, at most the free space.
+    """
     cleaner = tier.settings.cleaner
     one = disk_budget_bytes(cleaner, tier.state_dir)
     if cleaner.disk_budget_bytes != "auto":

@@ -27,8 +27,9 @@ from compactor.upkeep.retire import RetireReport, retire_partition
 class JobResult:
     """Result of a job of the daemon (a round, an update of an output, or a deletion).
 
-    status: a status of `run` or of an output, or retired, failed, out_of_budget, stopped.
+    status: a status of a round or of an output's update, or retired (the deletion was done), failed, out_of_budget, stopped.
     log: the partition's control log as read after the job; None if it was not read.
+    report: what the job did, in detail; None if the job failed.
     phases: seconds per phase (see ``progress.RunningJob``).
     run_id: id of the job's round; empty if it has none.
     """

@@ -61,7 +61,7 @@ ALIASES = {
 
 
 def _kafka_cleaner_values(status: DaemonStatus) -> dict[str, float]:
-    """Return the values of the metrics that Kafka's LogCleaner has too, by name, in base units."""
+    """Return the values of those metrics that Kafka's LogCleaner has, too, by name. Times are in seconds, shares from 0 to 1."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     bad = [schedule.status for schedule in status.blocked_schedules if schedule.status is not None]
     totals = status.totals
@@ -77,7 +77,9 @@ def _kafka_cleaner_values(status: DaemonStatus) -> dict[str, float]:
 
 
 def _health_metrics(status: DaemonStatus) -> Iterator[Metric]:
-    """Yield the metrics that alerts watch: readiness, blocked partitions, the latest round."""
+    """Yield the metrics that alerts watch: readiness, partitions whose rounds fail or are forbidden, the latest scan and the latest
+    round.
+    """
     for name, value in _kafka_cleaner_values(status).items():
         yield make_gauge(name, ALIASES[name][1], value)
     yield from make_gauges(

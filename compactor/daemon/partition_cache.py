@@ -56,7 +56,8 @@ class PartitionCache:
     def load_statuses(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, PolledStatus]:
         """Load the summaries that are still valid from local state, and return the statuses of their partitions.
 
-        A summary is valid if the partition has not changed since it was saved. Makes no request.
+        A summary is valid if the partition has not changed since it was saved and had no replaced segments that wait for deletion. Makes no
+        request.
 
         :param hints: the partitions' present change hints, by name.
         :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
@@ -89,7 +90,8 @@ class PartitionCache:
         return self._compute_status(partition, now_ms) if partition in self._known else None
 
     def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Return the partition's present status. Takes two requests if nothing was written since ``last_status``.
+        """Return the partition's present status, after reading what is new in its control log. Takes two requests if nothing was written
+        since ``last_status``.
 
         :param hint: the latest change hint of the partition.
         :param last_status: the status after the previous poll; None if there is none.
@@ -119,7 +121,9 @@ class PartitionCache:
         return self._compute_status(log.state.topic_partition, now_ms)
 
     def live_segments(self, partition: TopicPartition) -> tuple[SegmentSummary, ...]:
-        """Return the partition's live segments as of the last poll. Makes no request. Thread-safe."""
+        """Return the partition's live segments as of the last poll; empty if the partition was not polled yet. Makes no request.
+        Thread-safe.
+        """
         known = self._known.get(partition)
         return known.summary.model_copy().live if known else ()
 
@@ -147,7 +151,7 @@ class PartitionCache:
     def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
-        On broker-managed tiers it may have if the hint is new.
+        Asks the store whether the log has new records. On broker-managed tiers a new hint alone counts as a change.
         """
         tier, name = self._tier, cached.summary.topic_partition
         if cached.position is None or (not tier.kind.has_complete_log and cached.position.hint != hint):

@@ -31,7 +31,7 @@ class ReplacedRange(StrictFrozenModel):
 class PartitionHistory(StrictFrozenModel):
     """A partition's past for its web page: the newest runs, compactor epochs and leader epochs, newest last.
 
-    fenced: number of appends that had no effect.
+    fenced: number of records in the control log that have no effect, because they were refused when it was replayed.
     """
 
     slot: int

@@ -42,7 +42,7 @@ class RunningJob:
 class JobProgress:
     """Recorder of one job's progress, which the job reports to it (a ``JobObserver``). Thread-safe.
 
-    Pass 2 is shown as the second half, because both passes read about the same number of bytes.
+    Pass 2 of a round is shown as the second half of the work, because both passes read about the same number of bytes.
     """
 
     def __init__(self, job: PartitionJob, status: PartitionStatus | None, begun_ms: int, log: EventLogger) -> None:

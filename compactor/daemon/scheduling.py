@@ -186,7 +186,7 @@ class OutputSchedule:
     retry_at_ms: int = 0
 
     def is_output_due(self, status: PartitionStatus, now_ms: int) -> bool:
-        """Return whether the output lacks records of the log, or an old version may be deleted."""
+        """Return whether the output lacks records of the log or an old version may be deleted, and no failed attempt delays it."""
         return now_ms >= self.retry_at_ms and (status.slot > self.written_slot or now_ms >= self.next_deletion_ms)
 
 
@@ -196,7 +196,7 @@ class PartitionSchedule:
 
     Times are milliseconds of the daemon's clock.
 
-    hint: number of the latest change report that was followed.
+    hint: the partition's latest change hint (see ``ChangeReport``).
     idle_polls: polls in a row that found nothing new.
     suspended: why the topic's settings forbid rounds; empty if they do not.
     paused: who paused rounds; empty if nobody did.
@@ -303,7 +303,9 @@ def poll_interval_ms(partition_count: int) -> int:
 def restored_schedule(
     partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
-    """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since."""
+    """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since. Its next poll is
+    ``interval_ms`` later.
+    """
     return PartitionSchedule(
         partition=partition,
         hint=hint,
@@ -483,8 +485,8 @@ def choose_jobs(
 ) -> list[PartitionJob]:
     """Return the jobs to start now: at most one per partition, and at most ``max_jobs`` including the running ones.
 
-    Requested rounds go first, then the order of ``schedules`` decides. An exclusive round starts only when nothing else runs, and nothing
-    else starts before it.
+    Requested rounds go first, then the order of ``schedules`` decides. An exclusive round (one that needs the budgets for itself) starts
+    only when nothing else runs, and nothing else starts before it.
 
     :param may_begin_rounds: whether new rounds may begin.
     """
@@ -589,8 +591,9 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
 
 
 def failing_since_ms(schedule: PartitionSchedule) -> int:
-    """Return the time since which all rounds of this partition have failed, in milliseconds since 1970; 0 if it is unknown or the last
-    round succeeded."""
+    """Return the time since which all rounds of this partition have failed, in milliseconds since 1970. 0 means that they do not fail (see
+    ``failure_reason``) or that the time is unknown.
+    """
     if schedule.unreadable or schedule.problem:
         return schedule.failing_since_ms
     return schedule.status.quarantined_since_ms if schedule.status is not None else 0

@@ -218,7 +218,7 @@ class JobMonitor:
         return progress
 
     def record_job_end(self, result: JobResult) -> None:
-        """Add a job that has ended to the totals."""
+        """Add a job that has ended to the totals, and remove it from the running jobs."""
         self._at_work.pop(result.job.partition, None)
         self.totals = with_job_counted(self.totals, result, self._map_budget(result.job.partition))
 

@@ -59,7 +59,9 @@ NO_TREND: Final = TierTrend()
 
 
 def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierTrend:
-    """Return the trend with the figures of the current hour, and with what was reclaimed in the hours before it."""
+    """Return the trend with the figures of the current hour added, and with the bytes that were reclaimed in recent hours updated. Both are
+    computed from ``statuses``. Only the largest MOST_TOPICS topics have figures of their own.
+    """
     hour_ms = now_ms - now_ms % HOUR_MS
     by_topic: dict[str, list[PartitionStatus]] = defaultdict(list)
     for status in statuses:
@@ -74,7 +76,9 @@ def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now
 
 
 def merged_trend(older: TierTrend, newer: TierTrend) -> TierTrend:
-    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used."""
+    """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used. The topics are those of
+    ``newer``, or of ``older`` if ``newer`` has none.
+    """
     topics = {topic: _merged_hours(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
     return TierTrend(hours=_merged_hours(older.hours, newer.hours), topics=topics or older.topics)
 
@@ -102,7 +106,9 @@ def _hour_figures(statuses: Iterable[PartitionStatus], hour_ms: int) -> HourlySt
 def _with_current_hour_added(
     hours: tuple[HourlyStorageFigures, ...], current: HourlyStorageFigures, statuses: Iterable[PartitionStatus]
 ) -> tuple[HourlyStorageFigures, ...]:
-    """Return the hours with the current one added, and with the bytes that deletions in these partitions have freed in each hour."""
+    """Return the hours with the current one added. In recent hours, the reclaimed bytes are replaced by what deletions in these partitions
+    have freed.
+    """
     reclaimed = _reclaimed_by_hour(statuses)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
     return tuple(
@@ -121,7 +127,7 @@ def _reclaimed_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]
 
 
 def _merged_hours(older: tuple[HourlyStorageFigures, ...], newer: tuple[HourlyStorageFigures, ...]) -> tuple[HourlyStorageFigures, ...]:
-    """Return the hours of two lists, ascending, at most MOST_HOURS up to the latest.
+    """Return the hours of two lists, ascending, without those that are MOST_HOURS or more before the latest one.
 
     For an hour in both lists, that of ``newer`` is used.
     """

@@ -40,11 +40,13 @@ AvroValue = object
 
 @dataclass(frozen=True, slots=True)
 class DecodedField:
-    """A key or a value as it is shown.
+    """Result of decoding a key or a value.
 
-    value: what the bytes stand for: text, or a JSON value whose bytes, times and decimals are texts; None for null or if not decoded.
+    value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded; ``error``
+        tells which.
     is_json: whether ``value`` is a JSON value rather than a text.
-    schema_id: id of the schema in the registry, or None. is_avro: whether that is an Avro schema.
+    schema_id: id of the schema in the registry; None if the bytes name no schema that the registry has.
+    is_avro: whether ``value`` was decoded with an Avro schema.
     error: reason why the bytes were not decoded, or an empty string.
     """
 
@@ -56,11 +58,11 @@ class DecodedField:
 
     @property
     def is_decoded(self) -> bool:
-        """Return whether the bytes were decoded, so that ``value`` stands for them."""
+        """Return whether ``value`` is the decoded value. True for null, too, whose ``value`` is None."""
         return not self.error
 
     def format_text(self) -> str | None:
-        """Return the decoded value as one text: JSON for a JSON value."""
+        """Return the decoded value as one text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
         return to_json_text(self.value) if self.is_json else self.value
 
 
@@ -82,10 +84,11 @@ class FieldDecoder:
     def decode_field(self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False) -> DecodedField:
         """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
 
-        :param field_format: ``auto`` decodes by the schema registry if the bytes begin with a schema id, else as text.
-        :param keeps_python_types: return the values of Avro as fastavro does, with its bytes, times and decimals, instead of a JSON value.
+        :param field_format: ``auto`` decodes by the schema registry if the bytes begin with the id of a schema, otherwise as text.
+        :param keeps_python_types: whether Avro values keep the Python types of fastavro (bytes, times, decimals). Otherwise they become
+            JSON.
         :raises StoreError: if the registry is needed and cannot be reached.
-        :raises UsageError: if ``avro`` is wanted and no registry is configured.
+        :raises UsageError: if the format is ``avro`` and no registry is configured.
         """
         if data is None:
             return DecodedField()
@@ -104,10 +107,11 @@ class FieldDecoder:
         return _parse_json_text(text) if field_format == "json" else DecodedField(text)
 
     def encode_avro_key(self, topic: str, key_text: str) -> bytes:
-        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``, by the key schema of the topic or the schema ID.
+        """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``. It is encoded with the schema of that id, or
+        without an id with the key schema of the topic.
 
-        Kafka compares bytes, so one value has as many keys as the topic has schemas that encode it. Therefore the id is required if the
-        topic's subject has schemas that encode the key differently.
+        Kafka compares the bytes of keys, so the same value encoded with two schemas gives two keys. Therefore the id is required if several
+        key schemas of the topic can encode the value.
 
         :raises UsageError: if the text is not valid, the schema does not match it, or several encodings are possible.
         """
@@ -139,8 +143,8 @@ class FieldDecoder:
         return self._registry
 
     def fetch_avro_schema(self, schema_id: int) -> ParsedSchemaAndNamedTypes:
-        """Return an Avro schema of the registry as fastavro has parsed it, and the schemas of its named types. Raises KeyError if there is
-        no such schema, ValueError if it is not valid, StoreError.
+        """Return a pair: the Avro schema with this id as fastavro has parsed it, and the schemas of its named types. Raises KeyError if the
+        registry has no such schema, ValueError if it is not valid, StoreError if the registry cannot be reached.
         """
         schema = self._require_registry().schema(schema_id)
         if schema is None:
@@ -150,7 +154,7 @@ class FieldDecoder:
     def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedField:
         """Decode bytes that begin with the id of a schema (the registry's wire format).
 
-        ``schema_id`` of the result is None if no such schema exists.
+        The result has an ``error`` and no ``schema_id`` if the bytes do not begin so, or if the registry does not have the schema.
         """
         if len(data) < _HEADER.size or data[0] != 0:
             return DecodedField(error="not in the wire format of a schema registry")
@@ -198,9 +202,9 @@ class FieldDecoder:
 
 
 def parse_text_or_base64_key(key_text: str) -> bytes:
-    """Return the key that a text stands for: the text itself, or the bytes of ``base64:...``, as `segments dump` prints keys.
+    """Return the bytes of a key that is given as text or as ``base64:...``, the two forms in which `segments dump` prints keys.
 
-    :raises UsageError: if what follows ``base64:`` is not base64.
+    :raises UsageError: if the text after ``base64:`` is not base64.
     """
     if not key_text.startswith("base64:"):
         return key_text.encode()
@@ -211,9 +215,9 @@ def parse_text_or_base64_key(key_text: str) -> bytes:
 
 
 def parse_key_with_topic_schema(key_text: str, topic: str, decoder: FieldDecoder) -> bytes:
-    """Return the key that a text stands for: the text itself, the bytes of ``base64:...``, or Avro by ``avro:JSON`` or ``avro@ID:JSON``.
+    """Return the bytes of a key that is given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``.
 
-    Avro needs a schema registry; without one such a text is the key itself. Raises UsageError if the text is not valid.
+    If no schema registry is configured, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
     """
     is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
     return decoder.encode_avro_key(topic, key_text) if is_avro else parse_text_or_base64_key(key_text)
@@ -253,7 +257,9 @@ def _parse_json_text(text: str) -> DecodedField:
 
 
 def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:
-    """Parse an Avro schema for fastavro. Return it and the schemas of its named types. Raises ValueError if it is not valid."""
+    """Parse an Avro schema for fastavro. Return a pair: the parsed schema, and the schemas of its named types. Raises ValueError if it is
+    not valid.
+    """
     require_extra("avro", "Avro")
     from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 

@@ -26,7 +26,7 @@ class RegisteredSchema:
     """A schema of the registry.
 
     kind: ``AVRO``, ``JSON`` or ``PROTOBUF``.
-    references: schemas whose types the text uses, each one after those that it uses itself.
+    references: texts of the schemas whose types this schema uses, directly or indirectly; each comes after the texts that it uses itself.
     """
 
     schema_id: int
@@ -51,7 +51,7 @@ class SchemaRegistry:
         self.schema = lru_cache(maxsize=10_000)(self._fetch_schema)
 
     def _fetch_schema(self, schema_id: int) -> RegisteredSchema | None:
-        """Return the schema with this id, or None if the registry has none. Raises StoreError if the registry cannot be asked."""
+        """Return the schema with this id, or None if the registry has none. Raises StoreError if the registry cannot be queried."""
         try:
             return self._parse_schema_document(schema_id, self._request_json(f"/schemas/ids/{schema_id}"))
         except NotFound:
@@ -66,7 +66,7 @@ class SchemaRegistry:
             return []
 
     def _parse_schema_document(self, schema_id: int, document: JsonDocument) -> RegisteredSchema:
-        """Parse the registry's answer about a schema, and fetch the schemas to which it refers."""
+        """Return the schema that an answer of the registry contains, after fetching the schemas to which it refers."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
             found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
@@ -94,7 +94,9 @@ class SchemaRegistry:
 
 
 def _read_credentials_file(credentials_file: str) -> str:
-    """Return the credentials of the registry, a line ``USER:PASSWORD`` in a file. Raises UsageError if there is none."""
+    """Return the content of a credentials file: one line ``USER:PASSWORD``. Raises UsageError if the file cannot be read or contains
+    anything else.
+    """
     try:
         text = Path(credentials_file).read_text(encoding="utf-8").strip()
     except OSError as error:

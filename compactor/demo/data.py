@@ -34,7 +34,13 @@ _PLANS = (b"free", b"basic", b"plus", b"business")
 
 @dataclass(frozen=True)
 class DemoTopicSettings:
-    """Size of the generated topic: counts and bytes. now_ms: time of the last record. seed: the same seed gives the same bytes."""
+    """Size of the generated topic. The same settings, ``seed`` included, give the same bytes.
+
+    now_ms: time of the last record.
+    records, keys: number of changes, and of the rows that they change.
+    batch_records: records in a batch.
+    transactions: number of transactions, one of which is aborted.
+    """
 
     now_ms: int
     records: int = 300_000
@@ -47,7 +53,9 @@ class DemoTopicSettings:
 
 @dataclass
 class _LogDirectoryWriter:
-    """Writer of a log directory. Appends batches to segments as a broker does, and rolls a segment when the next batch does not fit."""
+    """Writer of a Kafka log directory. Appends batches to segments as a broker does, and begins a new segment when the next batch does not
+    fit.
+    """
 
     folder: Path
     segment_bytes: int
@@ -59,7 +67,11 @@ class _LogDirectoryWriter:
     _size: int = 0
 
     def append_batch(self, data: bytes, records: int, timestamp: int) -> None:
-        """Append a serialized batch to the log, rolling the segment first if the batch does not fit."""
+        """Append a serialized batch to the log. If it does not fit into the segment, begin a new one first.
+
+        :param records: number of records in the batch.
+        :param timestamp: modification time of the segment that is then complete, in milliseconds.
+        """
         if self._size + len(data) > self.segment_bytes:
             self.roll_segment(timestamp)
         self._parts.append(data)
@@ -67,12 +79,15 @@ class _LogDirectoryWriter:
         self.next_offset += records
 
     def begin_leader_epoch(self, epoch: int) -> None:
-        """Begin a leader epoch at the end of the log."""
+        """Begin a leader epoch at the next offset of the log."""
         self.leader_epoch = epoch
         self.epochs.append(EpochEntry(LeaderEpoch(epoch), Offset(self.next_offset)))
 
     def roll_segment(self, timestamp: int) -> None:
-        """Write the batches so far as a segment file with this modification time, in milliseconds."""
+        """Write the batches since the last segment to a segment file, if there are any, and begin a new segment.
+
+        :param timestamp: modification time of the file, in milliseconds.
+        """
         if self._parts:
             path = self.folder / f"{self._base:020d}.log"
             path.write_bytes(b"".join(self._parts))
@@ -81,7 +96,12 @@ class _LogDirectoryWriter:
 
 
 def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
-    """Write a log directory with the generated topic, and yield the number of records of each batch, for a progress bar."""
+    """Write a Kafka log directory with the generated topic. Yield the number of records of each batch once it is generated, for a progress
+    bar.
+
+    :param folder: the directory, which must not exist yet.
+    :param customers: the table whose changes are the records. Afterwards it holds the last value of each key.
+    """
     folder.mkdir(parents=True)
     log = _LogDirectoryWriter(folder, settings.segment_bytes)
     batches = -(-settings.records // settings.batch_records)
@@ -115,12 +135,12 @@ def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: Custo
 
 
 def _is_transaction_aborted(settings: DemoTopicSettings, transaction: int) -> bool:
-    """Return whether a transaction is aborted: the one in the middle."""
+    """Return whether the transaction with this number is aborted. Only the one in the middle is."""
     return transaction == settings.transactions // 2
 
 
 class CustomersTable:
-    """The captured table: which rows exist, how often each was changed, and the last committed record of each key.
+    """The table whose changes the demo's topic holds: which rows exist, how often each was changed, and the last value of each key.
 
     latest: key -> last committed value, None if the key was deleted.
     """
@@ -135,8 +155,11 @@ class CustomersTable:
         self._lsn = 1 << 32
 
     def next_change_records(self, count: int, offset: int, timestamp: int, *, aborted: bool) -> list[RecordToEncode]:
-        """Return records for ``count`` changes of random rows, beginning at ``offset`` and ``timestamp`` (milliseconds). With ``aborted``
-        the table itself does not change, because the records belong to an aborted transaction.
+        """Change ``count`` random rows, and return the records of these changes. If ``aborted``, the table itself stays as it is, because
+        the records belong to an aborted transaction.
+
+        :param offset: offset of the first record.
+        :param timestamp: time of the first record in milliseconds. Each further record is one millisecond later.
         """
         ids = self._id_of_rank[np.searchsorted(self._popularity, self._random.random(count))].tolist()
         lots = self._random.random(count).tolist()
@@ -152,8 +175,10 @@ class CustomersTable:
     def _next_change_record(
         self, versions: dict[int, int], key: int, random_fraction: float, offset: int, timestamp: int
     ) -> RecordToEncode:
-        """Return the record of the next change of a row, and update ``versions``.
+        """Return the record of the next change of a row.
 
+        :param versions: how often each row was changed, by key. Changed in place.
+        :param key: number of the row.
         :param random_fraction: a random number from 0 to 1. Below ``_DELETES``, the change deletes the row, if it exists.
         """
         self._lsn += 64 + key % 512
@@ -168,7 +193,13 @@ class CustomersTable:
 
 
 def _row_json(key: int, version: int, random_fraction: float, timestamp: int, lsn: int) -> bytes:
-    """Return a row of the table as JSON. ``random_fraction`` (0 to 1) decides the values of its columns."""
+    """Return a row of the table as the JSON value of a change record.
+
+    :param version: number of earlier changes of the row; 0 if this change inserts it.
+    :param random_fraction: a number from 0 to 1 that decides the values of some columns.
+    :param timestamp: time of the change, in milliseconds.
+    :param lsn: position of the change in the source database's log.
+    """
     return (
         b'{"op":"%s","ts_ms":%d,"source":{"db":"shop","table":"customers","lsn":%d},"after":{"id":%d,"name":"Customer %d",'
         b'"email":"c%d@example.org","city":"%s","plan":"%s","balance_cents":%d,"session":"%016x","version":%d}}'

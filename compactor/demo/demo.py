@@ -38,7 +38,7 @@ ValueByKey = dict[bytes, bytes | None]
 
 @dataclass(frozen=True)
 class TopicSize:
-    """Segments, records and bytes of the topic in the tier. records: number of records, including transaction markers."""
+    """Number of records, bytes and segments of the topic in the tier. Records include transaction markers."""
 
     records: int
     bytes: int
@@ -49,7 +49,7 @@ class TopicSize:
 class DemoComparison:
     """The tier before and after the round, and each key's last value as written and as found in the tier.
 
-    differences: a line for each key whose last value in the tier is not the one that was written.
+    differences: a line for each key whose last value in the tier is not the one that was written; empty if the demo succeeded.
     """
 
     before: TopicSize
@@ -65,8 +65,9 @@ def count_keys_with_value(values: ValueByKey) -> int:
 
 
 def describe_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
-    """Return a line for each key whose last value in the tier is not the one written, or an empty list. A deleted key may have a tombstone
-    or no record.
+    """Return a line for each key whose last value in the tier is not the one that was written; an empty list if there is none.
+
+    Deleted keys are equal whether the tier has a tombstone or no record of them.
     """
     return [
         f"{key!r} has another last value"
@@ -79,7 +80,10 @@ class Demo:
     """One run of the demo in a folder.
 
     :param folder: must not exist, be empty, or hold an earlier demo, which is deleted.
-    :param tier_url: where the tier is created; empty for inside the folder. There must be no tier yet, and it is not deleted.
+    :param now_ms: time of the last record, and of the round, in milliseconds.
+    :param tier_url: where the tier is created, empty for inside the folder. A tier at this URL must not exist, and is not deleted
+        afterwards.
+    :param settings: settings from which the access to the store at ``tier_url`` is taken.
     :raises UsageError: if the folder or the URL is in use.
     """
 
@@ -105,7 +109,9 @@ class Demo:
         self._cleaner = self._tier.cleaner_settings_for_topic(NAME.topic)
 
     def _clear_folder(self) -> None:
-        """Delete an earlier demo in the folder. Raises UsageError if the folder holds anything else."""
+        """Delete an earlier demo in the folder, and create the folder if it does not exist. Raises UsageError if the folder holds anything
+        else.
+        """
         if self.folder.is_dir() and any(self.folder.iterdir()):
             if not self.config.exists() or not self.config.read_text(encoding="utf-8", errors="replace").startswith(FIRST_LINE):
                 raise UsageError(f"{self.folder} is not empty and not of an earlier demo", hint="Name an empty or a new directory")
@@ -117,7 +123,7 @@ class Demo:
             raise UsageError(f"cannot make {self.folder}: {error.strerror}", hint="Name another directory") from error
 
     def generate_topic(self, on_records: OnCount) -> None:
-        """Generate the demo's topic and write it as a Kafka log directory."""
+        """Generate the demo's topic and write it as a Kafka log directory. ``on_records``: receives the number of records of each batch."""
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 
@@ -141,7 +147,7 @@ class Demo:
         return [problem for problem in found if problem.severity == "error"]
 
     def export_topic(self, on_bytes: OnCount) -> None:
-        """Export the compacted view as a Kafka log directory."""
+        """Export the compacted topic from the tier as a Kafka log directory."""
         export_partition(self._tier, NAME, self.exported, on_bytes)
 
     def compare_last_values(self) -> DemoComparison:
@@ -162,7 +168,7 @@ class Demo:
 
 
 def _format_toml(sections: dict[str, dict[str, str]]) -> str:
-    """Return these sections as a TOML file."""
+    """Return the text of a TOML file with these sections, below a comment by which a later demo recognizes the file."""
     lines = [FIRST_LINE]
     for name, keys in sections.items():
         lines += [f"[{name}]\n", *(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items())]

@@ -40,7 +40,9 @@ _SHORT: Final = 256
 
 
 def _supported_crc32c_instruction() -> Literal["x86", "arm", ""]:
-    """Return which CRC-32C instruction the compiler may use: "x86", "arm", or an empty string if there is none."""
+    """Return the processor family whose CRC-32C instruction can be used: "x86" or "arm". An empty string if the processor has no such
+    instruction or numba's settings forbid it.
+    """
     features = config.CPU_FEATURES  # what the environment allows numba comes before what the processor has
     if features is None:
         features = binding.get_host_cpu_features().flatten()
@@ -58,8 +60,8 @@ _NAMES: Final = {("x86", 64): "llvm.x86.sse42.crc32.64.64", ("x86", 8): "llvm.x8
 
 
 def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Define a numba intrinsic ``crc_step(crc, data)`` that advances a CRC-32C state by ``bits`` bits of data (64 or 8) with the
-    processor's instruction.
+    """Return a numba intrinsic ``crc_step(crc, data)``, which returns the CRC-32C state ``crc`` advanced by ``bits`` bits of data (64 or
+    8). It uses the processor's instruction.
     """
 
     def crc_step(typing_context: TypingContext, crc: NumbaType, data: NumbaType) -> IntrinsicDefinition:
@@ -80,10 +82,10 @@ def _define_crc32c_step_intrinsic(bits: int) -> NumbaIntrinsic:
 
 
 def _crc_table_for_zero_bytes(byte_count: int) -> CrcTable:
-    """Return a table that advances a CRC-32C state by ``byte_count`` zero bytes, which must be a power of two. Shape (4, 256): one row per
-    byte of the state.
+    """Return a table with which a CRC-32C state is advanced by ``byte_count`` zero bytes. Shape (4, 256): the new state is the xor of one
+    entry from each row, chosen by one byte of the old state.
 
-    The operation is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (zlib's crc32_combine).
+    Advancing is linear over bits, so the table for 2n bytes is the table for n bytes applied to itself (as in zlib's crc32_combine).
     """
     byte = np.arange(256, dtype=np.uint64)
     after = np.stack([byte << np.uint64(8 * place) for place in range(4)])
@@ -109,8 +111,9 @@ def crc_tables_for_zero_bytes_by_power() -> CrcTable:
 
 
 def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
-    """Combine the CRC-32C of two adjacent byte ranges into that of both. ``second_size_bytes`` is the length of the second range in
-    bytes.
+    """Return the CRC-32C of two adjacent byte ranges together, given the CRC-32C of each.
+
+    :param second_size_bytes: length of the second range in bytes.
     """
     table = _crc_table_for_zero_bytes(second_size_bytes)
     for byte in range(4):
@@ -119,7 +122,7 @@ def combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> i
 
 
 def _advance_crcs_by_zero_bytes(table: CrcTable, crcs: CrcTable) -> CrcTable:
-    """Advance every CRC-32C state in ``crcs`` by the zero bytes of ``table``."""
+    """Return the CRC-32C states in ``crcs``, each advanced by the number of zero bytes for which ``table`` was made."""
     low = np.uint64(255)
     first, second, third, last = (table[place, crcs >> np.uint64(8 * place) & low] for place in range(4))
     applied: CrcTable = first ^ second ^ third ^ last
@@ -128,7 +131,7 @@ def _advance_crcs_by_zero_bytes(table: CrcTable, crcs: CrcTable) -> CrcTable:
 
 @inline_kernel
 def _advance_crc_by_zero_bytes(table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Advance one CRC-32C state by the zero bytes of ``table``."""
+    """Return one CRC-32C state, advanced by the number of zero bytes for which ``table`` was made."""
     low = np.uint64(255)
     return (
         table[0, crc & low]
@@ -140,8 +143,9 @@ def _advance_crc_by_zero_bytes(table: CrcTable, crc: np.uint64) -> np.uint64:
 
 @inline_kernel
 def crc_after_zero_bytes(tables_by_power: CrcTable, crc: np.uint64, byte_count: int) -> np.uint64:
-    """Return the CRC-32C state after ``byte_count`` zero bytes, fewer than 2^32. The CRC of two joined ranges is this of the first CRC, xor
-    the second CRC.
+    """Return the CRC-32C state ``crc`` advanced by ``byte_count`` zero bytes, fewer than 2^32.
+
+    The CRC of two adjacent ranges is the CRC of the first, advanced by as many zero bytes as the second has, xor the CRC of the second.
 
     :param tables_by_power: the tables that ``crc_tables_for_zero_bytes_by_power`` returns.
     """
@@ -165,9 +169,10 @@ _AFTER: Final = np.stack(
 
 @inline_kernel
 def _crc_in_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Return the CRC-32C state after 3 * ``stream_bytes`` bytes from position ``start``, computed in three interleaved streams.
+    """Return the CRC-32C state ``crc`` advanced by the 3 * ``stream_bytes`` bytes of ``buf`` from position ``start`` on. The bytes are read
+    as three adjacent streams in turn, because the processor computes three independent CRCs at once.
 
-    :param zero_bytes_table: advances a state by ``stream_bytes`` zero bytes; it combines the streams.
+    :param zero_bytes_table: table that advances a state by ``stream_bytes`` zero bytes; it combines the results of the streams.
     """
     second = np.uint64(0)
     third = np.uint64(0)
@@ -185,13 +190,13 @@ def _crc_in_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_
 
 @inline_kernel
 def _extend_crc_by_eight_bytes(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
-    """Return the CRC-32C state after eight more bytes, using the processor's instruction."""
+    """Return the CRC-32C state ``crc`` advanced by eight bytes, using the processor's instruction."""
     return _step64(crc, eight_bytes)
 
 
 @kernel
 def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
-    """Return the CRC-32C state after ``buf[start:end]``, using the processor's instruction."""
+    """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, using the processor's instruction."""
     at = start
     while end - at >= 3 * _LONG:
         crc = _crc_in_three_streams(buf, at, _LONG, _AFTER_LONG, crc)
@@ -210,7 +215,7 @@ def _extend_crc_by_instruction(crc: np.uint64, buf: Bytes, start: int, end: int)
 
 @inline_kernel
 def extend_crc_by_eight_bytes_with_tables(crc: np.uint64, eight_bytes: np.uint64) -> np.uint64:
-    """Return the CRC-32C state after eight bytes, using tables. For processors without a CRC-32C instruction."""
+    """Return the CRC-32C state ``crc`` advanced by eight bytes, using tables. For processors without a CRC-32C instruction."""
     eight_bytes ^= crc
     crc = np.uint64(0)
     for i in range(8):
@@ -220,7 +225,7 @@ def extend_crc_by_eight_bytes_with_tables(crc: np.uint64, eight_bytes: np.uint64
 
 @kernel
 def extend_crc_by_tables(crc: np.uint64, buf: Bytes, start: int, end: int) -> np.uint64:
-    """Return the CRC-32C state after ``buf[start:end]``, using tables. For processors without a CRC-32C instruction."""
+    """Return the CRC-32C state ``crc`` advanced by ``buf[start:end]``, using tables. For processors without a CRC-32C instruction."""
     at = start
     while end - at >= 8:
         crc = extend_crc_by_eight_bytes_with_tables(crc, load_u64(buf, at))

@@ -64,10 +64,12 @@ def inline_kernel(function: F) -> F:
 
 @functools.cache
 def kernel_cache_folder() -> Path | None:
-    """Return the folder for cached machine code, or None if no folder can be written or the sources are in an archive.
+    """Return the folder in which numba caches machine code. None if no folder can be written, or if the sources are in an archive; kernels
+    are then compiled in each process.
 
-    Candidates are, in this order: ``NUMBA_CACHE_DIR``, the user's cache directory, and the directory for temporary files. If the first one
-    is read-only, for example in a container image, its content is copied to the next one, because numba caches only where it can write.
+    The first of these that can be written is used: ``NUMBA_CACHE_DIR``, the user's cache directory, the directory for temporary files. If
+    an earlier one holds a cache but is read-only, as in a container image, its content is copied to the folder, because numba uses a cache
+    only where it can write.
     """
     if not Path(__file__).is_file():
         return None
@@ -117,7 +119,9 @@ def kernel_source_files() -> list[Path]:
 
 
 def _candidate_cache_locations() -> Iterator[FolderAndNamePrefix]:
-    """Yield the directories that may hold the cache, each with a prefix for the name of the cache folder."""
+    """Yield (directory, prefix) of each place for the cache folder, the preferred one first. The name of the cache folder begins with the
+    prefix.
+    """
     if _NAMED_FOLDER:
         yield Path(_NAMED_FOLDER), ""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -126,7 +130,9 @@ def _candidate_cache_locations() -> Iterator[FolderAndNamePrefix]:
 
 
 def _delete_old_cache_folders(parent_folder: Path) -> None:
-    """Delete the least recently used cache folders of other versions. A process that still uses one compiles its kernels again."""
+    """Delete cache folders in ``parent_folder`` except the KEPT_FOLDERS most recently used ones. A process that still uses a deleted folder
+    compiles its kernels again.
+    """
     for old in sorted(parent_folder.glob("kernels-*"), key=lambda path: path.stat().st_mtime)[:-KEPT_FOLDERS]:
         shutil.rmtree(old, ignore_errors=True)
 

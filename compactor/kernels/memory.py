@@ -41,8 +41,8 @@ def _element_pointer(
 
 
 def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
-    """Define a numba intrinsic ``load_number(array, position)`` that reads a number of ``bits`` bits at any byte position;
-    big-endian if ``is_big_endian``.
+    """Return a numba intrinsic ``load_number(array, position)`` that reads a number of ``bits`` bits, big-endian or little-endian, at any
+    byte position of a byte array.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -57,8 +57,8 @@ def _define_load_intrinsic(bits: int, result_type: NumbaType, *, is_big_endian: 
 
 
 def _define_store_intrinsic(bits: int, value_type: NumbaType, *, is_big_endian: bool = True) -> NumbaIntrinsic:
-    """Define a numba intrinsic ``store_number(array, position, value)`` that writes a number of ``bits`` bits at any byte position;
-    big-endian if ``is_big_endian``.
+    """Return a numba intrinsic ``store_number(array, position, value)`` that writes a number of ``bits`` bits, big-endian or little-endian,
+    at any byte position of a byte array.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -109,7 +109,9 @@ def copy_bytes(
 
 
 def _define_copy_intrinsic(bits: int) -> NumbaIntrinsic:
-    """Define a numba intrinsic that copies ``bits`` bits between two byte positions."""
+    """Return a numba intrinsic ``copy_word(target, target_position, source, source_position)`` that copies ``bits`` bits from one byte
+    array to another.
+    """
 
     @intrinsic  # type: ignore[untyped-decorator]
     def copy_word(
@@ -143,11 +145,11 @@ def address_of(typing_context: TypingContext, array: NumbaType, position: NumbaT
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_c_function(typing_context: TypingContext, function_address: NumbaType, *arguments: NumbaType) -> IntrinsicDefinition:
-    """Call the C function at the address ``function_address`` with at most six integers or addresses, and return its ``int`` result. For
-    64-bit processors.
+    """Call the C function at the address ``function_address`` with at most six integers or addresses as arguments, and return its ``int``
+    result. Only for 64-bit processors.
 
     The function is given by its address at run time, so that cached machine code remains valid if the library is loaded elsewhere. Each
-    argument fills a whole register; the function reads as many bits of it as it declares.
+    argument is passed as 64 bits, of which the function uses as many as it declares.
     """
 
     def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -161,8 +163,8 @@ def call_c_function(typing_context: TypingContext, function_address: NumbaType, 
 
 
 def _define_prefetch_intrinsic(write_flag: int) -> NumbaIntrinsic:
-    """Define a numba intrinsic that loads the cache line of an array element in advance; ``write_flag`` is 1 if the
-    element will be written.
+    """Return a numba intrinsic that loads the cache line of an array element before it is used; ``write_flag`` is 1 if the element will be
+    written.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -186,8 +188,8 @@ prefetch, prefetch_read = _define_prefetch_intrinsic(1), _define_prefetch_intrin
 
 @intrinsic  # type: ignore[untyped-decorator]
 def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType, factor_b: NumbaType) -> IntrinsicDefinition:
-    """Return the upper 64 bits of the 128-bit product of two unsigned numbers. This maps a uniform ``factor_a`` to a uniform
-    number below ``factor_b``.
+    """Return the upper 64 bits of the 128-bit product of two unsigned 64-bit numbers. If ``factor_a`` is uniformly distributed, the result
+    is uniformly distributed from 0 to ``factor_b`` - 1.
     """
 
     def emit_llvm_code(context: CodegenContext, builder: LlvmBuilder, signature: NumbaSignature, args: LlvmArguments) -> LlvmValue:
@@ -200,8 +202,8 @@ def upper_64_bits_of_product(typing_context: TypingContext, factor_a: NumbaType,
 
 @inline_kernel
 def read_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
-    """Read a zigzag varint of at most ten bytes. Return its value and the next position, or position -1 if it is longer
-    or reaches ``end``.
+    """Read the zigzag varint at ``position``. Return its value and the position after it. If the varint has more than ten bytes or does not
+    end before ``end``, return 0 and -1.
     """
     if position < end and buf[position] < 128:
         byte = np.int64(buf[position])
@@ -231,7 +233,7 @@ def varint_size_bytes(value: int) -> int:
 
 @inline_kernel
 def write_varint(buf: Bytes, position: int, value: int) -> BytePosition:
-    """Write ``value`` as the shortest zigzag varint and return the next position."""
+    """Write ``value`` as the shortest zigzag varint at ``position``, and return the position after it."""
     raw = np.uint64((value << 1) ^ (value >> 63))
     while raw >= np.uint64(128):
         buf[position] = np.uint8((raw & np.uint64(127)) | np.uint64(128))

@@ -23,14 +23,16 @@ def _load_c_library() -> ctypes.CDLL | None:
 
 
 def limit_malloc_heaps() -> bool:
-    """Limit the number of malloc heaps of this process. Return whether the C library supports it (glibc). Must be called before the first
-    thread starts.
+    """Limit the number of malloc heaps of this process to two (HEAPS). Return False if the C library cannot do that; only glibc can. Must
+    be called before the first thread starts.
     """
     tell = getattr(_load_c_library(), "mallopt", None)
     return tell is not None and tell(_M_ARENA_MAX, HEAPS) == 1
 
 
 def release_free_memory() -> bool:
-    """Return unused memory of this process to the operating system, which takes a few milliseconds. Return whether there was any."""
+    """Give memory that this process has freed back to the operating system, which takes a few milliseconds. Return whether any was given
+    back; always False if the C library is not glibc.
+    """
     trim = getattr(_load_c_library(), "malloc_trim", None)
     return trim is not None and trim(0) == 1

@@ -35,8 +35,8 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskReservationExceeded(OutOfBudget):
-    """Raised if more is written than was reserved and the budget has no spare bytes. The work must be repeated without other work at the
-    same time.
+    """Raised if a piece of work writes more than it reserved and the disk budget has no free bytes left. The work must then be repeated
+    while no other work uses the budget.
     """
 
 
@@ -54,8 +54,8 @@ class DiskUsage:
 
 
 class CachedFile:
-    """Entry of a cached file in the disk budget. ``drop`` deletes the file; the budget calls it when it needs the bytes, unless the file is
-    pinned.
+    """Entry of a cached file in the disk budget. The budget may delete the file when its bytes are needed, unless the file is pinned.
+    ``drop`` is the function that deletes the file.
     """
 
     def __init__(self, usage: DiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> None:
@@ -67,8 +67,8 @@ class CachedFile:
 
 
 class DiskBudget:
-    """Disk budget of a process: gives out reservations and caches files in the remaining bytes. Thread-safe. ``total``: its size in
-    bytes.
+    """Disk budget of a process: the number of bytes that its rounds may use on the local disk. Bytes that are not reserved are used to
+    cache files. Thread-safe. ``total``: size of the budget in bytes.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -83,12 +83,12 @@ class DiskBudget:
     def reserve_space(
         self, usage: DiskUsage, size_bytes: int, work_name: str, files_to_pin: Sequence[CachedFile] = ()
     ) -> DiskSpaceReservation:
-        """Reserve ``size_bytes`` bytes of disk space and return the reservation, waiting until they are free. Requests are served in the
-        order of arrival.
+        """Reserve ``size_bytes`` bytes of disk space and return the reservation. If they are not free, delete unpinned cached files, and
+        wait if that is not enough. Requests are served in the order of arrival.
 
         :param usage: disk usage of the round that asks; the bytes are added to it.
         :param work_name: name of the work for messages, such as "group 3 of orders-0".
-        :param files_to_pin: cached files to pin together with the reservation, if they still exist.
+        :param files_to_pin: cached files that are pinned once the bytes are reserved, unless they were deleted before.
         :raises OutOfBudget: if ``size_bytes`` exceeds the whole budget.
         """
         if size_bytes > self.total:
@@ -109,16 +109,15 @@ class DiskBudget:
                 self.changed.notify_all()
 
     def reserve_spare_bytes_or_none(self, usage: DiskUsage, size_bytes: int) -> DiskSpaceReservation | None:
-        """Reserve bytes for prefetching if they are free and no other request waits for bytes; otherwise return None.
-
-        No cached file is deleted.
+        """Reserve bytes for prefetching and return the reservation. None if the bytes are not free or another request is waiting for bytes.
+        No cached file is deleted for it.
         """
         with self.changed:
             return None if self._queue or self.used + size_bytes > self.total else self._create_reservation(usage, size_bytes)
 
     def extend_reservation_without_waiting(self, usage: DiskUsage, size_bytes: int) -> bool:
-        """Add ``size_bytes`` bytes to what a round has reserved, deleting unpinned cached files if necessary, but without waiting. Return
-        False, changing nothing, if so many bytes cannot be freed.
+        """Reserve ``size_bytes`` more bytes for a round, deleting unpinned cached files if necessary, but without waiting. Return False,
+        changing nothing, if so many bytes cannot be freed.
         """
         with self.changed:
             if not self._free_bytes_by_deleting_files(size_bytes, ()):
@@ -133,8 +132,9 @@ class DiskBudget:
             self.changed.notify_all()
 
     def cache_file_if_bytes_are_free(self, usage: DiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> CachedFile | None:
-        """Cache an existing file by reserving ``size_bytes`` bytes for it, in addition to the reservation under which it was written.
-        Return the file's entry, or None if no bytes are free for it; the caller must then delete the file.
+        """Add an existing file to the cache. Its bytes are reserved anew, in addition to the reservation under which it was written. Return
+        the file's entry, or None if the bytes cannot be freed or another request is waiting for bytes; the caller must then delete the
+        file.
 
         :param delete_file: deletes the file. It is called from any thread and must not wait for anything.
         """
@@ -145,7 +145,10 @@ class DiskBudget:
             return self._add_cached_file(usage, size_bytes, delete_file)
 
     def convert_reservation_to_cached_file(self, reservation: DiskSpaceReservation, delete_file: Callable[[], None]) -> CachedFile:
-        """Convert a reservation to a cached file of the same size, and return the file's entry. ``delete_file`` removes the file."""
+        """Turn all bytes of a reservation into those of a cached file, and return the file's entry. The reservation is empty afterwards.
+
+        :param delete_file: deletes the file. It is called from any thread and must not wait for anything.
+        """
         with self.changed:
             cached_file = self._add_cached_file(reservation.usage, reservation.size, delete_file)
             reservation.size = reservation.taken = 0
@@ -153,18 +156,20 @@ class DiskBudget:
             return cached_file
 
     def pin_file_unless_deleted(self, cached_file: CachedFile) -> bool:
-        """Pin a cached file, so that it is not deleted. Return False if it was deleted already."""
+        """Pin a cached file, so that the budget does not delete it, and return True. Return False if it was deleted already."""
         with self.changed:
             return bool(self._pin_existing_files((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
-        """Undo one call of ``pin_file_unless_deleted``. A cached file without pins may be deleted when its bytes are needed."""
+        """Undo one call of ``pin_file_unless_deleted`` for this file. A file that is pinned no more may be deleted when its bytes are
+        needed.
+        """
         with self.changed:
             cached_file.pins -= 1
             self.changed.notify_all()
 
     def delete_unpinned_files(self, files: Iterable[CachedFile] | None = None) -> None:
-        """Delete these cached files, or all of them, except those that are pinned."""
+        """Delete those of the cached files ``files`` that are not pinned; None stands for all cached files."""
         with self.changed:
             for cached_file in list(self._kept if files is None else files):
                 if cached_file.pins == 0:
@@ -190,8 +195,8 @@ class DiskBudget:
         usage.peak = max(usage.peak, usage.used)
 
     def _free_bytes_by_deleting_files(self, size_bytes: int, files_to_pin: Sequence[CachedFile]) -> bool:
-        """Delete unpinned cached files until ``size_bytes`` bytes are free, those in ``files_to_pin`` last. Return False, deleting nothing,
-        if deleting all of them would not free enough.
+        """Delete unpinned cached files until ``size_bytes`` bytes are free; the files in ``files_to_pin`` are deleted last. Return False,
+        deleting nothing, if deleting all unpinned files would not free enough.
         """
         idle = [cached_file for cached_file in self._kept if cached_file.pins == 0]
         if self.used + size_bytes - sum(cached_file.size for cached_file in idle) > self.total:
@@ -203,7 +208,7 @@ class DiskBudget:
         return True
 
     def _delete_cached_file(self, cached_file: CachedFile) -> None:
-        """Delete a cached file, unless that was done before, and give its bytes back."""
+        """Delete a cached file and give its bytes back to the budget, unless it was deleted before."""
         if not cached_file.dropped:
             cached_file.dropped = True
             del self._kept[cached_file]
@@ -211,7 +216,7 @@ class DiskBudget:
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
     def _pin_existing_files(self, files: Sequence[CachedFile]) -> int:
-        """Pin those cached files that were not deleted, and return their number."""
+        """Pin those of the cached files that were not deleted, and return the number of files pinned."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:
             cached_file.pins += 1
@@ -220,7 +225,9 @@ class DiskBudget:
 
 
 class DiskSpaceReservation:
-    """Reservation of disk space for one piece of work. Used as a context manager, in one thread."""
+    """Reservation of disk space for one piece of work, used in one thread. As a context manager it gives its bytes back to the budget at
+    the end of the ``with`` block.
+    """
 
     def __init__(self, budget: DiskBudget, usage: DiskUsage, size_bytes: int) -> None:
         self._budget = budget
@@ -229,8 +236,8 @@ class DiskSpaceReservation:
         self.taken = 0
 
     def reserve_bytes(self, size_bytes: int) -> None:
-        """Add ``size_bytes`` bytes to the used part of the reservation; called before they are written. Raises DiskReservationExceeded if
-        neither the reservation nor the budget has them.
+        """Mark ``size_bytes`` bytes of the reservation as used; called before they are written. If the reservation has too few, it is
+        extended from the budget. Raises DiskReservationExceeded if the budget has too few, too.
         """
         missing = self.taken + size_bytes - self.size
         if missing > 0:
@@ -243,12 +250,12 @@ class DiskSpaceReservation:
         self.taken += size_bytes
 
     def release_bytes(self, size_bytes: int) -> None:
-        """Subtract ``size_bytes`` bytes from the used part of the reservation, after their file was deleted or cached."""
+        """Mark ``size_bytes`` used bytes of the reservation as unused again, after their file was deleted or cached."""
         self.taken -= size_bytes
 
     def move_used_bytes_to_new_reservation(self) -> DiskSpaceReservation:
-        """Move the used bytes to a new reservation and return it. Unused bytes are given back to the budget, and this reservation is empty
-        afterwards.
+        """Move the used bytes to a new reservation and return it. The unused bytes are given back to the budget, and the old reservation is
+        empty afterwards.
         """
         other = DiskSpaceReservation(self._budget, self.usage, self.taken)
         other.taken = self.taken
@@ -269,7 +276,9 @@ class DiskSpaceReservation:
 
 
 def is_disk_full_error(error: BaseException) -> bool:
-    """Return whether an error means that the file system is full or its quota is used up, because of files outside the disk budget."""
+    """Return whether an error, or an error that caused it, says that the file system is full or its quota is used up. The disk budget
+    cannot prevent that if other programs use the disk.
+    """
     while not (isinstance(error, OSError) and error.errno in _FULL):
         if error.__cause__ is None:
             return False

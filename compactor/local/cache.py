@@ -46,9 +46,9 @@ class ControlLogReadProgress(StrictFrozenModel):
     """Position up to which a partition's control log was read into the cache.
 
     slot: number of the last record of the control log in the cached state.
-    hint: number of the last catalog record about the partition that the state takes into account.
-    checked_ms: time when the store last had nothing newer, by this machine's clock in milliseconds.
-    mark: identifies the last record, to detect another log.
+    hint: number of the last catalog record about the partition at the time when its control log was read.
+    checked_ms: time of the latest read that found no newer records, by this machine's clock in milliseconds.
+    mark: identifies the record ``slot``, so that a log with other records is noticed.
     """
 
     slot: int
@@ -58,7 +58,7 @@ class ControlLogReadProgress(StrictFrozenModel):
 
 
 class CachedCatalog(StrictFrozenModel):
-    """Cached catalog of a tier, with a mark (number and tag) that identifies its last record."""
+    """Cached catalog of a tier. mark: identifies the last record of the tier-wide log in it, by number and tag."""
 
     state: CatalogState
     mark: StateIdentity
@@ -90,8 +90,8 @@ class LocalState:
         self._rocks.close()
 
     def cached_catalog(self) -> CachedCatalog | None:
-        """Return the cached catalog, or None if none is cached. May be called before ``bind_to_tier``, because the catalog contains the
-        tier id.
+        """Return the cached catalog, or None if none is cached. May be called before ``bind_to_tier``, because the catalog itself contains
+        the tier id that is needed for binding.
         """
         if self._read_cache_header() is None:
             return None
@@ -100,8 +100,9 @@ class LocalState:
         return kept
 
     def bind_to_tier(self, tier_id: str, *, has_diverged: bool = False) -> None:
-        """Bind the cache to the tier with this id. Content of another tier is deleted, and all content if ``has_diverged`` (the cache is of
-        a diverged copy of this tier).
+        """Bind the cache to the tier with this id, from which it is filled from now on. Content of another tier is deleted.
+
+        :param has_diverged: whether the cache was made from a copy of this tier that has other records; then all content is deleted, too.
         """
         meta = self._read_cache_header()
         if meta is not None and (has_diverged or meta.tier_id != tier_id):
@@ -113,13 +114,18 @@ class LocalState:
             self._rocks.write({_META: made.model_dump_json().encode()})
 
     def cache_catalog(self, state: CatalogState, identity: StateIdentity | None) -> None:
-        """Write the catalog to the cache if it has changed. ``identity`` identifies its last record; without one nothing is stored."""
+        """Write the catalog to the cache, unless the cached one has the same last record.
+
+        :param identity: identifies the last record in the catalog. If it is None, nothing is written.
+        """
         if identity is not None and state.slot != self._catalog_slot:
             self._rocks.write({_CATALOG: CachedCatalog(state=state, mark=identity).model_dump_json().encode()})
             self._catalog_slot = state.slot
 
     def cached_summaries_by_partition_name(self) -> dict[str, tuple[ControlLogReadProgress, PartitionSummary]]:
-        """Return the summary of each cached partition, by ``topic-partition``, with the position up to which its control log was read."""
+        """Return a pair for each cached partition, by ``topic-partition``: the position up to which its control log was read, and its
+        summary. Empty if nothing is cached or the cache cannot be read.
+        """
         seen, known = self._rocks.entries_with_prefix(_SEEN), self._rocks.entries_with_prefix(_SUMMARY)
         found: dict[str, tuple[ControlLogReadProgress, PartitionSummary]] = {}
         try:
@@ -133,8 +139,8 @@ class LocalState:
         return found
 
     def cached_state(self, partition: TopicPartition) -> tuple[PartitionState, StateIdentity] | None:
-        """Return the cached state of a partition and the mark of the last control-log record in it, or None. ``ControlLog.load`` reads only
-        the records after that mark.
+        """Return a pair: the cached state of a partition, and the identity of the last control-log record in it. ``ControlLog.load`` then
+        reads only later records. None if no usable state is cached.
         """
         state, seen = (
             self._read_cached_value(PartitionState, _database_key_of_partition(_STATE, partition)),
@@ -143,11 +149,11 @@ class LocalState:
         return (state, seen.mark) if state is not None and seen is not None and state.slot == seen.slot else None
 
     def cache_state(self, state: PartitionState, identity: StateIdentity, last_hint_number: int, now_ms: int) -> None:
-        """Write a partition's state and summary to the cache.
+        """Write a partition's state and its summary to the cache.
 
         :param identity: identifies the last control-log record in the state.
-        :param last_hint_number: number of the last catalog record about the partition, taken before its control log was read.
-        :param now_ms: current time in milliseconds.
+        :param last_hint_number: number of the last catalog record about the partition that was known before its control log was read.
+        :param now_ms: current time by this machine's clock, in milliseconds.
         """
         seen = ControlLogReadProgress(slot=state.slot, hint=last_hint_number, checked_ms=now_ms, mark=identity)
         self._rocks.write(
@@ -159,13 +165,15 @@ class LocalState:
         )
 
     def save_control_log_check_times(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
-        """Write new times of the last check to the cache, for partitions whose control log has no newer records than the cached state."""
+        """Write the read positions of partitions whose control logs had no newer records than the cached states. Only ``checked_ms`` and
+        ``hint`` of these positions are new.
+        """
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}
         )
 
     def cached_sidecar_heads(self, segment_ids: Sequence[str]) -> dict[str, bytes]:
-        """Return the cached first parts (heads) of these segments' sidecars, by segment id."""
+        """Return the cached heads (first parts) of these segments' sidecars, by segment id. Segments without a cached head are absent."""
         found = self._rocks.get([_HEAD + name.encode() for name in segment_ids])
         return {name: data for name, data in zip(segment_ids, found, strict=True) if data is not None}
 
@@ -178,7 +186,9 @@ class LocalState:
         self._rocks.write({}, [_HEAD + name.encode() for name in segment_ids])
 
     def _read_cache_header(self) -> LocalCacheHeader | None:
-        """Return the description of the cache, or None if it is empty or of another version."""
+        """Return the header of the cache. None if the cache is empty, or if another version of the program wrote it; its content is deleted
+        then.
+        """
         meta = self._read_cached_value(LocalCacheHeader, _META)
         if meta is not None and (meta.format, meta.program) != (CACHE_FORMAT, __version__):
             self._discard_cached_content(f"it is of version {meta.program}, format {meta.format}")
@@ -186,7 +196,9 @@ class LocalState:
         return meta
 
     def _read_cached_value(self, value_type: type[ValueT], database_key: bytes) -> ValueT | None:
-        """Read and parse a value, or return None. A value that cannot be parsed empties the cache."""
+        """Return the value that is stored under a key, or None if there is none. If the value cannot be parsed, the whole cache is emptied
+        and None is returned.
+        """
         (data,) = self._rocks.get([database_key])
         try:
             return None if data is None else value_type.model_validate_json(data)
@@ -205,5 +217,5 @@ class LocalState:
 
 
 def _database_key_of_partition(key_prefix: bytes, partition: TopicPartition) -> bytes:
-    """Return the database key under which a value of this kind is stored for a partition."""
+    """Return the database key of a partition's value. key_prefix: the kind of value, such as ``state/``."""
     return key_prefix + str(partition).encode()

@@ -27,9 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class RocksDatabase:
-    """RocksDB database in ``folder``, used as a cache: its content may be lost at any time. Opened on first use and closed with the process
-    at the latest.
-    Thread-safe.
+    """RocksDB database in ``folder``, used as a cache: its content may be lost at any time. Opened on first use and closed at the latest
+    when the process ends. Thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +73,9 @@ class RocksDatabase:
         return found
 
     def write(self, values: Mapping[bytes, bytes], deleted_keys: Sequence[bytes] = ()) -> None:
-        """Write ``values`` and delete the keys in ``deleted_keys``, all or nothing. Does nothing if another process writes."""
+        """Write ``values`` and delete the entries of ``deleted_keys``, all or nothing. Does nothing if this process has not opened the
+        database for writing.
+        """
         db = self._database_opened_on_first_use()
         if db is None or not self._writer:
             return
@@ -92,7 +93,9 @@ class RocksDatabase:
             self.close()
 
     def delete_all_entries(self, reason: str) -> None:
-        """Delete the content of the database and log the reason. A process that cannot write continues without the database."""
+        """Delete the content of the database and log the reason. A process that may not write closes the database instead, and continues
+        without it.
+        """
         with self._lock:
             if self._db is None:
                 return
@@ -118,8 +121,8 @@ class RocksDatabase:
             return self._db
 
     def _open_database(self) -> None:
-        """Open the database for writing, or as a secondary if another process writes or the folder is read-only. Delete and recreate a
-        broken one.
+        """Open the database for writing. If another process has it open for writing or the folder is read-only, open it as a secondary (for
+        reading). Delete and recreate a broken one. If nothing helps, continue without a database.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,7 +148,9 @@ class RocksDatabase:
         self._cleanup.callback(_close_database, db, is_writer=True)
 
     def _open_as_secondary(self) -> None:
-        """Open the database as a RocksDB secondary, which keeps its own files in a temporary folder and the writer's files open."""
+        """Open the database as a RocksDB secondary, which can read while another process writes. Its own files are in a temporary folder.
+        If that fails, continue without a database.
+        """
         from rocksdict import AccessType, Rdict
 
         try:
@@ -177,8 +182,9 @@ def _database_options(max_open_files: int) -> Options:
 
 
 def _close_database(database: Rdict, *, is_writer: bool) -> None:
-    """Close a RocksDB database and ignore errors. ``is_writer``: whether this process opened it for writing; then cached writes are
-    flushed.
+    """Close a RocksDB database and ignore errors.
+
+    :param is_writer: whether this process opened it for writing. If so, entries that are only in the write-ahead log are flushed first.
     """
     with suppress(Exception):
         if is_writer:

@@ -24,8 +24,8 @@ _one_at_a_time = threading.Lock()
 
 
 def process_spool_folder(state_dir: Path) -> Path:
-    """Return this process's spool folder. The first call creates it and deletes folders of killed processes. Raises UsageError if it cannot
-    be created.
+    """Return this process's folder for temporary files below ``state_dir/spool``. The first call creates it and deletes the folders of
+    killed processes. Raises UsageError if it cannot be created.
     """
     key = (state_dir, os.getpid())
     with _one_at_a_time:
@@ -41,7 +41,9 @@ def process_spool_folder(state_dir: Path) -> Path:
 
 
 def check_spool_folder_is_writable(state_dir: Path) -> None:
-    """Raise UsageError if this process's spool folder cannot be written. Spool folders of processes that were killed are deleted."""
+    """Raise UsageError if this process cannot write to its spool folder (temporary files below ``state_dir/spool``). Creates the folder if
+    necessary, and deletes the folders of killed processes.
+    """
     folder = process_spool_folder(state_dir)
     try:
         with _exclusive_file_lock(folder.parent / "lock"):
@@ -57,7 +59,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
 
 
 def _create_spool_folder_of_process(spool_root: Path) -> Path:
-    """Create this process's spool folder, lock it, and register its removal at exit."""
+    """Create this process's spool folder, lock it, register its removal at exit, and return its path."""
     spool_root.mkdir(parents=True, exist_ok=True)
     with _exclusive_file_lock(spool_root / "lock"):
         _delete_spool_folders_of_dead_processes(spool_root)
@@ -83,8 +85,11 @@ def _delete_folder_at_process_exit(folder: Path, process_id: int) -> None:
 
 
 def _is_spool_folder_locked(folder: Path) -> bool:
-    """Return whether the process that created a spool folder still runs, judged by the lock in the folder. A process locks its folder
-    before it releases ``spool/lock``, so an unlocked folder belongs to no process.
+    """Return whether the process that created a spool folder may still run: it holds a lock on the file ``lock`` in the folder until it
+    ends.
+
+    A process locks its folder before it releases ``spool/lock``. The caller holds ``spool/lock``, so a folder without a lock belongs to no
+    running process.
     """
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
@@ -101,7 +106,9 @@ def _is_spool_folder_locked(folder: Path) -> bool:
 
 @contextmanager
 def _exclusive_file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file for the duration of a ``with`` block. File systems without locks are tolerated."""
+    """Provide a ``with`` block during which an exclusive lock on a file is held. On file systems without locks the block runs
+    without one.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with suppress(OSError):

@@ -51,9 +51,8 @@ class FileToStage:
     """File of a remote segment that a round needs on the local disk.
 
     kind: the kind of file, such as log or index.
-    local_name: path below a broker's log directory; empty if it has none.
-    ranges: (position, length) in bytes of the parts to fetch, in order, for which no digest is recorded; None for the whole
-        file.
+    local_name: path of the same file below a broker's log directory; empty if it is not searched there.
+    ranges: (position, length) in bytes of the parts to fetch, in order; they are not compared with a digest. None for the whole file.
     """
 
     partition: TopicPartition
@@ -69,12 +68,14 @@ class FileToStage:
 
     @property
     def cache_key(self) -> CachedFileKey:
-        """Return the key under which the file is cached: segment id and kind."""
+        """Return the key under which the file is cached: the segment id and the kind of file. A file of which only ranges are fetched has
+        another key than the whole file.
+        """
         return self.segment.id, self.kind if self.ranges is None else f"part of {self.kind}"
 
     @property
     def bytes_to_fetch(self) -> int:
-        """Return the number of bytes that must be fetched for this file."""
+        """Return the size in bytes of what is fetched: of the ranges, or of the whole file."""
         return self.recorded_size_and_digests.size if self.ranges is None else sum(length for _, length in self.ranges)
 
     @property
@@ -84,12 +85,11 @@ class FileToStage:
 
 
 class StagingFolder:
-    """Folder with local copies of the files that one round reads; ``close`` removes it with its content. Thread-safe, but each object must
-    be used by one thread at a
-    time.
+    """Folder with local copies of the files that one round reads; ``close`` removes it with its content. Thread-safe, but two threads must
+    not stage the same file at once.
 
-    :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there instead of being
-        fetched.
+    :param local_log_dirs: brokers' log directories on this machine. Files with a recorded digest are copied from there if possible, instead
+        of being fetched.
     :param sleep: waits while files of other programs fill the disk.
     """
 
@@ -120,11 +120,11 @@ class StagingFolder:
 
     @contextmanager
     def staged_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
-        """Provide a file as a local path for the duration of a ``with`` block, checked against its recorded size and digest. Afterwards it
-        stays cached until its bytes are needed.
+        """Provide a ``with`` block with the local path of a file, which was compared with its recorded size and digest. After the block the
+        file stays cached until its bytes are needed.
 
-        :param reservation: the reservation of disk space to use. Without one the call waits for its own; the calling thread must not hold
-            another one then.
+        :param reservation: the reservation of disk space to use. If it is None, the call waits for a reservation of its own; the calling
+            thread must then hold no other one.
         :raises OutOfBudget: if the file exceeds the whole budget; DiskReservationExceeded, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.
@@ -167,8 +167,8 @@ class StagingFolder:
             reservation.release_bytes(file.size_on_disk_bytes)
 
     def prefetch_file(self, file: FileToStage) -> None:
-        """Start to fetch a file in the background if the disk budget has unused bytes. Errors are ignored here;
-        ``staged_file`` then meets them again.
+        """Start to fetch a file in the background if the disk budget has unused bytes; otherwise do nothing. If the fetch fails, the error
+        is ignored, and ``staged_file`` fetches the file again.
         """
         if file.cache_key in self._coming or not self.files_not_on_disk([file]):
             return
@@ -180,12 +180,11 @@ class StagingFolder:
 
     @contextmanager
     def reserved_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
-        """Provide a reservation of disk space for the duration of a ``with`` block, and pin those ``files`` that are cached. Waits until
-        the bytes are free.
+        """Provide a ``with`` block with a reservation of disk space, during which those of ``files`` that are cached are pinned. Waits
+        until ``size_bytes`` bytes are free.
 
-        :param size_bytes: bytes.
-        :param work_name: what the space is for, for messages.
-        :raises OutOfBudget: if the budget is smaller than ``size_bytes``.
+        :param work_name: name of the work that needs the space, for messages.
+        :raises OutOfBudget: if the whole budget is smaller than ``size_bytes``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in files if wanted.cache_key in self._kept]
         with self.budget.reserve_space(self.usage, size_bytes, work_name, here) as reservation:
@@ -198,8 +197,10 @@ class StagingFolder:
 
     @contextmanager
     def reserved_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
-        """Reserve ``size_bytes`` more bytes for the duration of a ``with`` block, without waiting. Raises OutOfBudget if they are not free.
-        ``work_name`` names the work in messages.
+        """Provide a ``with`` block during which ``size_bytes`` more bytes are reserved. Raises OutOfBudget, without waiting, if they are
+        not free.
+
+        :param work_name: name of the work that needs the space, for messages.
         """
         if not self.budget.extend_reservation_without_waiting(self.usage, size_bytes):
             raise OutOfBudget(
@@ -213,8 +214,10 @@ class StagingFolder:
             self.budget.give_back_reserved_bytes(self.usage, size_bytes)
 
     def retry_until_disk_has_space(self, work: Callable[[], T]) -> T:
-        """Call ``work`` and return its result. While files of other programs fill the disk, wait and call ``work`` again. ``work`` must
-        remove what it has written before it raises.
+        """Call ``work`` and return its result. While the file system is full, delete all cached files, wait, and call ``work`` again.
+        Raises OutOfBudget if that does not help within a minute.
+
+        ``work`` must remove what it has written before it raises.
         """
         return retry_until_disk_has_space(work, self.budget, self._sleep)
 
@@ -228,7 +231,7 @@ class StagingFolder:
         return [wanted for wanted in files if wanted.cache_key not in self._kept or self._kept[wanted.cache_key][1].dropped]
 
     def delete_cached_copies(self, files: Sequence[FileToStage]) -> None:
-        """Delete the cached copies of these files, which the round will not use again."""
+        """Delete the cached copies of these files, because the round will not use them again. Pinned copies stay."""
         self.budget.delete_unpinned_files([self._kept.pop(wanted.cache_key)[1] for wanted in files if wanted.cache_key in self._kept])
 
     def object_key_of(self, file: FileToStage) -> str:
@@ -252,7 +255,7 @@ class StagingFolder:
         self._kept[key] = (path, cached_file)
 
     def _fetch_in_prefetch_thread(self, file: FileToStage, reservation: DiskSpaceReservation) -> None:
-        """Fetch a file in the prefetch thread, in the bytes of ``reservation``, and cache it. Errors are ignored."""
+        """Fetch a file and cache it, using the disk space of ``reservation``. Runs in the prefetch thread; errors are ignored."""
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
@@ -267,12 +270,14 @@ class StagingFolder:
                     self._coming.pop(file.cache_key, None)
 
     def _fetch_file_when_disk_has_space(self, file: FileToStage, path: Path) -> None:
-        """Fetch a file to ``path``, waiting while the disk is full."""
+        """Fetch a file to ``path``. While the disk is full, wait and try again; after a minute OutOfBudget is raised."""
         self.retry_until_disk_has_space(lambda: self._fetch_file_once(file, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_once(self, file: FileToStage, path: Path) -> None:
-        """Fetch or copy a file to ``path`` and check it. Removes the file after an error."""
+        """Write a file to ``path``: its ranges, a copy from a broker's log directory, or the whole object. The latter two are compared with
+        the recorded digest. Removes ``path`` after an error.
+        """
         try:
             if file.ranges is not None:
                 self._fetch_ranges(file, file.ranges, path)
@@ -288,8 +293,8 @@ class StagingFolder:
             raise
 
     def _fetch_ranges(self, remote_file: FileToStage, ranges: Sequence[tuple[int, int]], path: Path) -> None:
-        """Fetch ranges of an object into one file, one after the other in the file, with several requests at a time. Raises BadData if the
-        object ends too early.
+        """Fetch ranges (position, length) of an object with several requests at a time, and write them to one file, one directly after the
+        other. Raises BadData if the object ends too early.
         """
         places = [0, *accumulate(length for _, length in ranges)]
         pieces = [
@@ -319,8 +324,8 @@ class StagingFolder:
                 pool.shutdown(cancel_futures=True)
 
     def _copy_from_log_directory(self, remote_file: FileToStage, path: Path) -> bool:
-        """Copy a file from a broker's log directory on this machine. Return whether a copy with the recorded digest was made; the broker
-        may change the original meanwhile.
+        """Copy a file from a broker's log directory on this machine to ``path``, and return True. Return False, leaving no file, if no
+        directory has a copy with the recorded size and digest, for instance because the broker has changed or deleted it.
         """
         for folder in self._local if remote_file.local_name and remote_file.recorded_size_and_digests.has_digest else ():
             source = folder / remote_file.local_name
@@ -338,7 +343,11 @@ class StagingFolder:
 
 
 def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
-    """Write everything that ``read_bytes`` returns to ``path``. Return the size and the digest, for comparison with ``expected``."""
+    """Write everything that ``read_bytes`` returns to ``path``. Return its size and a digest of a kind that ``expected`` has, so that the
+    caller can compare them with ``expected``.
+
+    :param read_bytes: returns at most the given number of bytes, and no bytes at the end.
+    """
     digests = StreamDigest(expected)
     with path.open("wb") as target:
         while data := read_bytes(COPY_BYTES):
@@ -354,13 +363,14 @@ def disk_bytes_to_rewrite_group(
     *,
     max_output_bytes: int = 0,
 ) -> int:
-    """Return the bytes of disk that rewriting a group needs at once: its largest source, its output, and the output's indexes.
+    """Return the bytes of disk that are in use at the same time while a group is rewritten: its largest source, its output, and the
+    output's indexes.
 
     The output is assumed to be no larger than the sources together. If recompression makes it larger, the group exceeds its reservation and
     is repeated alone.
 
     :param index_interval_bytes: distance of index entries in bytes.
-    :param files_to_fetch: sources that still need disk space, because the others are on disk; None for all.
+    :param files_to_fetch: files of the sources that still need disk space; None if that is all of them.
     :param max_output_bytes: upper bound of the output in bytes; 0 if unknown.
     """
     written = max_output_bytes or sum(source.size_bytes for source in sources)

@@ -23,14 +23,16 @@ _HALF: Final = 1 << 64
 
 
 class CountAndDigestSum(StrictFrozenModel):
-    """Number of items and the sum of their digests. ``digest``: 32 hex digits, two halves, each modulo 2^64."""
+    """Number of items and the sum of their digests, which does not depend on the order of the items. ``digest``: 32 hex digits, two halves
+    of 64 bits, each added modulo 2^64.
+    """
 
     count: int = 0
     digest: str = "0" * 32
 
     @staticmethod
     def from_digest_halves(item_count: int, high_half: int, low_half: int) -> CountAndDigestSum:
-        """Return the sum with this count and these halves of the digest, which are reduced modulo 2^64."""
+        """Return the sum with this number of items and these halves of the digest, each reduced modulo 2^64."""
         return CountAndDigestSum(count=item_count, digest=f"{high_half % _HALF:016x}{low_half % _HALF:016x}")
 
     @property
@@ -39,7 +41,7 @@ class CountAndDigestSum(StrictFrozenModel):
         return int(self.digest[:16], 16), int(self.digest[16:], 16)
 
     def plus(self, other: CountAndDigestSum) -> CountAndDigestSum:
-        """Return the sum of this and another sum: counts and digests added."""
+        """Return the sum over the items of both sums: counts and digests are added. Neither sum is changed."""
         (high, low), (more_high, more_low) = self.digest_halves, other.digest_halves
         return CountAndDigestSum.from_digest_halves(self.count + other.count, high + more_high, low + more_low)
 
@@ -49,7 +51,7 @@ class CountAndDigestSum(StrictFrozenModel):
 
 
 def add_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
-    """Return the total of many sums: counts and digests added."""
+    """Return the sum over the items of all these sums: counts and digests are added."""
     whole = CountAndDigestSum()
     for one in sums:
         whole = whole.plus(one)
@@ -57,16 +59,17 @@ def add_sums(sums: Iterable[CountAndDigestSum]) -> CountAndDigestSum:
 
 
 class Balance(StrictFrozenModel):
-    """Balance of one group, or of all groups of a round. Checks that every batch and record read is kept or dropped for a reason.
+    """Balance of one group, or of all groups of a round: counts and digest sums by which it is checked that every batch and record of the
+    source segments was copied, rewritten, or dropped for a known reason.
 
-    sources: batches of the sources.
+    sources: all batches of the source segments.
     left: batches copied unchanged.
     opened: batches whose records were decided one by one.
     dropped: whole batches dropped without opening, by reason: superseded, aborted, marker.
     result: all batches of the new segments.
     records: records in the opened batches.
-    written: records in the batches written anew.
-    records_dropped: records dropped, by reason: superseded, tombstone, keyless.
+    written: those of them that were written to new batches.
+    records_dropped: those of them that were dropped, by reason: superseded, tombstone, keyless.
     """
 
     sources: CountAndDigestSum = Field(default_factory=CountAndDigestSum)
@@ -79,7 +82,9 @@ class Balance(StrictFrozenModel):
     records_dropped: dict[str, CountAndDigestSum] = Field(default_factory=dict)
 
     def imbalance_problem(self) -> ReasonOrEmpty:
-        """Return which of the two equations (batches, records) does not hold, or an empty string."""
+        """Return which of the two equations does not hold, or an empty string if both do. Batches: sources = left + opened + dropped.
+        Records: records = written + records_dropped.
+        """
         accounted = add_sums((self.left, self.opened, *self.dropped.values()))
         if self.sources != accounted:
             return f"the sources hold {self.sources} batches, and {accounted} are accounted for"
@@ -103,7 +108,7 @@ class Balance(StrictFrozenModel):
 
 
 def _add_sums_by_reason(left: dict[str, CountAndDigestSum], right: dict[str, CountAndDigestSum]) -> dict[str, CountAndDigestSum]:
-    """Return two tables of sums by reason as one: sums with the same reason are added."""
+    """Return one table of sums by reason in which the sums of both tables for the same reason are added."""
     return {
         reason: left.get(reason, CountAndDigestSum()).plus(right.get(reason, CountAndDigestSum())) for reason in sorted({*left, *right})
     }

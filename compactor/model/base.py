@@ -9,6 +9,8 @@ ReasonOrEmpty = str
 
 
 class StrictFrozenModel(BaseModel):
-    """Frozen value that refuses unknown fields, so that a record of a future version is refused instead of being half understood."""
+    """Base class of frozen values that refuse unknown fields. A record of a future version is therefore refused as a whole instead of being
+    read without its new fields.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

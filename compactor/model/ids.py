@@ -20,8 +20,10 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class TopicPartition(NamedTuple):
-    """Topic name and partition number, as Kafka's TopicPartition; prints as ``topic-partition``. It means the first topic of this name
-    in the tier. If the topic was deleted and created again, PartitionOfLaterIncarnation identifies the later one.
+    """Topic name and partition number, as Kafka's TopicPartition; prints as ``topic-partition``.
+
+    If a topic of the tier was deleted and created again, this class stands for the partition of the first topic of that name, and
+    PartitionOfLaterIncarnation for those of later ones.
     """
 
     topic: str
@@ -33,19 +35,23 @@ class TopicPartition(NamedTuple):
 
     @property
     def incarnation(self) -> int:
-        """Return the number of this topic, counted from 1, among all topics that have had its name. It is part of the prefixes in the
-        stores.
+        """Return which of the topics that have had this name the partition belongs to, counted from 1. Prefixes in the stores contain the
+        number if it is not 1.
         """
         return 1
 
     @property
     def first_incarnation(self) -> TopicPartition:
-        """Return the partition of the first topic with this name; brokers and people use only this name."""
+        """Return the partition with this number of the first topic with this name. It equals the partition as brokers and
+        people name it.
+        """
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod
     def create_validated(topic: str, partition: int) -> TopicPartition:
-        """Return a partition after checking its topic as Kafka's ``Topic.validate`` does. Raises UsageError."""
+        """Return a partition after checking its name and number. Raises UsageError for a topic name that Kafka's ``Topic.validate``
+        refuses, or a number that no partition can have.
+        """
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise UsageError(f"{topic!r} is not a topic name", hint="Kafka allows letters, digits, '.', '_' and '-', at most 249 of them")
         if not 0 <= partition < 2**31:
@@ -57,7 +63,9 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> TopicPartition:
-        """Parse ``orders-0`` to ("orders", 0), as brokers and people write it. Raises UsageError."""
+        """Return the partition that a text such as ``orders-0`` names: topic ``orders``, partition 0. Raises UsageError for
+        another form.
+        """
         topic, dash, number = text.rpartition("-")
         if not dash or not (number.isascii() and number.isdigit()):
             raise UsageError(f"{text!r} is not a partition", hint="Write TOPIC-PARTITION, for example orders-0")
@@ -65,7 +73,9 @@ class TopicPartition(NamedTuple):
 
     @staticmethod
     def parse_partition_store_prefix(text: str) -> TopicPartition:
-        """Parse a prefix in the stores: ``orders-0``, or ``orders-0~2`` for the second incarnation. Raises UsageError."""
+        """Return the partition that a prefix in the stores names: ``orders-0``, or ``orders-0~2`` for the second topic of the name
+        ``orders``. Raises UsageError for another form.
+        """
         name, mark, number = text.partition("~")
         if not re.fullmatch(f"({INCARNATION_SUFFIX})?", mark + number):
             raise UsageError(
@@ -75,8 +85,10 @@ class TopicPartition(NamedTuple):
 
 
 class PartitionOfLaterIncarnation(TopicPartition):
-    """Partition of a later topic incarnation: the topic was deleted and created again. Has its own prefixes in the stores, and prints as
-    ``orders-0~2``. Unpacks to topic and partition, and equals neither a partition of another incarnation nor a plain tuple.
+    """Partition of a topic that was created again after a topic of the same name was deleted. It has its own prefixes in the stores, and
+    prints as ``orders-0~2`` if its topic is the second one of the name.
+
+    Unpacks to topic and partition. Equals neither the partition of another topic of that name nor a plain tuple.
     """
 
     def __new__(cls, topic: str, partition: int, incarnation_number: int) -> Self:
@@ -116,14 +128,19 @@ class PartitionOfLaterIncarnation(TopicPartition):
 
 
 def partition_of_incarnation(topic: str, partition: int, incarnation_number: int) -> TopicPartition:
-    """Return a partition of the topic incarnation ``incarnation_number``, counted from 1 among the topics that have had the name."""
+    """Return a partition of one of the topics that have had a name.
+
+    :param incarnation_number: which of these topics, counted from 1.
+    """
     return (
         TopicPartition(topic, partition) if incarnation_number == 1 else PartitionOfLaterIncarnation(topic, partition, incarnation_number)
     )
 
 
 def encode_segment_id(random_bytes: bytes) -> str:
-    """Encode 16 random bytes as Kafka's Uuid prints them: 22 characters of URL-safe base64. Raises ValueError for another length."""
+    """Return a segment id: 16 random bytes in the form of Kafka's Uuid, 22 characters of URL-safe base64. Raises ValueError for another
+    number of bytes.
+    """
     if len(random_bytes) != 16:
         raise ValueError("a segment id has 16 bytes")
     return base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()

@@ -22,7 +22,9 @@ REPAIR: Final = "repair"
 
 
 class ActiveProducer(StrictFrozenModel):
-    """Last state of an active producer (Kafka's ``lastRecordsOfActiveProducers``). ``last_offset``: -1 if its epoch has only markers."""
+    """Last state of an active producer (Kafka's ``lastRecordsOfActiveProducers``). ``last_offset``: offset of its last record; -1 if its
+    epoch has only transaction markers.
+    """
 
     producer_id: int
     epoch: int
@@ -30,13 +32,14 @@ class ActiveProducer(StrictFrozenModel):
 
 
 class CompactionTask(StrictFrozenModel):
-    """Order to rewrite one group of neighbouring segments as one new segment.
+    """Order to rewrite one group of adjacent segments as one new segment.
 
-    sources: segment ids, ascending.
-    start_offset, end_offset: of the new segment, both inclusive.
-    mtime_ms: modification time for the new segment's log.
-    most_bytes: upper bound of the new log; 0 for the size of all sources.
-    in_part: whether ranges of the one source are enough to build it. Reading the whole source gives the same bytes.
+    group: number of the group in the plan.
+    sources: ids of the segments, ascending by offset.
+    start_offset, end_offset: offsets of the new segment, both inclusive.
+    mtime_ms: modification time for the new segment's log, in milliseconds.
+    most_bytes: upper bound in bytes of the new log; 0 if the size of all sources is the bound.
+    in_part: whether the one source need not be read as a whole, because ranges of it are enough. Reading all of it gives the same bytes.
     """
 
     group: int
@@ -68,12 +71,14 @@ class CompactionPlan(StrictFrozenModel):
     """Plan of one round over one partition.
 
     leader_epoch: the compactor's epoch.
-    now_ms: the cleaner's clock.
+    now_ms: the cleaner's clock, in milliseconds.
     end_offset: first offset that this round does not clean (exclusive).
-    next_dirty_offset: the cleaner offset after it.
-    vector: the cleaner offsets that the plan started from (I6).
-    fingerprint: identifies hash key, codec libraries and cleaner version; an executor that differs refuses the task.
-    restores: the run that this plan takes back (compactor.round.restoring), or empty.
+    next_dirty_offset: the first dirty offset after this round.
+    high_watermark: end of the log, exclusive.
+    legacy_horizon_ms: tombstones of v0/v1 stay in segments that were modified after this time.
+    vector: the cleaner offsets when the plan was made. Publication is refused if they have changed since (I6).
+    fingerprint: identifies hash key, codec libraries and cleaner version; an executor that has others refuses the tasks.
+    restores: id of the run that this plan undoes (compactor.round.restoring); empty for a plan that compacts.
     """
 
     run_id: str
@@ -109,8 +114,8 @@ class CompactionPlan(StrictFrozenModel):
 
 
 class CompactionReceipt(StrictFrozenModel):
-    """Proof that a task is done: the new segment is uploaded and read back. About 2 KB. ``balance``: None if an earlier version wrote
-    it.
+    """Proof that a task is done: the new segment was uploaded and read back. About 2 KB. ``balance``: None if an earlier version of the
+    program wrote the receipt.
     """
 
     run_id: str

@@ -36,11 +36,11 @@ FILE_KINDS = ("log", "index", "timeindex", "txnindex", "snapshot", "leader-epoch
 
 
 class SegmentFile(StrictFrozenModel):
-    """Size and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
+    """Size in bytes and digests of one file of a segment. Files that a broker wrote have no digest, so only their size is compared.
 
     sha256: hex digits; empty if the bytes were never read as a whole.
-    batches: digest over the headers of a log of v2 batches (compactor.records.headers). It is the only digest of a log that was composed
-        of copied ranges. A log that was written as a whole has both digests, if its layout stores digests and it has no v0 or v1
+    batches: digest over the batch headers of a log (compactor.records.headers); empty if there is none. A log that was composed of copied
+        ranges has only this digest. A log that was written as a whole has both, if its layout stores digests and it contains no v0 or v1
         messages.
     """
 
@@ -58,14 +58,14 @@ class SegmentFile(StrictFrozenModel):
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def has_same_size_and_digest_as(self, other: SegmentFile) -> bool:
-        """Return whether this file and the other one have equal sizes and equal common digests, at least one of them. Files without a
-        common digest are not known to be the same.
+        """Return whether both files have the same size and agree in each kind of digest that both have. False if they have no kind in
+        common, because they are then not known to be the same.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
 
     def does_read_file_match_recorded(self, file_read: SegmentFile) -> bool:
-        """Return whether a file that was read matches what is recorded here: by digest, or by size if no digest is recorded."""
+        """Return whether a file that was read matches this recorded one: by size and digest, or by size alone if no digest is recorded."""
         return self.has_same_size_and_digest_as(file_read) if self.has_digest else self.size == file_read.size
 
 
@@ -78,14 +78,15 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     leader_epochs: at least one entry, ascending.
     files: by kind; empty for segments of a broker, whose layout knows the files.
     first_timestamp_ms: maximum timestamp of the first batch (for max.compaction.lag.ms).
-    due_ms: when the first delete horizon in it passes; -1 for never.
-    open_txn_offset: first offset of the oldest transaction that is open at its end; -1 for none.
+    due_ms: time of the segment's earliest delete horizon; -1 for none.
+    open_txn_offset: first offset of the oldest transaction that is still open at the segment's end; -1 for none.
     records: number of records, for estimates only.
     custom_metadata: base64 of what the layout needs to read the objects (KIP-405's CustomMetadata).
-    content: sum of its batches under the tier's key (compactor.model.balance); None if an earlier version or a broker wrote it.
+    content: count and digest sum of the segment's batches (compactor.model.balance), made with the tier's hash key. None if a broker or an
+        earlier version of the program wrote the segment.
     negative_timestamps: number of records with a negative timestamp other than -1, which no cleaner can write.
-    copied_end_offset: last offset in its objects if brokers continue in another segment before it (two leaders tiered the same offsets); -1
-        if it is the end offset.
+    copied_end_offset: last offset in the segment's objects, if brokers continue in another segment before it (two leaders tiered the same
+        offsets); -1 if that is ``end_offset``.
     """
 
     id: str
@@ -106,14 +107,16 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def recorded_size_and_digests(self, file_kind: str) -> SegmentFile:
-        """Return the recorded size and digests of the file of this kind. Raises KeyError if nothing is recorded; only the size of the log
-        is known of a broker's segment.
+        """Return the recorded size and digests of the segment's file of this kind. Raises KeyError if nothing is recorded for it. For
+        segments that a broker wrote, only the size of the log is recorded.
         """
         return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 
     @property
     def last_copied_offset(self) -> int:
-        """Return the last offset, inclusive, in the segment's objects, which may be after ``end_offset``."""
+        """Return the last offset in the segment's objects, inclusive. It is greater than ``end_offset`` if the objects contain offsets that
+        readers find in another segment.
+        """
         return max(self.copied_end_offset, self.end_offset)
 
     @property
@@ -135,5 +138,5 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
 
     @property
     def file_count(self) -> int:
-        """Number of recorded files."""
+        """Number of recorded files; 0 for segments that a broker wrote."""
         return len(self.files)

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class RoundStatus(StrEnum):
-    """Status of a round over one partition, or of another job of the daemon, as this process ended it and `run` prints it."""
+    """Outcome of a round over one partition, or of another job of the daemon, in this process. `run` prints it."""
 
     CLEANED = "cleaned"
     RESUMED = "resumed"
@@ -32,7 +32,9 @@ CHANGING: Final = (*PUBLISHING, RoundStatus.EXPIRED)
 
 
 class RunStatus(StrEnum):
-    """Status of a round in the run history. Records that other versions wrote may have further values."""
+    """Status of a round in the run history that the control log keeps. Records that other versions of the program wrote may have further
+    values.
+    """
 
     RUNNING = "running"
     PUBLISHED = "published"

@@ -77,7 +77,9 @@ class IcebergOutput:
         )
 
     def _expire_snapshots_and_add_to_report(self, tier: Tier, partition: int, table: TopicTable, report: OutputReport) -> OutputReport:
-        """Expire old snapshots, sweep orphans, and return the report with what was deleted and with the time of the next expiry."""
+        """Expire old snapshots and delete orphans (files that no snapshot names). Return a copy of ``report`` with the number of deleted
+        files and the time of the next expiry.
+        """
         now = tier.ports.clock_ms()
         deleted, next_ms = table.expire_snapshots(tier.settings.outputs.iceberg.keep_ms, now)
         if report.status not in {"behind", "empty"} and (deleted or (table.name, partition) not in self.swept):
@@ -93,13 +95,13 @@ class PartitionTableStatus:
     """State of one partition in its topic's table, at one moment.
 
     status: current, behind (the next update shows more), waiting (a round must complete first), or missing (nothing was committed yet).
-    snapshot_id, snapshot_ms: the current snapshot and its time; None if there is none.
+    snapshot_id, snapshot_ms: the table's current snapshot and its commit time; None if there is none.
     cleaner_offset: end (exclusive) of the offsets that the table shows.
     tier_cleaner_offset: end (exclusive) of the offsets that the tier has cleaned, so that the table could show them.
-    lag_offsets: difference of the two; negative after an undo.
-    lag_ms: time since the first publication that the table does not show; 0 if none.
-    rows, files, bytes: number of the partition's rows and files, and size of these.
-    undecoded: number of its rows whose key or value has no typed columns, although it should.
+    lag_offsets: ``tier_cleaner_offset`` minus ``cleaner_offset``; negative after a round was undone.
+    lag_ms: time since the first publication of a round that the table does not show; 0 if there is none.
+    rows, files, bytes: number of the partition's rows, number of its data files, and their total size.
+    undecoded: number of the partition's rows whose key or value could not be decoded into typed columns.
     snapshots: number of snapshots of the table that can be read.
     """
 
@@ -176,8 +178,8 @@ def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> lis
 
 
 def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[PartitionState, PartitionEntryInSnapshot, tuple[ViewSlice, ...]]:
-    """Return a partition's present state, the description of its compacted view for the table's snapshot, and the view's slices (one for
-    each segment), ascending by offset.
+    """Return three descriptions of a partition as it is published now: its state, the entry that describes its compacted view in a snapshot
+    of the table, and the view's slices (one for each segment), ascending by offset.
     """
     state = tier.open_partition_log(partition).refresh()
     log_start = tier.first_readable_offset(state)
@@ -186,9 +188,9 @@ def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[Partiti
 
 @dataclass(frozen=True)
 class _TableUpdate:
-    """One attempt to bring a partition's rows up to date.
+    """One attempt to bring a partition's rows in its table up to date.
 
-    written: files that earlier attempts have written and that no snapshot names; None for slices without rows.
+    written: data files that this and earlier attempts have written and that no snapshot names yet; None for slices without rows.
     """
 
     tier: Tier
@@ -198,7 +200,8 @@ class _TableUpdate:
     written: dict[ViewSlice, DataFile | None]
 
     def try_commit_changes(self) -> OutputReport | None:
-        """Commit what has changed and return a report. Return None if the control log has changed meanwhile.
+        """Write and commit the partition's changed rows, and return a report, also if nothing has changed. Return None, without a commit,
+        if the partition's compacted view has changed while files were written.
 
         Raises TableChanged if another process has committed, LogChanged if the log was truncated while it was read.
         """
@@ -242,7 +245,11 @@ class _TableUpdate:
         return OutputReport("written" if state.has_segments else "removed", state.slot, summary=summary, content=content)
 
     def _write_missing_files(self, state: PartitionState, plan: TableUpdatePlan, files: Mapping[str, DataFile]) -> CheckedKeyShare:
-        """Write the files that are missing, and check that no key occurs twice. Return the share of keys that was checked."""
+        """Write the files of the slices in ``plan.write``, except those that an earlier attempt has written, and check that no key occurs
+        twice. Return the share of keys that was checked.
+
+        :param files: the partition's data files in the current snapshot, by path.
+        """
         todo = [each for each in plan.write if each not in self.written]
         live, log = state.live_segments_by_id(), log_identity(self.tier, state)
         limit = self.tier.cleaner_settings_for_topic(self.partition.topic).max_decompressed_batch_bytes

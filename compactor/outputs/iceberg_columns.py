@@ -26,7 +26,10 @@ _MISMATCH = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError, 
 
 
 class TableColumnsMissing(CompactorError):
-    """Raised if rows have values for which the table lacks columns, or has too narrow ones. columns: all columns that these rows need."""
+    """Raised if rows have values for which the table lacks columns, or has columns of too narrow types.
+
+    columns: all columns that these rows need.
+    """
 
     def __init__(self, columns: pa.Schema) -> None:
         super().__init__("the table lacks columns")
@@ -52,10 +55,10 @@ class TypedColumnBuilder:
         return TableColumnsMissing(pa.schema([(name, kind) for name, kind in self._types.items() if kind is not None]))
 
     def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with added columns: the typed values, and the reasons why values could not be decoded. Sets ``lacks_columns`` if
-        the table does not have all these columns yet.
+        """Return a copy of the batch with added columns: the typed values, and the reasons why values could not be decoded. Sets
+        ``lacks_columns`` of this builder if the table does not have all these columns yet.
 
-        Raises StoreError if the schema registry cannot be asked, UsageError if there is none.
+        Raises StoreError if the schema registry does not answer, UsageError if none is configured.
         """
         errors: list[str | None] = [None] * len(batch)
         found: dict[str, list[Any]] = {}
@@ -83,8 +86,8 @@ class TypedColumnBuilder:
     def _widen_column_for_rows(
         self, column_name: str, decoded: Sequence[DecodedField], values: list[Any], errors: list[str | None], rows: slice
     ) -> None:
-        """Widen a column's type so that it includes the values of some rows. If that fails, do the same for each half of the rows; of a
-        single row the value is dropped and the reason set in ``errors``.
+        """Widen a column's type so that it includes the values of ``rows``. If that fails, do the same for each half of the rows. If it
+        fails for a single row, set its value to None in ``values``, and the reason in ``errors``.
         """
         some = [row for row in range(rows.start, rows.stop) if values[row] is not None]
         ids = {decoded[row].schema_id for row in some if decoded[row].is_avro}
@@ -103,7 +106,9 @@ class TypedColumnBuilder:
                 self._widen_column_for_rows(column_name, decoded, values, errors, half)
 
     def _widen_column_type(self, column_name: str, data_type: pa.DataType) -> None:
-        """Widen a column's type so that it includes another type. Raises an exception of _MISMATCH if Iceberg's rules forbid it."""
+        """Widen the type of a column so that it includes ``data_type``. Raises one of the exceptions in ``_MISMATCH`` if Iceberg's rules
+        forbid it.
+        """
         known, wanted = self._types[column_name], _type_without_null_fields(data_type)
         if wanted is None or wanted == known:
             return

@@ -58,7 +58,7 @@ class SliceWriteTask:
 
     @property
     def max_records(self) -> int:
-        """Return an upper bound of the number of records, because brokers do not report the number."""
+        """Return an upper bound of the number of records in the slice. The number itself is not known, because brokers do not report it."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
 
@@ -66,8 +66,9 @@ class SliceWriteTask:
 class FilesToWrite:
     """Order to write the data files that one update of a partition needs.
 
-    others: files that stay; their keys are compared with those that are written.
-    turn: number that chooses which keys are compared, if they are too many for the memory budget.
+    others: the partition's data files that stay in the table. Their keys are compared with those that are written, because no key may occur
+        twice.
+    turn: number that selects the range of key hashes that is compared, if memory does not suffice for all keys.
     """
 
     tier: Tier
@@ -79,10 +80,10 @@ class FilesToWrite:
 
 
 class DataFileWriter(Protocol):
-    """Writer of data files: this process, or a cluster."""
+    """Interface of an object that writes the data files of a table, in this process or in a cluster."""
 
     def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
-        """Write data files, and return the share of their keys of which it was checked that they occur once.
+        """Write data files, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
@@ -94,7 +95,7 @@ class LocalDataFileWriter:
     """Writer of data files in this process, one after the other."""
 
     def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
-        """Write data files one after the other, and return the share of their keys of which it was checked that they occur once.
+        """Write data files one after the other, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives each file as soon as it is complete; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
@@ -162,7 +163,11 @@ def hashes_of_key_column(keys: pa.Array, hash_key_halves: HashKeyHalves) -> Hash
 
 
 def duplicate_key_error(partition: TopicPartition, object_name: str, offset: int = -1) -> BadData:
-    """Return the error for a key that occurs twice in a partition. ``object_name``: segment or file of the second one."""
+    """Return the error for a key that occurs twice in a partition.
+
+    :param object_name: segment or file with the second occurrence.
+    :param offset: offset of the second occurrence; -1 if unknown.
+    """
     cause = f"{partition}: a key occurs twice below the cleaner offset, so that its last value is not known"
     return BadData(cause, segment=object_name, offset=offset, hint="`verify` and `explain` with the key say more; the table stays as it is")
 
@@ -171,7 +176,7 @@ class _KeyUniquenessCheck:
     """Check that no key of a partition occurs twice among its records below the cleaner offset.
 
     Hashes of the keys that are written are kept in memory, and the keys of all other files are compared with them. If the hashes need more
-    than the memory budget, one range of hashes is checked, another one each time.
+    than the memory budget, each update of the table checks only one range of hashes, and ``FilesToWrite.turn`` selects it.
     """
 
     def __init__(self, files: FilesToWrite, budget_bytes: int, record_count: int) -> None:
@@ -184,11 +189,11 @@ class _KeyUniquenessCheck:
 
     @property
     def checked_share_of_keys(self) -> CheckedKeyShare:
-        """Return the share of the added keys that was checked."""
+        """Return the share (0 to 1) of the keys given to ``add_keys_of_records`` that was checked to be unique."""
         return (1 - self._skipped / max(self._added, 1)) / self.ranges
 
     def add_keys_of_records(self, view_slice: ViewSlice, selection: SelectedRecords) -> None:
-        """Add the keys of records, tombstones included. Raises BadData if one was added before."""
+        """Add the keys of a slice's records, tombstones included. Raises BadData if one of the keys was added before."""
         hashes, rows = hash_keys_of_rows(selection, view_slice.first, view_slice.last, self._options, self._halves)
         new = np.empty(len(hashes), np.bool_)
         if self._keys is not None:
@@ -199,7 +204,11 @@ class _KeyUniquenessCheck:
                 raise duplicate_key_error(self._name, f"segment {view_slice.segment_id}", offset)
 
     def require_keys_not_written(self, keys: pa.Array, path: str) -> None:
-        """Raise BadData if one of these keys, of another file of the partition, was added. ``keys``: of type large_binary."""
+        """Raise BadData if one of ``keys`` is among the added ones, and so occurs twice in the partition.
+
+        :param keys: keys of a file that stays in the table; of type large_binary.
+        :param path: path of this file, for the error.
+        """
         hashes, held = hashes_of_key_column(keys, self._halves), np.empty(len(keys), np.bool_)
         if self._keys is not None:
             self._keys.flag_contained_keys(hashes, held)

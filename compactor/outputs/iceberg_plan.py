@@ -66,11 +66,13 @@ class DataFileName(NamedTuple):
 class PartitionEntryInSnapshot(StrictFrozenModel):
     """Description of one partition's rows in a snapshot of the table.
 
-    cleaner_offset: the rows are the last values below this offset.
+    incarnation: number of the topic's life from creation to deletion.
+    log_start: first offset that readers may see.
+    cleaner_offset: the rows are the last values of all keys below this offset.
     leader_epochs: the leader epochs below the cleaner offset with the first offset of each.
     slot: position in the control log of the state that the rows show.
     run: id of the latest round that the rows show; empty if there was none.
-    empty: slices without rows, which have no file.
+    empty: slices (a segment's part of the view) without rows, which have no file.
     checked: share of the written keys of which it was checked that they occur once.
     """
 
@@ -86,9 +88,9 @@ class PartitionEntryInSnapshot(StrictFrozenModel):
 
     @property
     def snapshot_order(self) -> SnapshotOrder:
-        """Return incarnation, slot and log start, which in this order must not fall from one snapshot of the table to the next.
+        """Return (incarnation, slot, log start). Compared as a tuple, it must not decrease from one snapshot of the table to the next.
 
-        The log start is included because brokers may raise it without a new record in the control log (slot).
+        The log start is included because brokers may raise it without a new record in the control log, so that the slot stays the same.
         """
         return self.incarnation, self.slot, self.log_start
 
@@ -104,7 +106,9 @@ def snapshot_summary_key_of_partition(partition: int) -> str:
 
 
 def parse_kafka_partition_entry(text: str | None, table_name: str) -> PartitionEntryInSnapshot | None:
-    """Return a partition's entry; None if there is none. Raises BadData if it is invalid or a newer version wrote it."""
+    """Parse a partition's entry in a snapshot's summary. Return None if ``text`` is None or empty. Raises BadData if the entry is invalid
+    or was written by a newer version.
+    """
     try:
         return PartitionEntryInSnapshot.model_validate_json(text) if text else None
     except ValidationError as error:
@@ -141,7 +145,9 @@ def view_slices(state: PartitionState, log_start_offset: int) -> tuple[ViewSlice
 
 
 def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> PartitionEntryInSnapshot:
-    """Return the entry of a partition's compacted view, without the slices that turn out to be empty."""
+    """Return the entry that describes a partition's compacted view in a snapshot. Its list of empty slices is still empty, because these
+    are known only after the files were written.
+    """
     end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
     shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
     return PartitionEntryInSnapshot(
@@ -157,11 +163,12 @@ def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> Par
 
 @dataclass(frozen=True)
 class TableUpdatePlan:
-    """Changes that bring a partition's rows up to a view.
+    """Changes that bring a partition's rows in its table up to a compacted view.
 
-    keep, remove: paths of present data files.
-    write: slices for which a file must be written.
-    empty: slices that are known to have no rows.
+    keep: paths of data files in the table that stay.
+    remove: paths of data files in the table that the next snapshot no longer names.
+    write: slices (a segment's part of the view) for which a file must be written.
+    empty: slices that are known to have no rows and need no file.
     """
 
     keep: tuple[str, ...]
@@ -220,8 +227,10 @@ class SnapshotAge:
 
 
 def plan_snapshot_expiry(snapshots: Iterable[SnapshotAge], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
-    """Return the snapshots that may expire: they were superseded ``keep_ms`` ago and no branch or tag names them. Also return when the next
-    one may expire, in milliseconds; None if none waits.
+    """Return two values: the ids of the snapshots that may expire, and the time in milliseconds at which the next one may expire (None if
+    no other waits).
+
+    A snapshot may expire ``keep_ms`` after the next one was committed, unless a branch or a tag names it.
     """
     expired, next_ms = [], None
     ordered = sorted(snapshots, key=lambda one: one.made_ms)

@@ -105,7 +105,7 @@ class TableChanged(Unavailable):
 
 @contextmanager
 def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
-    """Raise the errors of catalogs and files as errors of this program: TableChanged, Refused, Unavailable or UsageError."""
+    """Convert errors of catalogs and files that are raised in a ``with`` block to TableChanged, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:
@@ -160,12 +160,12 @@ class TopicTable:
         return self.table.current_snapshot()
 
     def count_undecoded_rows(self, files: Iterable[DataFile]) -> int:
-        """Return the number of rows in files of this table of which the key or the value has no typed columns, although it should."""
+        """Return the number of rows in files of this table whose key or value could not be decoded into typed columns."""
         column = next((field.field_id for field in self.table.schema().fields if field.name == ERROR_COLUMN), -1)
         return sum((file.value_counts or {}).get(column, 0) - (file.null_value_counts or {}).get(column, 0) for file in files)
 
     def without_catalog(self) -> TopicTable:
-        """Return this table for another machine, which writes files and needs no access to the catalog."""
+        """Return a copy of this table that needs no access to the catalog, so that another machine can write files with it."""
         table = self.table
         return TopicTable(
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
@@ -190,7 +190,7 @@ class TopicTable:
     def write_file(self, name: DataFileName, batches: Iterator[pa.RecordBatch]) -> DataFile | None:
         """Write rows into a new data file, which no snapshot names yet. Return None, and write nothing, if there are no rows.
 
-        :param batches: rows with columns of the table; all have the same ones.
+        :param batches: the rows. All batches have the same columns, which the table has, too.
         """
         first = next(batches, None)
         if first is None:
@@ -235,7 +235,8 @@ class TopicTable:
     def commit_snapshot(self, entries: dict[int, PartitionEntryInSnapshot], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
         """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
 
-        :param entries: new entries of partitions; those of all others are carried over, because snapshots before it expire.
+        :param entries: new entries of partitions. The entries of all other partitions are copied from the current snapshot, because that
+            one will expire.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
         own = {snapshot_summary_key_of_partition(partition): entry.model_dump_json() for partition, entry in entries.items()}
@@ -261,9 +262,11 @@ class TopicTable:
         return [SnapshotAge(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
 
     def expire_snapshots(self, keep_ms: int, now_ms: int) -> DeletedFileCountAndNextExpiryMs:
-        """Expire the snapshots that were superseded ``keep_ms`` ago, and delete the files that only they used and that this program wrote.
+        """Expire the snapshots that were superseded at least ``keep_ms`` ago, and delete the files that only they used and that this
+        program wrote.
 
-        Return the number of deleted files, and when the next snapshot may expire (None if none waits).
+        Return two values: the number of deleted files, and the time in milliseconds at which the next snapshot may expire (None if none
+        waits).
         """
         expired, next_ms = plan_snapshot_expiry(self.snapshot_ages(), keep_ms, now_ms)
         if not expired:
@@ -279,10 +282,11 @@ class TopicTable:
             return len(deleted), next_ms
 
     def delete_orphan_files(self, partition: int, older_than_ms: int) -> int:
-        """Delete files that this program wrote before a time and that no snapshot names: data files of a partition, manifests, and metadata
-        of commits that never took effect. Return their number.
+        """Delete orphans, which are files that no snapshot names, and return their number. Only files that this program wrote before
+        ``older_than_ms`` are deleted: data files of the partition, manifests, and metadata of commits that never took effect.
 
-        The table must show the partition's current view. Another process that is still writing then writes files that it will not commit.
+        Call it only when the table shows the partition's current view: a slower process that is still writing an older view then fails to
+        commit, so that its files are not needed.
         """
         io, provider = self.table.io, self.table.location_provider()
         if not isinstance(io, PyArrowFileIO):
@@ -306,8 +310,8 @@ class TopicTable:
         return len(orphans)
 
     def _is_own_file_of_partition(self, name: str, partition: int) -> bool:
-        """Return whether an unused file was written by this program, as a data file of the partition, or as a manifest or metadata file of
-        a commit.
+        """Return whether this program has written a file, by its name: a data file of the partition, or a manifest or metadata file of a
+        commit.
         """
         if (data := DataFileName.from_path(name)) is not None:
             return data.partition == partition
@@ -322,7 +326,7 @@ class TopicTable:
         return metadata.table_uuid == self.table.metadata.table_uuid and self.table.snapshot_by_id(last.snapshot_id) is None
 
     def files_with_keys(self, keys: Collection[bytes]) -> Iterator[PathKeyAndSnapshotIds]:
-        """Yield each data file that has a row with one of the keys: its path, the key, and the snapshots that name the file."""
+        """Yield (path of a data file, key, ids of the snapshots that name the file) for each of the keys that occurs in the file."""
         with _convert_iceberg_errors(self.name):
             files = {one.snapshot_id: self._files_of_snapshots([one]) for one in self.table.snapshots()}
         wanted = pa.array(sorted(keys), pa.large_binary())
@@ -332,8 +336,8 @@ class TopicTable:
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
     def _partition_entry_properties(self) -> dict[str, str]:
-        """Return the entries of all partitions, by their keys in a summary, from the newest ancestor that has any: another program's
-        commit, such as one that rewrites manifests, does not carry them over.
+        """Return the entries of all partitions as snapshot properties. They come from the newest snapshot, the current one or an ancestor,
+        that has any, because commits of other programs do not carry them over.
         """
         snapshot = self.current_snapshot
         while snapshot is not None:
@@ -356,7 +360,7 @@ class TopicTable:
 
 
 class _FileOverwrite(_OverwriteFiles):
-    """Snapshot that adds and removes files. Manifests of which nothing is left are dropped, as Iceberg's own library does; pyiceberg would
+    """Snapshot that adds and removes files. Manifests that list no file any more are left out, as in Iceberg's own library; pyiceberg would
     carry them over from snapshot to snapshot for ever.
     """
 
@@ -425,7 +429,7 @@ def _load_table(catalog: Catalog, table_name: str, tier_id: str, topic: str, *, 
 
 
 def _make_commit_id() -> uuid.UUID:
-    """Return an id for a commit of this program, by which the names of its manifests are told from those of other programs."""
+    """Return a new id for a commit. Its prefix tells the manifests of this program from those of other programs."""
     digits = uuid.uuid4().hex  # noqa: TID251 - no other commit has it
     return uuid.UUID(f"{_COMMIT_PREFIX}8{digits[13:]}")
 

@@ -71,8 +71,8 @@ class GenerationReport:
     - superseded: a new generation is due, but only appending was requested.
 
     objects, bytes: number and size of the objects created by this update.
-    start_offset: the name of the generation's first object.
-    end_offset: the last offset of the generation.
+    start_offset: first offset of the generation, which names its first object; -1 if it has no records.
+    end_offset: last offset of the generation, inclusive; -1 if it has no records.
     slot: position in the control log of the state that the generation copies.
     """
 
@@ -89,9 +89,10 @@ class GenerationReport:
 
 @dataclass(frozen=True)
 class GenerationTarget:
-    """Store and layout of generations (copies for Pinterest's consumers).
+    """Place to which generations (copies for Pinterest's consumers) are written: an object store, and the names of objects there.
 
-    keep_ms: how long a superseded generation is kept after readers were directed to the next one.
+    url: location of the store. keep_ms: how long a superseded generation is kept after readers were directed to the next one.
+    clock_ms: returns the time in milliseconds.
     """
 
     store: ObjectStore
@@ -101,7 +102,7 @@ class GenerationTarget:
     clock_ms: Callable[[], int]
 
     def generation_log(self, partition: TopicPartition) -> GenerationStepLog:
-        """Return the log of a partition's generations."""
+        """Return the log in which a partition's generations are recorded, step by step."""
         return GenerationStepLog(self.store, self.keys, partition.first_incarnation)
 
     def generation_folder(self, generation: str, partition: TopicPartition) -> str:
@@ -144,8 +145,8 @@ class GenerationWriteOptions:
     """Options of writing a generation (a copy of a partition for Pinterest's consumers).
 
     disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
-    append_only: whether new generations are left to other processes, except for a partition's first one.
-    yields: whether to raise Leased if another process has announced recently that it writes this generation.
+    append_only: whether to append to existing generations only. New ones are then left to other processes, except for a partition's first.
+    yields: whether to give way: raise Leased if another process has announced recently that it writes this generation.
     on_bytes: receives the bytes of each segment that was copied.
     """
 
@@ -158,12 +159,13 @@ class GenerationWriteOptions:
 def write_generation(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions | None = None
 ) -> GenerationReport:
-    """Copy the partition's published segments to its current generation, or to a new one if needed, and return what was written.
+    """Copy the partition's published segments to its current generation (copy for Pinterest's consumers), or to a new one if needed, and
+    return what was written.
 
     :raises BadData: if an object is missing or damaged.
     :raises OutOfBudget: if a segment does not fit the disk budget.
     :raises Leased: if another process writes the generation, and ``options.yields`` is set.
-    :raises Unavailable: if other processes were faster TRIES times.
+    :raises Unavailable: if other processes were faster PUBLISH_ATTEMPTS times.
     :raises StoreError: if a store fails.
     """
     return bring_generation_up_to_date(tier, target, partition, options or GenerationWriteOptions())[0]
@@ -172,11 +174,12 @@ def write_generation(
 def bring_generation_up_to_date(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> tuple[GenerationReport, PartitionGenerations]:
-    """Copy the partition's published segments to its current generation, and return the report and all generations of the partition.
-    Nothing is copied for a superseded topic incarnation (the topic was deleted and created again), because a generation is of the latest
-    one.
+    """Copy the partition's published segments to its current generation (copy for Pinterest's consumers). Return two values: the report,
+    and all generations of the partition.
 
-    Raises BadData, OutOfBudget, Leased, StoreError; Unavailable if other processes were faster.
+    Nothing is copied if ``partition`` belongs to a deleted topic whose name a newer topic has, because generations are of the latest topic.
+
+    Raises BadData, OutOfBudget, Leased, StoreError; Unavailable if other processes were faster PUBLISH_ATTEMPTS times.
     """
     log = target.generation_log(partition)
     if partition != tier.latest_incarnation(partition):  # the name means another topic by now, whose generation this one would replace
@@ -221,8 +224,8 @@ class _GenerationWriter:
     reading: StagedSegmentReader
 
     def try_write_or_append_generation(self) -> GenerationReport | None:
-        """Append missing segments to the current generation (complete copy), or write a new one if it is due. Return None if another
-        writer was faster.
+        """Append missing segments to the current generation (complete copy), or write a new one if it is due, and return a report. Return
+        None if another writer was faster, so that the caller must read the generations again.
         """
         current = self.known.current
         lacking = current.segments_to_append_unless_new_generation_due(self.state.live, self.state.log_start) if current else None
@@ -259,8 +262,8 @@ class _GenerationWriter:
         )
 
     def _try_record_empty_generation(self) -> GenerationReport | None:
-        """Record an empty generation for a partition that was deleted or of which readers may read no record. Return None if another writer
-        has recorded a step meanwhile.
+        """Record an empty generation, for a partition that was deleted or has no record that readers may read. Return the report, or None
+        if another writer has recorded a step meanwhile.
 
         The record remains after all other objects are deleted, so that names and numbers are never used twice.
         """
@@ -270,9 +273,11 @@ class _GenerationWriter:
         return self._try_record_generation_step("removed", self.known.first_generation_step(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
-        """Announce that this process writes a generation. Objects of a generation that is never completed are found by its announcement.
+        """Announce that this process writes a generation, by an object with its name. If the generation is never completed, the
+        announcement shows that its objects can be deleted.
 
-        :raises Leased: if another process has announced this step recently, and ``GenerationWriteOptions.yields`` is set.
+        :raises Leased: if another process has recently announced a generation with the same step number, and
+            ``GenerationWriteOptions.yields`` is set.
         """
         here = [one for one in self.known.begun if one.number == self.known.next_step_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
@@ -288,9 +293,10 @@ class _GenerationWriter:
     def _try_record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
-        """Record the step that makes the written parts a valid part of the generation. Return None if another writer has recorded a step
-        with this number.
+        """Record ``step``, the list of newly written parts, after which readers count these parts to the generation. Return the report, or
+        None if another writer has recorded a step with this number before.
 
+        :param status: ``GenerationReport.status`` of the report.
         :param parts: all parts of the generation.
         :param created: the parts that were written now.
         """
@@ -304,7 +310,7 @@ class _GenerationWriter:
         return self._generation_report(status, generation, [part for part in created if part.base >= 0])
 
     def _generation_report(self, status: str, generation: Generation, created: Sequence[PublishedSegment] = ()) -> GenerationReport:
-        """Return the report of this update of the generation."""
+        """Return the report of this update of the generation. ``created``: the parts that the update has written."""
         objects = generation.parts_with_objects
         size = sum(part.log_bytes for part in created)
         offsets = (objects[0].base, objects[-1].last) if objects else (-1, -1)
@@ -313,10 +319,10 @@ class _GenerationWriter:
     def _try_create_objects_of_parts(
         self, segments: Sequence[RemoteLogSegmentMetadata], generation: str, earlier_parts: Sequence[PublishedSegment]
     ) -> list[PublishedSegment] | None:
-        """Create the objects of these segments and return their parts; None if an object of the same name has other content.
+        """Create the objects of ``segments`` and return their parts; None if an object of the same name has other content.
 
-        :param segments: the last segments of the view.
-        :param earlier_parts: parts of the generation so far.
+        :param segments: segments of the view that follow those in ``earlier_parts``.
+        :param earlier_parts: parts that the generation has already.
         """
         found: list[PublishedSegment] = []
         ends = [part.last + 1 for part in earlier_parts if part.base >= 0]
@@ -392,10 +398,10 @@ class _GenerationWriter:
 
 def switch_readers_to_current_generation(target: GenerationTarget, log: GenerationStepLog) -> PartitionGenerations:
     """Write the current generation's metadata, its watermark and the pointer object that names it, and delete steps (records of appended
-    parts) that no reader needs. Return all generations.
+    parts) that no reader needs. Return all generations of the partition.
 
-    Every call repeats this, so that work of a killed or slow writer is completed. Afterwards the steps are read again, so that the later of
-    two simultaneous writers sees the other one's step.
+    Every call writes whatever is missing, so that it completes the work of a killed or slow writer. If it has changed an object, it reads
+    the steps again, so that the later of two simultaneous writers sees the other one's step.
     """
     while True:
         known = log.read_generations()

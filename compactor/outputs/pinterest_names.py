@@ -69,8 +69,8 @@ class PublishedSegment(StrictFrozenModel):
 class SupersededGeneration(StrictFrozenModel):
     """A generation (copy of the partition) that a later one has replaced.
 
-    began: number of its first step (the record of appended parts).
-    ended: number of the step that began the next generation.
+    began: number of its first step (a record of appended parts).
+    ended: number of the first step of the generation that replaced it.
     """
 
     name: str
@@ -81,9 +81,9 @@ class SupersededGeneration(StrictFrozenModel):
 class GenerationStepHistory(StrictFrozenModel):
     """Content of all earlier steps (records of appended parts) of a partition.
 
-    began: number of the generation's first step.
-    before: parts that the generation's earlier steps appended.
-    earlier: generations before it that are not deleted yet.
+    began: number of the current generation's first step.
+    before: parts that earlier steps have appended to the current generation.
+    earlier: generations before the current one that are not deleted yet.
     """
 
     began: int
@@ -106,12 +106,12 @@ class GenerationStep(StrictFrozenModel):
 
 
 class Generation(StrictFrozenModel):
-    """The current generation (copy) of a partition, as its recorded steps state it.
+    """The current generation (copy) of a partition, as its recorded steps (records of appended parts) state it.
 
     number: number of its last step.
     began: number of its first step.
-    whole: number of its last step that repeats the content of all earlier ones.
-    slot: position in the control log of the state that it copies.
+    whole: number of its last step that repeats the content of all earlier ones, so that reading can begin there.
+    slot: position in the control log of the state that the generation copies.
     """
 
     name: str
@@ -146,10 +146,11 @@ class Generation(StrictFrozenModel):
 
 @dataclass(frozen=True)
 class AnnouncedGeneration:
-    """A generation that a process has announced to write and that is not valid yet.
+    """A generation (copy of the partition) that a process has announced to write. It becomes valid for readers when its first step is
+    recorded.
 
-    number: number of the step that would make it valid.
-    modified_ms: time of the latest announcement, by the store's clock.
+    number: number of this first step.
+    modified_ms: time of the latest announcement, in milliseconds of the store's clock.
     """
 
     generation: str
@@ -159,13 +160,14 @@ class AnnouncedGeneration:
 
 @dataclass(frozen=True)
 class PartitionGenerations:
-    """All generations of one partition.
+    """All generations (copies) of one partition.
 
+    current: the newest generation that is valid; None if there was none yet.
     earlier: generations before the current one that are not deleted yet, oldest first.
-    begun: generations that were announced to readers.
+    begun: generations that a process has announced to write.
     numbers: numbers of the stored step objects, each of which records the parts that were appended to a generation; ascending.
-    recorded_ms: by number of a generation's first step object, when readers were directed to the generation, in milliseconds of the
-        store's clock.
+    recorded_ms: by number of a generation's first step object, when readers were directed to the generation, in milliseconds of the store's
+        clock.
     """
 
     current: Generation | None = None
@@ -183,11 +185,15 @@ class PartitionGenerations:
 
     @property
     def recorded_generation_names(self) -> frozenset[str]:
-        """Return the names of all generations that are or were valid."""
+        """Return the names of the current generation and of earlier ones that are not deleted yet."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
     def first_generation_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that makes a new generation valid, to be recorded under ``next_step_number``."""
+        """Return the step that makes a new generation valid, to be recorded under ``next_step_number``.
+
+        :param generation: name of the new generation.
+        :param slot: position in the control log of the state from which the parts were copied.
+        """
         earlier = self.earlier
         if self.current:
             earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_step_number))
@@ -195,14 +201,19 @@ class PartitionGenerations:
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
     def next_generation_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that appends parts to the current generation."""
+        """Return the step that appends parts to the current generation, to be recorded under ``next_step_number``.
+
+        :param slot: position in the control log of the state from which the parts were copied.
+        """
         due = self.next_step_number - current.whole >= WHOLE_EVERY
         whole = GenerationStepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
     def deletable_step_numbers(self) -> list[int]:
-        """Return the numbers of the steps that may be deleted: those so far before the last step that repeats all earlier ones that no
-        reader needs them, even if it listed the steps earlier. A generation's first step is never among them.
+        """Return the numbers of steps (records of appended parts) that may be deleted, because a later step repeats their content.
+
+        The last WHOLE_EVERY steps before that later one stay, for readers that have listed the steps earlier, and so does a generation's
+        first step.
         """
         one = self.current
         return [number for number in self.numbers if one.began < number < one.whole - WHOLE_EVERY] if one else []
@@ -285,8 +296,8 @@ class GenerationStepLog:
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
     def _read_recent_steps(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
-        """Return the steps from the last full one (a step that repeats all before it) on, ascending, and the content of the full step.
-        Raises BadData if a step is missing.
+        """Return two values: the steps from the last full one on, ascending, and the history that the full one holds. A full step repeats
+        all steps before it. Raises BadData if a step is missing.
         """
         steps: list[GenerationStep] = []
         expected = step_numbers[-1]

@@ -20,9 +20,10 @@ class PartitionOutputExtent:
     """Extent of a partition in its output.
 
     end_offset: end of the offsets that the output shows, exclusive.
-    files, snapshots: number of the partition's files, and of versions that can be read.
-    waits_for: why the output shows no more; empty if it shows all that it could.
-    undecoded: number of rows whose key or value has no typed columns, although it should.
+    files: number of the partition's files.
+    snapshots: number of versions of the output that can be read.
+    waits_for: why the output shows no more offsets; empty if it shows all that it could.
+    undecoded: number of rows whose key or value could not be decoded into typed columns.
     """
 
     end_offset: int
@@ -51,7 +52,9 @@ class OutputReport:
 
 
 class OutputWriter(Protocol):
-    """Writer of one kind of output. A new kind is a module in this folder and a line in ``configured_output_writer``."""
+    """Writer of one kind of output, which is a copy of compacted partitions in another layout. To add a kind, add a module to this folder
+    and a line to ``configured_output_writer``.
+    """
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
         """Bring a partition's output up to its published view, and delete old versions whose time is over.

@@ -51,8 +51,9 @@ class RetiredGeneration:
 
 @dataclass(frozen=True)
 class GenerationUpkeepReport:
-    """Result of writing a partition's generation (a copy for Pinterest's consumers) and deleting old ones. again_ms: when the next old
-    generation may be deleted, in milliseconds of the store's clock; NEVER_MS if none waits.
+    """Result of writing a partition's current generation (a copy for Pinterest's consumers) and deleting old generations.
+
+    again_ms: when the next old generation may be deleted, in milliseconds of the store's clock; NEVER_MS if none waits.
     """
 
     report: GenerationReport
@@ -161,7 +162,8 @@ def _delete_expired_generations(
 ) -> list[RetiredGeneration]:
     """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait.
 
-    :param count_waiting_objects: whether to count the objects of those that wait.
+    :param dry_run: delete nothing, and return what would be deleted.
+    :param count_waiting_objects: whether to count the objects of generations that still wait.
     """
     if not generations.earlier and not generations.begun:
         return []

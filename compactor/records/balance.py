@@ -36,7 +36,7 @@ _LEGACY_HEADER: Final = 26  # what every message of v0 and v1 has, its CRC inclu
 
 
 class BalanceKey:
-    """Secret key of a tier's record digests, derived from its hash key."""
+    """Secret key of the record digests of a tier, derived from the tier's hash key."""
 
     def __init__(self, hash_key: bytes) -> None:
         """Derive a key of its own from the tier's 16-byte hash key, so that records that collide in an offset map differ here."""
@@ -66,7 +66,7 @@ def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> CountAndDigestSum:
 
 
 def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> CountAndDigestSum:
-    """Return the number of v2 batches and the sum of their digests, computed from their headers of shape (batches, HEADER)."""
+    """Return the number of v2 batches and the sum of their digests, computed from their 61-byte headers, shape (batches, 61)."""
     out = np.zeros(3, np.uint64)
     _add_header_digests(read_only_view(np.ascontiguousarray(headers).reshape(-1)), *key.halves, out)
     return digest_sum_from_row(out)
@@ -213,8 +213,13 @@ def _add_digests_to_accounts(
     key_halves: HashKeyHalves,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts. Parameters as
-    for ``digest_sums_by_account``.
+    """Add the batches of a chunk that are not copied, and their records, to the sums of their accounts: the reasons for which they are
+    dropped, or OPENED and RECORDS for batches whose records were filtered.
+
+    :param buf: decompressed bytes of the chunk, to which the positions in ``rows`` refer.
+    :param action_by_header: action of each batch as decided by its header.
+    :param superseded_flags: a flag per row: whether a later record has its key.
+    :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
     k0, k1 = key_halves
     records = np.uint64(0)

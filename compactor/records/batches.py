@@ -106,11 +106,11 @@ class BatchTable(NamedTuple):
         return BatchTable(*(np.empty(batch_count, _DTYPES.get(name, np.int64)) for name in BatchTable._fields))
 
     def select_rows(self, batches: slice | Int64s) -> BatchTable:
-        """Return the rows of some batches. ``position`` stays relative to the same bytes."""
+        """Return a table with only these batches. Their ``position`` is still that in the complete segment."""
         return BatchTable(*(column[batches] for column in self))
 
     def replace_columns(self, **columns: npt.NDArray[Any]) -> BatchTable:
-        """Return a table with some other columns."""
+        """Return a copy of the table in which the named columns are replaced."""
         return BatchTable(**{**self._asdict(), **columns})
 
     @property
@@ -120,7 +120,7 @@ class BatchTable(NamedTuple):
 
     @property
     def transactional_flags(self) -> npt.NDArray[np.bool_]:
-        """Return whether each batch is part of a transaction."""
+        """Return a flag per batch: whether it is part of a transaction."""
         return (self.attributes & np.int16(TRANSACTIONAL)) != 0
 
 

@@ -110,7 +110,11 @@ def encode_txn_marker(
     is_log_append_time: bool = False,
     delete_horizon_ms: int | None = None,
 ) -> bytes:
-    """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker)."""
+    """Encode the control batch that ends a transaction with COMMIT or ABORT (Kafka: EndTransactionMarker).
+
+    :param is_log_append_time: whether the batch has the attribute of LogAppendTime.
+    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534); None for no delete horizon.
+    """
     base_timestamp = timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     row = RecordToEncode(offset, timestamp_ms, struct.pack(">hh", 0, int(is_commit)), struct.pack(">hi", 0, coordinator_epoch))
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT

@@ -184,8 +184,8 @@ def decompress_batch_bodies(
     """Decompress the bodies ``buf[start:end]`` of the wanted batches, append them to ``out``, and return the position in ``out`` where each
     one ends.
 
-    The result is shorter than ``wanted_flags`` if ``out`` came to exceed ``max_total_bytes`` bytes. Then its last body is the one that
-    exceeded them.
+    Stops after the body with which ``out`` exceeds ``max_total_bytes`` bytes. The result then ends with this body, so that it may be
+    shorter than ``wanted_flags``.
 
     :param codec, magic: codec and message format of each batch.
     :param max_body_bytes: most bytes that one body may have.
@@ -227,9 +227,10 @@ def decompress_batch_bodies(
 def compress_bodies_into(
     plain_bodies: Bytes, codec: Codecs, start: Int64s, size: Int64s, out: Bytes, out_start: Int64s, out_capacity: Int64s
 ) -> Int64s:
-    """Compress each body ``plain_bodies[start:start + size]`` into its slot of ``out``, and return the compressed sizes in bytes.
+    """Compress each body ``plain_bodies[start:start + size]`` to its place in ``out``, and return the compressed sizes in bytes.
 
-    :param out_start, out_capacity: position and size of each body's slot; ``codecs.max_compressed_size`` gives the size.
+    :param out_start, out_capacity: where each compressed body begins in ``out``, and how many bytes it may have there, as
+        ``codecs.max_compressed_size`` returns them.
     """
     packed = np.empty(len(size), np.int64)
     kinds = np.unique(codec)
@@ -352,8 +353,11 @@ def _compress_lz4_bodies(
     out_start: Int64s,
     out_size: Int64s,
 ) -> None:
-    """Compress bodies with lz4, in independent blocks, and store their sizes in ``out_size``. ``reset_address`` and ``compress_address``:
-    addresses of LZ4_resetStream and LZ4_compress_fast_continue.
+    """Compress bodies with lz4, in independent blocks, and store their compressed sizes in ``out_size``.
+
+    :param reset_address, compress_address: addresses of LZ4_resetStream and LZ4_compress_fast_continue.
+    :param lz4_state: memory for the state of the lz4 library.
+    :param out_start: where each compressed body begins in ``out``.
     """
     for body in range(size.size):
         at = out_start[body]

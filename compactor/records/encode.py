@@ -62,8 +62,8 @@ KeptRowBounds = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatches:
-    """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: whether the batch differs from its
-    source.
+    """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: a flag per batch: whether it is not a
+    copy of its source batch.
     """
 
     data: memoryview
@@ -159,8 +159,10 @@ def _compress_bodies_and_join_batches(
     size: Int64s,
     output: EncodedBatchBuffer,
 ) -> memoryview:
-    """Compress the bodies of the rewritten batches, and return all batches in order. ``start``, ``size``: place of each batch in the
-    output buffer before compression; ``size`` is changed to the compressed sizes.
+    """Compress the bodies of the rewritten batches, and return the bytes of all batches in order.
+
+    :param start, size: position and size in bytes of each batch in ``output`` before compression. ``size`` is changed in place to the size
+        after compression.
     """
     some = slice(chunk.first, chunk.last)
     body = np.where(action_by_batch == REWRITE, size - HEADER, 0)
@@ -204,8 +206,8 @@ def _flag_rows_to_reencode(flags: npt.NDArray[np.uint8], first_row: FirstRowByBa
 
 
 def _reencode_keys_values_and_headers_of_rows(buf: Bytes, rows: RecordRows, row_numbers: Int64s) -> tuple[Bytes, RecordRows]:
-    """Return a small byte array and its rows: the tails (key, value and headers) of the rows ``row_numbers``, encoded as Kafka encodes
-    them.
+    """Return a copy of the chunk's bytes and the rows that refer to it. In the copy, key, value and headers of the rows ``row_numbers`` are
+    encoded as Kafka encodes them.
     """
     low, high = int(rows.start[0]), int(rows.end[-1])
     parts = [buf[low:high].tobytes()]
@@ -313,8 +315,11 @@ def _write_batches_in_order(
     size: Int64s,
     out: Bytes,
 ) -> None:
-    """Write all batches in order: copies from ``segment_bytes``, headers from ``plain_batches``, and compressed bodies from their
+    """Write all batches to ``out`` in order: copies from ``segment_bytes``, headers from ``plain_batches``, and compressed bodies from
     ``compressed_slots``.
+
+    :param position, start, slot_position: where each batch, header or compressed body begins in the array named before it.
+    :param size: size of each batch in bytes after compression.
     """
     at = np.int64(0)
     for batch in range(action_by_batch.size):
@@ -392,8 +397,8 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 @inline_kernel
 def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
-    """Return (first row, last row, number of rows, lowest timestamp, highest timestamp or -1) of the rows that stay, from ``first_row``
-    to before ``end_row``.
+    """Return five numbers about the rows that stay, from ``first_row`` up to ``end_row`` (exclusive): first row, last row, number of rows,
+    lowest timestamp, highest timestamp. First row, last row and highest timestamp are -1 if no row stays.
     """
     first = np.int64(-1)
     last = np.int64(-1)
@@ -483,10 +488,12 @@ def _encode_batches_or_find_problem(
     out_start: Int64s,
     out_size: Int64s,
 ) -> ProblemAndBatch:
-    """Encode all batches of a chunk into ``out``, uncompressed, and set ``out_start`` and ``out_size``, and the last offsets and maximum
-    timestamps of ``batches``, as the encoded batches have them.
+    """Encode all batches of a chunk into ``out``, uncompressed. Return the number of a problem (an index of _PROBLEMS, 0 for none) and the
+    number of the batch that has it.
 
-    Return the number of a problem (an index of _PROBLEMS, 0 for none) and its batch. ``compressed``: the bodies will be compressed.
+    :param batches: last offsets and maximum timestamps are changed in place to those of the encoded batches.
+    :param compressed: whether some bodies will be compressed, so that batches that are only copied are not written to ``out``.
+    :param out_start, out_size: receive position and size of each batch in ``out``; a dropped batch has size 0.
     """
     at = np.int64(0)
     for batch in range(decisions.action.size):

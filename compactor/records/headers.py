@@ -116,12 +116,12 @@ def _combine_batch_crcs(headers: Bytes, zero_byte_tables: CrcTable) -> int:
 
 @kernel
 def _collect_batch_headers(partial_batch_state: Int64s, partial_header: Bytes, buf: Bytes, out_headers: Bytes) -> RowCount:
-    """Write the headers of the batches that end in ``buf`` to ``out_headers`` and return their number, or -1 if a batch is not v2 or its
-    CRC does not match.
+    """Write the headers of the batches whose last byte is in ``buf`` to ``out_headers``. Return the number of these headers, or -1 if a
+    batch is not v2 or its CRC does not match.
 
     :param partial_batch_state: state between two calls: bytes of the current header, bytes of its batch still to come, and the CRC so far.
-        Updated.
-    :param partial_header: the current header. Updated.
+        Updated in place.
+    :param partial_header: the current header as far as it was received. Updated in place.
     """
     have, left, crc = partial_batch_state[_HAVE], partial_batch_state[_LEFT], np.uint64(partial_batch_state[_STATE])
     at = 0

@@ -53,7 +53,9 @@ def encode_offset_and_time_index(
 def _select_index_entries(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> IndexColumnsAndCounts:
-    """Return the columns of both indexes (offset, position, timestamp, offset) and the number of entries of each."""
+    """Return six values: relative offsets and positions of the offset index, timestamps and relative offsets of the time index, and the
+    number of entries of each index, as the arrays may be longer.
+    """
     offsets = np.empty(size.size, np.int64)
     positions = np.empty(size.size, np.int64)
     times = np.empty(size.size + 1, np.int64)

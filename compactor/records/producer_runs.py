@@ -22,8 +22,8 @@ from compactor.records.batches import ABORT, COMMIT, CONTROL, HORIZON, NOT_CONTR
 
 
 def extract_producer_runs_and_markers(batches: BatchTable) -> tuple[RunTable, RunTable]:
-    """Return two tables of a segment: its transaction markers, and its producer runs. A run is all data batches of one producer between
-    two of its markers.
+    """Return two tables of a segment: its producer runs, and its transaction markers. A run is all data batches of one producer between two
+    of its markers, as long as producer epoch and transactional flag stay the same.
     """
     owned = np.flatnonzero(batches.producer_id >= 0)
     return _producer_run_table(batches, owned), _marker_table(batches, owned[batches.control[owned] != NOT_CONTROL])

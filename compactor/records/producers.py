@@ -34,7 +34,7 @@ _HEADER: Final = struct.Struct(">hIi")
 
 
 class _StateColumns(NamedTuple):
-    """Fields of ENTRY as columns, one row per producer."""
+    """Fields of an entry of Kafka's producer snapshots (ENTRY) as columns, one row per producer."""
 
     epoch: npt.NDArray[np.int16]
     last_sequence: Int32s
@@ -47,7 +47,8 @@ class _StateColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerStates:
-    """State of all known producers at one offset: an array of ENTRY with one entry per producer, ascending by producer id.
+    """State of all known producers at one offset: an array of entries of Kafka's producer snapshots (ENTRY), one per producer, ascending by
+    producer id.
 
     ``last_offset`` and ``last_sequence`` are -1 if only markers were seen since the epoch began; ``txn_first_offset`` is -1 outside a
     transaction.
@@ -81,8 +82,8 @@ class ProducerStates:
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
     def states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
-        """Return the states at the earlier offset ``end_offset`` (inclusive), as far as they are known: ``known_states``, and the states of
-        producers that have written nothing since.
+        """Return the states at ``end_offset`` (inclusive), an offset before that of these states, as far as they are known. They are those
+        in ``known_states``; for other producers, the present states, provided that the producer has written nothing after ``end_offset``.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
         if known_states is None:
@@ -92,7 +93,9 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def replay_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """Return the states after these batches. Batches before ``from_offset`` are skipped, because the states include them already."""
+        """Return the states after these batches. Batches that end before ``from_offset`` are skipped, because the present states include
+        them.
+        """
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):
             return self
@@ -115,7 +118,9 @@ class ProducerStates:
 def _apply_batches_to_producer_columns(producer: Int64s, batches: BatchTable, seen: npt.NDArray[np.bool_], states: _StateColumns) -> None:
     """Apply batches to producer states, in order.
 
-    ``producer`` has the index of each batch's producer. ``seen`` and ``states`` have one row per producer and are changed.
+    :param producer: for each batch, the row of its producer in ``seen`` and ``states``.
+    :param seen: a flag per producer: whether it has a state. Set in place for the producers of these batches.
+    :param states: changed in place.
     """
     for i in range(producer.size):
         p = producer[i]

@@ -186,7 +186,9 @@ def _is_overlong_varint(buf: Bytes, start: int, end: int) -> bool:
 
 @inline_kernel
 def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPositionAndFlags:
-    """Return (problem, position after the record's headers, flags). ``problem`` is an index of _PROBLEMS, 0 for none."""
+    """Return three values: a problem (index of _PROBLEMS, 0 for none), the position after the record's headers, and flags: HAS_HEADERS if
+    there are headers, TAIL_LOOSE if Kafka would encode them differently.
+    """
     before = position
     count, position = read_varint(buf, position, end)
     if position < 0:
@@ -225,7 +227,9 @@ def _skip_record_headers(buf: Bytes, position: int, end: int) -> ProblemPosition
 
 @inline_kernel
 def _read_key_or_value(buf: Bytes, position: int, end: int) -> ProblemLengthPositionAndFlags:
-    """Return (problem, length, position of the bytes, flags) of a key or value. Any negative length means null and becomes -1."""
+    """Return four values for a key or value: a problem (index of _PROBLEMS, 0 for none), its length (-1 for null), the position of its
+    bytes, and flags: TAIL_LOOSE if Kafka would encode the length differently.
+    """
     before = position
     length, position = read_varint(buf, position, end)
     if position < 0:
@@ -309,8 +313,8 @@ def _parse_v2_records(
 
 @inline_kernel
 def _position_after_legacy_entry(buf: Bytes, position: int, end: int) -> ProblemAndPosition:
-    """Return (problem, position after the v0/v1 entry at ``position``). Position -1 stands for an incomplete entry at the end, which Kafka
-    ignores.
+    """Return a problem (index of _PROBLEMS, 0 for none) and the position after the v0/v1 entry at ``position``. Position -1 without a
+    problem stands for an incomplete entry at the end, which Kafka ignores.
     """
     if end - position < 12:
         return 0, -1
@@ -326,7 +330,9 @@ def _position_after_legacy_entry(buf: Bytes, position: int, end: int) -> Problem
 def _count_legacy_entries(
     buf: Bytes, body_start: Int64s, body_end: Int64s, wanted_flags: npt.NDArray[np.bool_]
 ) -> CountsAndProblemWithBatch:
-    """Return (number of entries of each v0/v1 wrapper, problem, batch that has it)."""
+    """Return three values: the number of entries of each v0/v1 wrapper, a problem (index of _PROBLEMS, 0 for none), and the batch that has
+    the problem.
+    """
     counts = np.zeros(body_start.size, np.int64)
     for batch in range(body_start.size):
         if not wanted_flags[batch]:
@@ -348,8 +354,8 @@ def _count_legacy_entries(
 def _parse_legacy_records(
     buf: Bytes, body_start: Int64s, body_end: Int64s, first_row: FirstRowByBatch, batches: BatchTable, out_rows: RecordRows
 ) -> ProblemAndBatch:
-    """Parse v0/v1 batches into the columns of RecordRows: uncompressed ones (one record each) and decompressed wrappers. Return (problem,
-    batch that has it).
+    """Parse v0/v1 batches into the columns of RecordRows: uncompressed ones (one record each) and decompressed wrappers. Return a problem
+    (index of _PROBLEMS, 0 for none) and the batch that has it.
     """
     for batch in range(body_start.size):
         if first_row[batch] == first_row[batch + 1]:

@@ -84,9 +84,10 @@ class SegmentOutcome:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Result of one round over one partition, as ``run`` prints it. Sizes are in bytes; offsets are the cleaner offset before and after.
+    """Result of one round over one partition, as ``run`` prints it. Sizes are in bytes.
 
     status: cleaned, resumed, expired, nothing_to_do, waiting, quarantined, paused, leased or fenced.
+    first_dirty_offset, next_dirty_offset: cleaner offset before and after the round.
     bytes_read: segment bytes fetched from the tier.
     bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
     saved_bytes: size of the replaced segments minus the size of the published ones; below 0 if the partition has grown.
@@ -160,6 +161,7 @@ class LocalKeyScan:
 class RoundInputs:
     """Values from which a round is planned.
 
+    facts: the values that every engine needs.
     indexed: result of pass 1 if this process ran it; None if a remote engine does.
     disk_bytes: disk budget in bytes that each group of segments must fit; None if a remote engine does the work.
     """
@@ -379,7 +381,9 @@ class PartitionRound:
     def _scan_for_survivors_before_planning(
         self, plan_inputs: PlanInputs, workers: WorkerThreads, reader: StagedSegmentReader, raise_if_leadership_lost: LeadershipCheck
     ) -> SurvivorScanResult:
-        """Run pass 1 before planning, so that the plan can skip clean segments that need not be read."""
+        """Run pass 1 before planning, so that the plan can skip clean segments that need not be read. Return its result, which pass 2 uses,
+        too.
+        """
         context, cleaner, assessment = self._context, self._cleaner, plan_inputs.assessment
         end = assessment.end if assessment.dirty else assessment.first_dirty
         settings = SurvivorScanSettings(
@@ -403,8 +407,9 @@ class PartitionRound:
         reader: StagedSegmentReader,
         scan_result: SurvivorScanResult | None,
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run tasks in worker threads and yield their outcomes. ``scan_result``: result of pass 1 for this plan; None if it is still to be
-        done.
+        """Run tasks in worker threads and yield their receipts and failures.
+
+        :param scan_result: result of pass 1 for this plan; None if it is still to be done.
         """
         context, cleaner, state = self._context, self._cleaner, session.state
         keys = scan_result.survivors.key_count if scan_result else 0
@@ -470,7 +475,7 @@ def unexpired_producers(states_at_end: ProducerStates, now_ms: int, expiration_m
 def disk_budget_bytes(cleaner: CleanerSettings, folder: Path) -> int:
     """Return the setting ``disk_budget_bytes`` as a number, which is computed if the setting is ``auto``.
 
-    ``auto`` is the KIP's chunk rule, min(segment bytes, free space / 3), times three: one source, one output and one to spare.
+    ``auto`` means three times min(segment bytes, free space / 3): room for one source, one output and one to spare.
 
     :param folder: a directory on the disk whose free space counts; it is created if absent.
     """
@@ -537,7 +542,7 @@ def report_if_nothing_to_do(cleaner: CleanerSettings, summary: PartitionSummary,
     """Return the report of a partition that needs no round, or None if a round may be due.
 
     :param summary: a summary that is known to be current.
-    :param force: treat a partition with any dirty segment as due.
+    :param force: treat a partition with any dirty segment as due, whatever its dirty ratio.
     """
     if summary.open_run or assess_round(summary, cleaner, now_ms, force=force).due or find_expired_segments(summary, cleaner, now_ms):
         return None

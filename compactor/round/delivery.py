@@ -51,7 +51,7 @@ class RewrittenSegment:
     ) -> RewrittenSegment:
         """Return a new segment whose files are all on this machine.
 
-        :param output: its log, opened.
+        :param output: the segment's log, opened.
         :param contents_by_kind: file or bytes of each kind, the log included.
         :param max_inflated_bytes: bytes that one batch may inflate to.
         :param should_record_batch_digests: whether to record the digest of the batch headers, too.
@@ -65,6 +65,8 @@ class RewrittenSegment:
     ) -> RewrittenSegment:
         """Return a new segment whose log the store composes from ranges of existing objects and new bytes.
 
+        :param composed: key directory and batches of the composed log.
+        :param sources: the ranges and new bytes, in the order in which the log consists of them.
         :param contents_by_kind: file or bytes of each kind except the log.
         """
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
@@ -86,8 +88,8 @@ def upload_segment(
     layout refused the upload, or an empty string.
 
     :param destination: layout that stores the segment, and publisher to inform.
-    :param sum_of_batches: sum of its batches for the partition's balance.
-    :param open_txn_offset: first offset of the earliest transaction open at its end; -1 if there is none.
+    :param open_txn_offset: first offset of the earliest transaction that is open at the segment's end; -1 if there is none.
+    :param sum_of_batches: count and digest sum of the segment's batches, for the balance.
     :param negative_timestamp_count: number of records with a negative timestamp that is not -1.
     :raises StoreError: if the store fails.
     :raises CannotCopy: if the store cannot compose the log from pieces.

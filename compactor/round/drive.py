@@ -45,7 +45,7 @@ class RoundResult:
     receipts: all receipts of the plan, also those of earlier attempts.
     reason: why the round waits or why the partition is quarantined.
     segment: the corrupt segment of a quarantined partition, if known.
-    undone: why an earlier process's open intent had to be undone first; empty if it had not.
+    undone: why an open intent, of an earlier process or of this one, had to be undone; empty if none was undone.
     until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
     expired: segments that retention removed before the round was planned.
     """
@@ -108,7 +108,9 @@ def run_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations,
 
 
 def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps: RoundSteps[RoundInputsT]) -> bool:
-    """Return whether a partition has an open intent to be finished or a round is due. Does not require leadership."""
+    """Return whether a partition has an open intent (a round that must be finished or undone) or a round is due. Does not require
+    leadership.
+    """
     try:
         return state.intent is not None or round_steps.is_round_due(mirroring.state_with_broker_segments(ports, state))
     except BadData:
@@ -234,6 +236,7 @@ def _finish_open_intent(
     """Run the remaining tasks of the open intent, verify the new segments and publish them.
 
     :param inputs: None if an earlier process announced the plan.
+    :param undone_reason: why an earlier intent was undone first, for the result; empty if none was.
     :raises Fenced: if another compactor has taken the plan over, and may have added receipts to it.
     """
     leadership.require_leadership_in_state(leadership.state)
@@ -283,11 +286,13 @@ def _publish_intent(
     intent: RoundIntent,
     undone_reason: str,
 ) -> RoundResult:
-    """Publish the intent, so that readers get the new segments, and return the result.
+    """Publish the open intent (the announced plan), so that readers get the new segments, and return the result.
 
-    Once publishing has begun the round can only go forward. Otherwise the intent is undone if readers have lost a source.
+    Once publishing has begun, the round must be completed. Before that, the intent is undone if readers have lost a source.
 
     :param round_steps: None if this process only completes a publication that another process began.
+    :param inputs: None if an earlier process announced the plan; the status is then ``resumed``.
+    :param undone_reason: why an earlier intent was undone first, for the result; empty if none was.
     """
     plan = intent.plan
 
@@ -331,8 +336,9 @@ def _run_pending_tasks(
 ) -> FailureAndSegmentId | None:
     """Let the worker run the pending tasks. Return the first failure with the segment concerned, or None if there was none.
 
-    Tasks whose sources have all been expired by brokers are skipped, also if that happens while the tasks run. If brokers have expired
-    only some sources of a task, None is returned, too: the caller finds that out by ``expired_sources`` and undoes the intent.
+    Tasks whose sources have all been expired by brokers are skipped, also if that happens while the tasks run. If brokers have expired only
+    some sources of a task, None is returned, too. The caller must therefore ask ``expired_sources`` afterwards, and undo the intent in this
+    case.
     """
     while True:
         intent = _require_intent(leadership)
@@ -365,7 +371,11 @@ def _run_unexpired_pending_tasks(
     intent: RoundIntent,
     expired_sources: ExpiredSources,
 ) -> CompactionFailure | None:
-    """Give the worker the pending tasks that have not expired, and record each receipt as it arrives. Return the first failure, or None."""
+    """Give the worker those pending tasks whose segments brokers have not expired, and record each receipt as it arrives. Return the first
+    failure, or None if every task succeeded. A task for which the worker gives no result counts as a failure.
+
+    :param inputs: None if an earlier process announced the plan.
+    """
     run_id = intent.plan.run_id
     tasks = [task for task in intent.pending_tasks if not expired_sources.have_task_segments_expired_at_brokers(task)]
     session = _DriverSideOfWorkSession(leadership, run_id, expired_sources if inputs is None else None)
@@ -383,8 +393,8 @@ def _run_unexpired_pending_tasks(
 
 
 def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: ExpiredSources) -> ReasonOrEmpty:
-    """Return why an object of the round's new segments differs from what was recorded, or an empty string. Groups that brokers have expired
-    are ignored.
+    """Return why an object of the round's new segments differs from what was recorded, or an empty string. New segments whose groups
+    brokers have expired are not checked.
     """
 
     def first_damaged_output() -> ReasonOrEmpty:
@@ -401,7 +411,11 @@ def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired
 
 
 def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: RoundIntent, reason: str) -> PartitionState:
-    """Undo the open intent, delete its objects, and return the new state. Possible only before anything was published."""
+    """Undo the open intent, delete the objects that it has written, and return the partition's new state. Possible only before anything was
+    published.
+
+    :param reason: why it is undone, for the control log.
+    """
     stage_tracker.advance_to(RoundStage.UNDONE)
     state = publication.undo_intent(leadership, intent, reason)
     stage_tracker.advance_to(RoundStage.DELETED)
@@ -409,7 +423,10 @@ def _undo_intent(leadership: Leadership, stage_tracker: StageTracker, intent: Ro
 
 
 def _undo_and_quarantine(leadership: Leadership, stage_tracker: StageTracker, failure: CompactionFailure, segment_name: str) -> RoundResult:
-    """Undo the open intent after a failure and quarantine the partition."""
+    """Undo the open intent after a failure and quarantine the partition, which delays its next round.
+
+    :param segment_name: the segment that caused the failure; empty if it is unknown.
+    """
     intent = _require_intent(leadership)
     # The message of BadData already begins with its kind.
     reason = failure.message if failure.message.startswith(failure.kind) else f"{failure.kind}: {failure.message}"
@@ -418,7 +435,11 @@ def _undo_and_quarantine(leadership: Leadership, stage_tracker: StageTracker, fa
 
 
 def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan | None, reason: str, segment_name: str) -> RoundResult:
-    """Record a failed run, which quarantines the partition, and return the result."""
+    """Record that a run has failed, which quarantines the partition, and return the round's result.
+
+    :param plan: the run's plan; None if it failed before a plan was announced.
+    :param segment_name: the segment that caused the failure; empty if it is unknown.
+    """
     ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunStatus.QUARANTINED, reason=reason, segment=segment_name)
     state = publication.record_run_end(leadership, ended)
     return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment_name)
@@ -429,7 +450,7 @@ SCOUTED: Final = "scouted-"
 
 
 def scratch_key_prefix(log: PartitionLog) -> str:
-    """Return the key prefix, in the control store, of a partition's scratch objects, in which runs keep results between their passes."""
+    """Return the key prefix, in the control store, of a partition's scratch objects. Runs keep results in them between their passes."""
     return f"{log.prefix}/scratch/"
 
 

@@ -20,12 +20,17 @@ class RemoteWorker(PlanWorker, Protocol):
     """Worker that runs outside of this process and finds the surviving records (pass 1) itself."""
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_plan_at_time: DraftPlanAtTime) -> int:
-        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``."""
+        """Return the cleaner's time for a new plan: the start of an interrupted pass 1 that can be resumed, else ``now_ms``.
+
+        :param draft_plan_at_time: returns the plan that would be made at a given time, to find out whether pass 1 was run for an equal
+            plan.
+        """
         return now_ms
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Return which clean segments the plan can skip. ``check`` raises Fenced if leadership is lost. Raises BadData, StoreError,
-        OutOfBudget.
+        """Run pass 1 and return which clean segments the plan can skip. Raises BadData, StoreError, OutOfBudget.
+
+        :param check: called from time to time; raises Fenced if leadership is lost.
         """
 
     def delete_unused_scan_results(self) -> None:

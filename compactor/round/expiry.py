@@ -24,8 +24,7 @@ S = TypeVar("S", bound=SegmentMetadataOrSummary)
 class ExpiredSegments:
     """Segments that retention removes now, and the log start afterwards.
 
-    log_start_offset: first offset that readers may read afterwards. It stays if only segments are removed whose records were deleted
-        earlier.
+    log_start_offset: first offset that readers may read afterwards. It does not change if all removed segments lay below it already.
     segments, bytes: number and size of the removed segments. The newest segment is never among them, even if its records expire.
     reason: which limits have passed.
     """
@@ -44,9 +43,9 @@ def is_retention_enabled(cleaner: CleanerSettings) -> bool:
 def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int) -> ExpiredSegments | None:
     """Return what retention deletes at this time, or None if nothing expires.
 
-    Segments below the log start that could not leave so far are included, whatever the cleanup policy is.
+    Segments that lie below the log start but could not be removed earlier are included, whatever the cleanup policy is.
 
-    :param state: the folded state, or its summary. A broker-managed tier's own brokers expire its segments, so that None is returned.
+    :param state: the folded state, or its summary. For a broker-managed tier None is returned, because brokers expire its segments.
     :param now_ms: the smaller of this machine's clock and the store's, so that a clock that is ahead deletes nothing.
     """
     if state.mirrored or not state.has_segments:
@@ -82,7 +81,7 @@ def largest_timestamp_ms(segment: SegmentMetadataOrSummary) -> int:
 
 
 def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many of the oldest readable segments have no record younger than ``retention_ms``."""
+    """Return how many of the oldest readable segments have no record younger than ``retention_ms``; 0 if this limit does not apply."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return 0
     young = (n for n, segment in enumerate(readable_segments) if now_ms - largest_timestamp_ms(segment) <= cleaner.retention_ms)
@@ -90,7 +89,7 @@ def _count_segments_past_retention_time(readable_segments: Sequence[S], cleaner:
 
 
 def _count_segments_past_retention_size(readable_segments: Sequence[S], cleaner: CleanerSettings) -> int:
-    """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain."""
+    """Return how many of the oldest segments can be removed so that at least ``retention_bytes`` remain; 0 if this limit does not apply."""
     if not is_retention_enabled(cleaner) or cleaner.retention_bytes < 0:
         return 0
     remaining = sum(segment.size_bytes for segment in readable_segments)

@@ -58,8 +58,10 @@ def problem_that_stops_open_round(leadership: Leadership, expired: ExpiredSource
 
 
 def record_broker_segments(leadership: Leadership) -> PartitionState:
-    """Record in the control log which segments brokers have added and deleted since the last such record, and return the new state. The
-    caller leads the partition. Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
+    """Record in the control log which segments brokers have added and deleted since the last such record, and return the new state. On a
+    tier that no broker writes, the state is returned unchanged.
+
+    The caller leads the partition. Raises BadData if the brokers' segments leave a gap, or if an object of a new segment is missing.
     """
     ports = leadership.ports
     if ports.brokers is None:
@@ -88,8 +90,8 @@ def record_broker_segments(leadership: Leadership) -> PartitionState:
 
 
 def _view_without_expired_segments(leadership: Leadership, view: BrokerView) -> BrokerView:
-    """Return the brokers' view without the segments that lie below a gap and below the log start of brokers. These are late copies of
-    expired data.
+    """Return the brokers' view without late copies of expired data. These are segments that end below the brokers' log start and that a gap
+    separates from the segments after them.
     """
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
@@ -105,8 +107,7 @@ def raise_if_newest_segment_contradicts_lineage(
     """Raise BadData if the newest segment's leader-epoch-checkpoint contradicts the lineage that the segments' metadata gives.
 
     If an unclean election discarded tiered data and no segment reaches beyond the end of the older epoch, metadata alone does not show
-    which
-    of two segments belongs to the log.
+    which of two segments belongs to the log.
 
     :param lineage_from_metadata: lineage from the metadata of all segments.
     """
@@ -130,8 +131,8 @@ def raise_if_newest_segment_contradicts_lineage(
 def read_missing_metadata_fields(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata
 ) -> RemoteLogSegmentMetadata:
-    """Return a segment's metadata extended by what brokers do not record: files, first open transaction and timestamp of the first batch.
-    Raises StoreError, and BadData if an object is missing.
+    """Return a segment's metadata with the fields added that brokers do not record: files, first open transaction and timestamp of the
+    first batch. Reads them from the segment's objects. Raises StoreError, and BadData if an object is missing.
     """
     try:
         segment = segment.model_copy(update={"files": dict(layout.segment_files(partition, segment))})

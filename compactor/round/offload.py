@@ -37,7 +37,9 @@ def reason_to_run_on_spark(cleaner: CleanerSettings, spark: SparkSettings, asses
 
 
 def count_reads_of_dirty_range(cleaner: CleanerSettings, assessment: RoundAssessment[S]) -> int:
-    """Return how many times the partitioned engine would have to read the dirty range to collect its keys."""
+    """Return how many times the partitioned engine would have to read the dirty range to collect its keys; 1 if the disk budget is
+    ``auto``.
+    """
     if not isinstance(cleaner.disk_budget_bytes, int):
         return 1
     rows, largest = (

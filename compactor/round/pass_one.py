@@ -98,7 +98,7 @@ class CleanSegmentSelectionInputs:
     sidecars: None if sidecars are switched off (``bloom = false``).
     record: reads that filters have saved on this partition so far.
     only: ids of the clean segments to read, as a resumed plan states them; None to decide here.
-    in_part: ids of clean segments of which reading a part may be enough; None for all.
+    in_part: ids of clean segments of which reading a part may be enough; None for all, empty for none.
     """
 
     sidecars: SidecarStore | None
@@ -131,14 +131,18 @@ class SurvivorScanResult:
 
     @property
     def second_reader(self) -> Gate | None:
-        """Return the gate, if it reads the records that pass 2 decompresses; else None."""
+        """Return the gate (the independent check of the output), which also receives the records that pass 2 decompresses; None without a
+        gate.
+        """
         return self.gate
 
     @contextmanager
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Open a segment: yield its bytes and batch verdicts. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError."""
+        """Open a segment: yield its bytes and the outcomes of transactions for its batches. If only a part of it is to be read, yield only
+        that part. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
+        """
         known, part = self.opened_sources.is_segment_open(ordinal), self.part_to_read_of_segment(ordinal)
         with self.opened_sources.memory_map_segment(ordinal, reservation) as source:
             if not known and self.gate is not None:
@@ -155,7 +159,7 @@ class SurvivorScanResult:
             self.gate.free_latest_record_table()
 
     def part_to_read_of_segment(self, ordinal: SegmentOrdinal) -> SegmentPartToRead | None:
-        """Return the part of a segment that is read, or None if all of it is."""
+        """Return the part of a segment that is read while the store copies the rest, or None if all of it is read."""
         return self.opened_sources.parts.get(ordinal)
 
 
@@ -181,7 +185,7 @@ class _FetchedSidecarBytes:
 
 @dataclass
 class _HeldDiskReservation:
-    """Reserved bytes of local disk. ``reservation`` is None while none are needed."""
+    """Holder of the disk reservation of one attempt at pass 1. ``reservation`` is None until the attempt needs disk space."""
 
     reservation: DiskSpaceReservation | None = None
 
@@ -210,10 +214,13 @@ class BloomFilterAnswers:
 def scan_for_survivors(
     reader: StagedSegmentReader, round_range: RoundRange, settings: SurvivorScanSettings, selection_inputs: CleanSegmentSelectionInputs
 ) -> SurvivorScanResult:
-    """Find the last record of each dirty key, and the clean segments that must be read (pass 1 of a round). No disk space is reserved
-    afterwards; fetched segments stay staged while the space is not needed.
+    """Find the last record of each dirty key, and the clean segments that must be read (pass 1 of a round). When it returns, no disk space
+    is reserved; fetched segments stay on disk until the space is needed.
 
     Raises BadData, StoreError, OutOfBudget, GateFailed, and what ``settings.check`` raises.
+
+    :param round_range: offsets that are dirty, and the cleaner's rules.
+    :param selection_inputs: inputs that decide which clean segments must be read.
     """
     roles = SegmentRoles.assign_segment_roles(reader.live, round_range, selection_inputs.sidecars)
     cost = _FetchedSidecarBytes(sum(head.bytes for head in roles.heads.values()))
@@ -359,7 +366,7 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
 
 
 def _gate_budget_bytes(settings: SurvivorScanSettings) -> int:
-    """Return the gate's bytes of the map budget, for attempts with the cleaner's keys on disk."""
+    """Return how many bytes of the map budget the gate gets in attempts that have the cleaner's keys on disk; 0 without a gate."""
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 
@@ -425,9 +432,10 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
 
 
 def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[SegmentOrdinal, ReadDecisionBySidecar]:
-    """Return the decision that each clean segment's sidecar allows, by position of the segment.
+    """Return the decision that each clean segment's sidecar allows, by position of the segment. If a resumed plan states which clean
+    segments to read, only these are returned.
 
-    :param dirty_key_count: number of keys of the dirty range, or a bound on it.
+    :param dirty_key_count: number of keys of the dirty range, or an upper bound on it.
     """
     live, inquiry = scan_inputs.roles.live, scan_inputs.inquiry
     if inquiry.only is not None:
@@ -455,8 +463,8 @@ def _reason_due_by_transactions(scan_inputs: _SurvivorScanInputs, ordinal: Segme
 def _ask_filters_about_dirty_keys(
     scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Ask filters about the dirty keys of this part of the key space, and return all answers so far. With keys on disk, also read the
-    segments that may have one of them.
+    """Ask the filters of clean segments about the dirty keys of this part of the key space, and return ``earlier_answers`` with the new
+    answers added. With keys on disk, also read the clean segments that may have one of these keys.
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
@@ -478,11 +486,11 @@ def _ask_filters_about_dirty_keys(
 def _answers_with_partially_read_segments(
     scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, ReadDecisionBySidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers.
+    """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers; ``decisions`` is
+    changed in place.
 
     Not done with keys on disk, which need all rows now. A segment that has no due deletion and none of the keys in its directory is skipped
-    whatever its filter says: the filter of a composed segment still contains keys that are gone, and would match them in every
-    round.
+    whatever its filter says: the filter of a composed segment still contains keys that are gone, and would match them in every round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.are_rows_on_disk:
@@ -561,8 +569,8 @@ def _build_survivor_scan_result(
 
 
 def remaining_size_bounds_by_segment_id(scan_result: SurvivorScanResult, state: PartitionState) -> dict[str, RemainingSizeBound]:
-    """Return, by segment id, an upper bound on the bytes of each segment that remain after the round. Covers the segments that pass 1 has
-    read.
+    """Return, by segment id, an upper bound on the bytes and records of each segment that remain after the round. Covers the segments that
+    pass 1 has read.
 
     A batch that keeps a record, or whose records are not known, counts in full. One batch header is added for each producer.
     """

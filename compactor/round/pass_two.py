@@ -65,7 +65,9 @@ _log = logging.getLogger(__name__)
 
 
 def executor_fingerprint() -> str:
-    """Return the versions that decide the bytes of a round besides its plan. An executor with another fingerprint refuses the plan (I7)."""
+    """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces. A process with
+    another fingerprint than the plan's refuses the plan (determinism, I7).
+    """
     return f"tiered-compactor={__version__} {codecs.codec_library_versions()}"
 
 
@@ -159,7 +161,9 @@ class LocalWorker:
         *,
         may_read_in_part: bool,
     ) -> SurvivorScanResult:
-        """Run pass 1 for a plan that was announced before, and return its result. The plan states which clean segments to read."""
+        """Run pass 1 for a plan that was announced before, and return its result. Only the clean segments that the plan's tasks contain are
+        read.
+        """
         wanted = {name for task in tasks for name in task.sources}
         clean = frozenset(s.id for s in reader.live if s.id in wanted and s.end_offset < plan.first_dirty_offset)
         settings = SurvivorScanSettings(
@@ -198,7 +202,7 @@ class LocalWorker:
 class RewrittenGroup:
     """A group's new segment on local disk, with its disk reservation. A group is a sequence of neighbouring segments that become one.
 
-    members: positions of its sources in the plan.
+    members: positions of the group's sources in the partition.
     cleaned: the written files; of a partial rewrite, only the rewritten batches.
     balance: accounts for all records of the sources, also with a partial rewrite.
     part: the part of the source that was read; None if all of it was.
@@ -242,10 +246,10 @@ class SurvivorScanAnswers(Protocol):
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None
     ) -> AbstractContextManager[tuple[SourceSegment, TransactionVerdicts]]:
-        """Open a segment: yield its bytes and the verdicts on its batches.
+        """Open a segment: yield its bytes and the outcomes of transactions for its batches.
 
-        If ``part_to_read_of_segment`` returns a part, only that part is opened; WholeSegmentNeededError is raised if it is not enough.
-        Raises BadData, StoreError, OutOfBudget.
+        If ``part_to_read_of_segment`` returns a part, only that part is opened; WholeSegmentNeededError is raised if the part proves not to
+        be enough. Raises BadData, StoreError, OutOfBudget.
 
         :param ordinal: position of the segment in the partition.
         """
@@ -358,8 +362,9 @@ class PlanExecution:
         return RewrittenGroup(task, source_ordinals, cleaned, folder, reservation.move_used_bytes_to_new_reservation(), balance, part)
 
     def _part_to_read_of_group(self, source_ordinals: Sequence[SegmentOrdinal]) -> SegmentPartToRead | None:
-        """Return the part to read if the group is one segment of which a part is enough; else None. ``source_ordinals``: positions of its
-        sources.
+        """Return the part to read if the group is a single segment of which a part is enough; else None.
+
+        :param source_ordinals: positions of the group's sources in the partition.
         """
         return self._answers.part_to_read_of_segment(source_ordinals[0]) if len(source_ordinals) == 1 else None
 
@@ -440,8 +445,8 @@ class PlanExecution:
         )
 
     def _build_snapshot_and_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
-        """Return the producer snapshot and leader-epoch checkpoint at the group's end: those of its last source, cut where that source ends
-        for readers.
+        """Return, by kind of file, the producer snapshot and leader-epoch checkpoint at the group's end. They are taken from its last
+        source, and cut at the offset up to which readers read that source. A file that the source lacks is left out.
         """
         ordinal = group.members[-1]
         last, end = self._live[ordinal], group.task.end_offset
@@ -486,7 +491,9 @@ class PlanExecution:
         )
 
     def _store_sidecar(self, metadata: RemoteLogSegmentMetadata, output: SourceSegment) -> None:
-        """Build and store the new segment's sidecar, while the segment's bytes are in the page cache."""
+        """Build and store the new segment's sidecar while the segment's bytes are in the page cache. Does nothing if sidecars are switched
+        off.
+        """
         worker = self._worker
         if worker.sidecars is None:
             return

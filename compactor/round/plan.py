@@ -57,6 +57,7 @@ class RoundAssessment(Generic[S]):
 
     first_dirty: first offset that is not clean.
     end: end of the round's range, exclusive.
+    dirty, clean: segments of the range with and without offsets from ``first_dirty`` on. Their sizes give ``dirty_ratio``.
     horizon_due: ids of segments in which a delete horizon has passed.
     """
 
@@ -72,7 +73,7 @@ class RoundAssessment(Generic[S]):
 
     @property
     def covered_segments(self) -> tuple[S, ...]:
-        """Return the live segments below the round's end."""
+        """Return the segments that the round covers, ascending: the clean ones, then the dirty ones."""
         return self.clean + self.dirty
 
 
@@ -105,8 +106,8 @@ def assess_round(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, no
 def _end_offset_of_round_range(
     state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int, first_dirty_offset: int
 ) -> OffsetAndReason:
-    """Return the end of a round's range (exclusive), and the reason if it is not the log's end; else an empty string. The end is a segment
-    boundary and never below ``first_dirty_offset``.
+    """Return the end of a round's range (exclusive), and the reason why it is not the log's end, or an empty string if it is. The end is a
+    segment boundary and never below ``first_dirty_offset``.
     """
     end, why = state.end_offset + 1, ""
     if state.mirrored and state.has_segments:
@@ -161,7 +162,8 @@ class PlanInputs:
     producers: producers that are live at the log's end.
     fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
     clean: which clean segments pass 1 allows to skip; by default none.
-    left: upper bound on the remaining bytes of a segment, by id, where groups are formed by it.
+    left: upper bound on the bytes of each segment that remain after the round, by segment id. Groups are sized by it; if it is empty, by
+        the segments' present sizes.
     snapshot: the last segment's producer snapshot, as read.
     """
 
@@ -213,7 +215,7 @@ def draft_plan(plan_inputs: PlanInputs) -> CompactionPlan:
 
 
 def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id: Callable[[], str]) -> CompactionPlan:
-    """Return the complete plan of a round. Executing it twice gives the same bytes (determinism, I7).
+    """Return the complete plan of a round. Executing the plan twice gives the same bytes (determinism, I7).
 
     :param leader_epoch: the compactor epoch.
     :param create_id: makes the ids of the run and of the new segments.
@@ -287,12 +289,13 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentO
 
 
 def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
-    """Return the time in milliseconds before a segment's expiry in which the segment is rewritten alone, not in a group with others."""
+    """Return how long before its expiry a segment is rewritten alone, not in a group with others, in milliseconds."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
 def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many segments at the beginning of a round will soon be expired by brokers. Each of them is rewritten alone.
+    """Return how many segments at the beginning of a round's range will soon be expired by brokers; 0 if brokers expire none. Each of these
+    segments is rewritten alone.
 
     A larger group would keep them until its last source expires, and some of its sources would be gone before the group is published.
 
@@ -308,9 +311,9 @@ def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Se
 class GroupingRules:
     """Rules that decide which neighbouring segments form a group and become one segment.
 
-    left: upper bound on the remaining bytes of a segment, by id; groups are sized by it.
+    left: upper bound on the bytes of each segment that remain after the round, by segment id; groups are sized by it.
     apart: positions of segments that must begin a group.
-    large: also group segments that are due only for delete horizons. Used for brokers, which keep several files per segment.
+    large: whether segments that are due only for delete horizons are grouped, too. Used for brokers, which keep several files per segment.
     """
 
     cleaner: CleanerSettings
@@ -339,8 +342,8 @@ class GroupingRules:
 def _choose_groups_to_rewrite(
     assessment: _AssessedPartition, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
 ) -> GroupsAndMergedSegmentIds:
-    """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the segments that are only
-    included because they are small.
+    """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the clean segments that are in a
+    group only because they are small.
     """
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
@@ -371,8 +374,8 @@ def _choose_groups_to_rewrite(
 
 
 def _is_worth_merging(group: Sequence[GroupCandidate]) -> bool:
-    """Return whether clean neighbours that need not be read otherwise should be merged: there must be many, and none may have most of the
-    bytes. Therefore a byte is rewritten for this reason at most once for each doubling of its segment's size.
+    """Return whether clean neighbours that need not be read otherwise should be merged: there must be many, and none may have more than
+    half of the bytes. Therefore a byte is rewritten for this reason at most once for each doubling of its segment's size.
     """
     return len(group) >= MERGE_AT_LEAST and 2 * max(member.size for member in group) <= sum(member.size for member in group)
 
@@ -390,7 +393,11 @@ def expected_metadata_record_count(tasks: Sequence[CompactionTask]) -> int:
 def _rewrite_task_of_group(
     group_number: int, segments: Sequence[RemoteLogSegmentMetadata], plan_inputs: PlanInputs, new_segment_id: str
 ) -> CompactionTask:
-    """Return the task that rewrites one group."""
+    """Return the task that rewrites one group of neighbouring segments into a new segment.
+
+    :param group_number: number of the group in the plan.
+    :param segments: the group's segments, ascending.
+    """
     whole = sum(member.size_bytes for member in segments)
     most = sum(GroupCandidate(member, plan_inputs.left.get(member.id)).size for member in segments)
     return CompactionTask(

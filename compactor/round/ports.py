@@ -21,7 +21,7 @@ OVERDUE: Final = "overdue"
 class LeadershipCheck(Protocol):
     """Function that replays new control records and raises Fenced if another compactor has taken over.
 
-    Each call counts as progress; the lease is renewed only while there is progress.
+    Each call counts as progress, unless ``is_waiting`` is set. The lease is renewed only while there is progress.
     """
 
     def __call__(self, *, is_waiting: bool = False) -> object:
@@ -112,7 +112,7 @@ RoundInputsT = TypeVar("RoundInputsT")
 
 
 class RoundSteps(Protocol[RoundInputsT]):
-    """The steps of a round that the driver calls, in this order: gather facts, make the plan, run its tasks.
+    """The steps of a round that the driver calls, in this order: gather inputs (``gather_round_inputs``), make the plan, run its tasks.
 
     Each step gets the result of the one before.
     """
@@ -124,18 +124,21 @@ class RoundSteps(Protocol[RoundInputsT]):
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
 
     def log_start_offset_raised_by_retention(self, state: PartitionState) -> int | None:
-        """Return the offset to which retention raises the log start before the round is planned, or None. Raises StoreError."""
+        """Return the offset to which retention raises the log start before the round is planned, or None if nothing expires. Raises
+        StoreError.
+        """
 
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:
         """Return a context manager that provides the facts from which the plan is made, including the result of pass 1; None if no round is
-        due. It runs under leadership, on a fresh state, and may take long. At its end resources of the facts are released.
+        due. It runs under leadership, on a fresh state, and may take long. When it is left, the resources of the facts are released.
 
         :param check: to be called between segments; it raises Fenced.
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
 
     def make_plan(self, inputs: RoundInputsT, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan | None:
-        """Return the plan for the facts, or None if they require none. Pure: the same arguments give the same plan.
+        """Return the plan for the inputs that ``gather_round_inputs`` provided, or None if they require no round. Pure: the same arguments
+        give the same plan.
 
         Raises OutOfBudget if a group does not fit the disk budget.
         """
@@ -158,4 +161,4 @@ class RoundSteps(Protocol[RoundInputsT]):
         """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Receive the report that the round has reached a stage. If it raises an exception, the round is left in that stage."""
+        """Handle the report that the round has reached a stage. If it raises an exception, the round is left in that stage."""

@@ -44,14 +44,16 @@ from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
 @dataclass(frozen=True)
 class GroupToRestore:
-    """A live segment that the round to be undone wrote (``made``), and the segments that it replaced (``sources``), in order."""
+    """A live segment that the round to be undone wrote (``made``), and the segments that it replaced (``sources``), ascending by offset."""
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]
 
 
 def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore]:
-    """Return the groups of a run that can be undone, ascending; empty if none of its replaced segments is waiting for deletion."""
+    """Return each live segment that a run wrote, with the segments that it replaced, ascending. Empty if the run's replaced segments do not
+    wait for deletion, so that it cannot be undone.
+    """
     group: GroupAwaitingDeletion | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
         return []
@@ -101,7 +103,7 @@ class RoundUndoingEarlierRun:
 
     @contextmanager
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> Iterator[PartitionState | None]:
-        """Yield the state if the run can be undone. Raises UsageError otherwise."""
+        """Yield the partition's state, which is all that the plan needs. Raises UsageError if the run cannot be undone."""
         problem = restore_round_problem(state, self.run_id, state.last_compactor_epoch) or restore_problem(
             groups_to_restore(state, self.run_id)
         )
@@ -174,7 +176,9 @@ class RoundUndoingEarlierRun:
     def _copy_group(
         self, plan: CompactionPlan, task: CompactionTask, group: GroupToRestore, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
-        """Write the sources of one group into one segment and upload it under its announced id. Raises BadData, StoreError, OutOfBudget."""
+        """Concatenate the segments that a group replaced into one new segment, and upload it under the task's announced id. Raises BadData,
+        StoreError, OutOfBudget.
+        """
         staging = reader.staging
         ordinals = [ordinal for ordinal, segment in enumerate(reader.live) if segment in group.sources]
         inputs = [reader.log_file_to_stage(ordinal) for ordinal in ordinals]
@@ -237,7 +241,13 @@ class RoundUndoingEarlierRun:
 def _concatenate_batches_of_segments(
     reader: StagedSegmentReader, ordinals: Sequence[SegmentOrdinal], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
 ) -> bytes:
-    """Concatenate the segments' batches into ``out_log``, up to the group's end; return their transaction index entries."""
+    """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of their
+    transaction indexes.
+
+    :param ordinals: positions of the segments in ``reader.live``, ascending.
+    :param task: the group's task, which states its end offset.
+    :param reservation: disk reservation, enlarged by what is written.
+    """
     aborted = [np.empty(0, TXN_ENTRY)]
     last = -1
     with out_log.open("xb") as file:

@@ -40,8 +40,8 @@ class SegmentRoles:
     """Positions (indexes into ``live``) of segments by their role in the round, ascending.
 
     dirty: segments with an offset in the dirty range.
-    clean: segments before the dirty range.
-    behind: segments after the round's end.
+    clean: segments that end before the dirty range.
+    behind: segments that begin after the round's end.
     heads: headers of sidecars by segment id.
     """
 
@@ -55,9 +55,9 @@ class SegmentRoles:
     def assign_segment_roles(
         live_segments: Sequence[RemoteLogSegmentMetadata], round_range: RoundRange, sidecars: SidecarStore | None
     ) -> SegmentRoles:
-        """Return the roles of the live segments in a round.
+        """Return the roles of the live segments in a round. Loads the heads of their sidecars. Raises StoreError.
 
-        :param sidecars: None if sidecars are switched off (``bloom = false``). Raises StoreError.
+        :param sidecars: None if sidecars are switched off (``bloom = false``).
         """
         ids = [segment.id for segment in live_segments]
         return SegmentRoles(
@@ -108,10 +108,11 @@ class RoundSourceSegments:
 
     @contextmanager
     def memory_map_segment(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> Iterator[SourceSegment]:
-        """Provide a segment for the duration of a ``with`` block: its bytes, batch headers, and verdicts if they were computed. Only the
-        chosen part is opened of a segment that is read in part. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
+        """Provide a segment for the duration of a ``with`` block, with its bytes and batch headers. If the segment is read in part, only
+        that part is provided. Raises BadData, StoreError, OutOfBudget, WholeSegmentNeededError.
 
         :param ordinal: position of the segment in the partition.
+        :param reservation: disk reservation for the staged file; None for a new one.
         """
         part = self.parts.get(ordinal)
         if part is not None:
@@ -146,7 +147,7 @@ class RoundSourceSegments:
         self._opened.add(ordinal)
 
     def is_segment_open(self, ordinal: SegmentOrdinal) -> bool:
-        """Return whether the segment's batch headers are known."""
+        """Return whether the segment was opened, so that its batch headers are known without its sidecar."""
         return ordinal in self._opened
 
     def read_batch_headers(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
@@ -156,8 +157,8 @@ class RoundSourceSegments:
                 pass
 
     def compute_transaction_verdicts(self) -> None:
-        """Compute the verdict on every batch of all segments from the outcomes of transactions. The lists are changed in place, because
-        other objects refer to them.
+        """Compute the verdict on every batch of all segments from the outcomes of transactions. ``verdicts`` is changed in place, because
+        other objects refer to it.
         """
         self.verdicts[:] = transaction_verdicts_by_source(self.sources)
         self.folded = True

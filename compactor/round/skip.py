@@ -37,11 +37,11 @@ KeyEngineName = str
 
 @dataclass(frozen=True)
 class FilterUsageStatistics:
-    """Record of the reads that Bloom filters saved on a partition, summed over its run history.
+    """Numbers of reads that Bloom filters saved on a partition, summed over the rounds in its run history.
 
     asked: number of segments whose filter was asked.
-    skipped: number of segments that were not read.
-    useless: number of segments that were read because of a false positive alone.
+    skipped: number of those that were not read.
+    useless: number of those that were read because of a false positive alone.
     bytes_read: bytes of filters read and written.
     bytes_saved: bytes of segments that were not read.
     """
@@ -54,17 +54,19 @@ class FilterUsageStatistics:
 
     @property
     def are_filters_worthwhile(self) -> bool:
-        """Return whether filters have saved more bytes on this partition than they cost."""
+        """Return whether filters have saved more bytes on this partition than they cost. True as long as fewer than TRIAL filters were
+        asked.
+        """
         return should_continue_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
     def skip_rate(self) -> float:
-        """Return the share of clean segments that have no dirty key, from 0 to 1."""
+        """Return the share of asked segments without a dirty key, from 0 to 1; a default if fewer than TRIAL filters were asked."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
     @property
     def false_positive_rate(self) -> float:
-        """Return the share of the segments without a dirty key that was read because of a false positive."""
+        """Return the share of the segments without a dirty key that was read because of a false positive; 0 if there is no such segment."""
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
 
@@ -142,7 +144,10 @@ def estimate_record_count(segment: SegmentMetadataOrSummary) -> int:
 
 
 def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: Sequence[int]) -> int:
-    """Return the estimated number of distinct keys of several segments: by their sidecars, else one per record."""
+    """Return the estimated number of distinct keys of several segments: from their sidecars; one per record for segments without a sidecar.
+
+    :param record_counts: number of records of each segment, in the order of ``sidecar_heads``.
+    """
     known = [head.sidecar for head in sidecar_heads if head.sidecar is not None]
     rest = sum(count for head, count in zip(sidecar_heads, record_counts, strict=True) if head.sidecar is None)
     # Three standard errors (1.6 % each) are added to the estimate; there are never more keys than records.

@@ -154,7 +154,9 @@ class StagedSegmentReader:
 
     @contextmanager
     def memory_map_segment(self, source: SourceSegment, reservation: DiskSpaceReservation | None = None) -> Iterator[None]:
-        """Map the bytes of a source that was opened before into memory, for the duration of a ``with`` block."""
+        """Map the bytes of a source into memory for the duration of a ``with`` block. The source must have been opened before
+        (``open_segment``).
+        """
         with self.staging.staged_file(self.log_file_to_stage(source.ordinal), reservation) as path:
             table, buf = source.table, map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.

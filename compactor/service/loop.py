@@ -24,9 +24,8 @@ WAKE_S = 1.0
 
 
 class PollingLoop(ABC, Generic[JobT, ResultT]):
-    """Base class of services: one thread repeats ``scan``, ``start_due_jobs`` and ``process_ended_jobs``. Other public methods may be
-    called
-    from any thread.
+    """Base class of services. One thread calls ``scan``, ``start_due_jobs`` and ``process_ended_jobs`` in turn; all other public methods
+    may be called from any thread.
 
     :param log: receives one line for each event.
     """
@@ -46,7 +45,9 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._loop_s = time.monotonic()
 
     def run(self) -> None:
-        """Run the service until ``request_stop`` is called. Running jobs then end within a request or two."""
+        """Run the service until ``request_stop`` is called, then return when all running jobs have ended. A stop interrupts each of them at
+        its next request to the store, or at the one after that.
+        """
         last_scan = next_scan = time.monotonic()
         while not self.stop.event.is_set():
             self._loop_s = time.monotonic()
@@ -66,22 +67,26 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
             self.process_ended_jobs(None)
 
     def request_stop(self) -> None:
-        """Ask the service to stop, and return at once."""
+        """Ask the service to stop, and return at once. ``run`` returns when all running jobs have ended."""
         self.stop.event.set()
         self._done.put(None)
 
     def request_scan(self) -> None:
-        """Ask the service to scan soon, and return at once."""
+        """Ask the service to scan before the next regular time, at the earliest a second after the last scan, and return at once."""
         self._woken.set()
         self._done.put(None)
 
     def adopt_settings(self, settings: Settings) -> None:
-        """Ask the service to use these settings from the next job on (see ``service.reloading``), and return at once."""
+        """Ask the service to use these settings for all jobs that begin from now on, and return at once. ``service.reloading`` makes the
+        settings.
+        """
         self._new_settings = settings
         self._done.put(None)
 
     def process_ended_jobs(self, wait_s: float | None) -> None:
-        """Wait until a job ends, at most ``wait_s`` seconds (None: without limit), and process all jobs that have ended."""
+        """Wait until a job ends, at most ``wait_s`` seconds (None: without limit), and process the results of all jobs that have ended.
+        Returns early if a stop, a scan or new settings are requested.
+        """
         try:
             done = self._done.get(timeout=wait_s) if wait_s is None or wait_s > 0 else self._done.get_nowait()
             while True:
@@ -92,7 +97,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
             return
 
     def ms_since_latest_loop_pass(self) -> int:
-        """Return the milliseconds since the loop began its latest pass, from which a hanging loop is recognised."""
+        """Return the milliseconds since the loop began its latest pass. A large value shows that the loop hangs."""
         return int((time.monotonic() - self._loop_s) * 1000)
 
     @abstractmethod
@@ -109,7 +114,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
 
     @abstractmethod
     def _apply_settings(self, settings: Settings) -> None:
-        """Use these settings from the next job on."""
+        """Use these settings for all jobs that begin from now on."""
 
     @abstractmethod
     def _scan_interval_s(self) -> float:

@@ -32,13 +32,13 @@ def render_metrics(families: Iterable[Metric]) -> bytes:
 
 
 class _ComputedMetrics(Collector):
-    """Prometheus collector that returns metrics which were computed before."""
+    """Prometheus collector of metrics that are computed before the collector is created."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def describe(self) -> list[Metric]:
-        """Return no metrics: Prometheus calls this at registration to find duplicates, and there are none."""
+        """Return an empty list. Prometheus asks for the metrics' names at registration to find duplicates, and there are none."""
         return []  # asked at registration, and none of them comes twice
 
     @override
@@ -47,12 +47,12 @@ class _ComputedMetrics(Collector):
 
 
 def make_gauge(name: str, help_text: str, value: float) -> Metric:
-    """Return a gauge with one value. The name gets the common prefix."""
+    """Return a gauge with one value. The common prefix of this program's metrics is put before ``name``."""
     return GaugeMetricFamily(f"{OWN}_{name}", help_text, value=value)
 
 
 def make_counter(name: str, help_text: str, value: float) -> Metric:
-    """Return a counter with one value. The name gets the common prefix."""
+    """Return a counter with one value. The common prefix of this program's metrics is put before ``name``."""
     return CounterMetricFamily(f"{OWN}_{name}", help_text, value=value)
 
 
@@ -67,7 +67,8 @@ def make_counters(rows: Iterable[MetricRow]) -> Iterator[Metric]:
 
 
 def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
-    """Return gauges with one time series per partition, of its latest incarnation (the present topic of that name).
+    """Return gauges with one time series per partition. If a topic was deleted and created again, only the present topic of that name has
+    one.
 
     :param help_by_name: name of each gauge -> its help text.
     :param values: for each partition one value per gauge, in the order of ``help_by_name``.
@@ -82,7 +83,7 @@ def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[Top
 
 
 def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    """Add one time series per label value to a metric, and return the metric."""
+    """Add one time series for each label value -> value to ``family``, which has one label. Return ``family`` itself."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family

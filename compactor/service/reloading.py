@@ -32,9 +32,10 @@ class ReloadedSettings:
 
 
 def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettings:
-    """Compare two configurations.
+    """Compare the settings in force with those of a reread configuration.
 
-    Return the settings that a running process can adopt now, with the changes that take effect and those that wait for the next start.
+    Return the settings that the running process can adopt now, with the list of changes that take effect and of those that wait for the
+    next start.
     """
     before, after = _flatten_settings(current), _flatten_settings(reread)
     changed: list[str] = []
@@ -78,7 +79,7 @@ def _takes_effect_without_restart(key: str) -> bool:
 
 
 def _flatten_settings(settings: Settings) -> dict[str, Any]:
-    """Return all settings by dotted key. Of a [topics] table, only the values that it sets are included."""
+    """Return all settings by dotted key, such as ``cleaner.bloom``. A [topics] table contributes only the values that it sets."""
     found = {
         f"{section}.{key}": value
         for section, kind in SECTION_TYPES.items()

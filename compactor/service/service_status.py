@@ -12,7 +12,8 @@ class ServiceStatus:
     """Status of a service at one moment. Times are in milliseconds.
 
     scans: number of scans so far. scan_ms: time of the latest scan, 0 before the first. interval_ms: time between two scans.
-    ready: whether the latest scan succeeded. problem: why not, or an empty string.
+    ready: whether the latest scan was complete and nothing is wrong. False before the first scan, and when the service is stopping.
+    problem: what is wrong, or an empty string.
     """
 
     holder: str

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Stopped(CompactorError):
-    """Raised where work is interrupted because the service was asked to stop.
+    """Raised to interrupt work because the service was asked to stop.
 
-    A round that ends with this error is like one ended by a crash: the next run resumes it.
+    A round that ends with this error is resumed by the next run, like one that a crash has ended.
     """
 
 
@@ -42,18 +42,19 @@ class StopRequest:
             self.raise_if_stopped()
 
     def raise_if_stopped_between_stages(self, stage: RoundStage) -> None:
-        """Raise Stopped between two stages of a round if the service was asked to stop.
+        """Raise Stopped if the service was asked to stop, unless the round is published already: then only its statistics are left to
+        record.
 
-        A published round is not interrupted: only its statistics are left to record.
+        :param stage: the stage that the round has reached.
         """
         if stage is not RoundStage.PUBLISHED:
             self.raise_if_stopped()
 
 
 class InterruptibleStore(ForwardingStore):
-    """Object store whose next request raises Stopped once the service is asked to stop, so that large jobs end within one request.
+    """Object store whose next request raises Stopped once the service was asked to stop, so that large jobs end within one request.
 
-    :param record_transferred_bytes: receives the number of bytes read by each request, for progress reports.
+    :param record_transferred_bytes: called after each read of an object with the number of its bytes, for progress reports.
     """
 
     def __init__(self, store: ObjectStore, stop: StopRequest, record_transferred_bytes: Callable[[int], None] = lambda size: None) -> None:

@@ -26,14 +26,15 @@ NOTHING_DUE = "nothing is dirty, and no delete horizon has passed"
 
 
 class RoundBenefit(NamedTuple):
-    """Result of assessing a full round over a partition: if it is worth running, and why or why not."""
+    """Result of assessing a full round over a partition: whether it is worth running, and why it is or is not."""
 
     is_worthwhile: bool
     reason: str
 
 
 def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> RoundBenefit:
-    """Return whether a full round over the partition is worth running. It is if the benefit is unknown.
+    """Return whether a full round over the partition is worth running, and why. If the benefit cannot be estimated, because a sidecar is
+    missing, it is worth running if anything is dirty.
 
     :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
     :raises StoreError: if sidecars cannot be read.
@@ -75,8 +76,8 @@ def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetad
 def reason_to_read_for_delete_horizons(
     state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead], now_ms: int
 ) -> str:
-    """Return why a segment of the round must be read for its delete horizons: one has passed, is not yet set, or is unknown because a
-    sidecar is missing. Return an empty string if none must.
+    """Return why a segment of the round must be read for its delete horizons (the times at which tombstones and transaction markers may be
+    removed), or an empty string if none must be read. Reasons are a horizon that has passed or is not yet set, and a missing sidecar.
     """
     sidecars = [heads[segment.id].sidecar for segment in state.live]
     segments = [(segment, sidecar) for segment, sidecar in zip(state.live, sidecars, strict=True) if sidecar is not None]
@@ -97,7 +98,9 @@ def reason_to_read_for_delete_horizons(
 
 
 def estimate_removable_bytes(assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead]) -> int:
-    """Return roughly how many bytes a round would remove: duplicate keys in the dirty range, plus one clean record for each dirty key."""
+    """Return roughly how many bytes a round would remove: in the dirty range all but one record of each key, and in the clean range one
+    record for each key of the dirty range.
+    """
     dirty, clean = (sum(segment.size_bytes for segment in some) for some in (assessment.dirty, assessment.clean))
     records = sum(estimate_record_count(segment) for segment in assessment.dirty)
     keys = (

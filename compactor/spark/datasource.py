@@ -89,10 +89,10 @@ OffsetsAndSegments = tuple[int, int, tuple[RemoteLogSegmentMetadata, ...]]
 
 
 class KafkaTieredSource(DataSource):
-    """Entry point of the data source, as Spark instantiates it. docs/spark.md describes its options.
+    """Spark data source ``kafka-tiered``, from which Spark gets the schema and the readers. docs/spark.md describes its options.
 
-    Spark 4 drops the options of a table that was created over a Python source but keeps the metadata of its columns. Therefore the
-    options are stored in the column metadata.
+    For a table over this source, the options are stored in the metadata of its columns, because Spark 4 drops the table's options but keeps
+    this metadata.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -241,7 +241,7 @@ class PartitionReadRange:
     """An offset range of one partition that one task reads.
 
     topic_id: topic id in a broker-managed tier, so that a task need not read the brokers' metadata; otherwise empty.
-    bytes: estimated size.
+    bytes: estimated number of bytes to read.
     """
 
     extent: ReadRange
@@ -342,7 +342,11 @@ def _requested_partitions(tier: Tier, request: ReadRequest) -> list[TopicPartiti
 def map_requested_partitions(
     request: ReadRequest, function: Callable[[Tier, TopicPartition], T], tier: Tier | None = None
 ) -> list[tuple[TopicPartition, T]]:
-    """Call a function for every requested partition, in several threads, and return its results in the order of the partitions."""
+    """Call ``function`` with the tier and each requested partition, in several threads. Return (partition, result) pairs in the order of
+    the partitions.
+
+    :param tier: the tier to use; None to open the one that the request names.
+    """
     tier = tier or _open_tier(request.settings)
     names = _requested_partitions(tier, request)
     with ThreadPoolExecutor(PARTITION_THREADS, "partition") as pool:
@@ -365,7 +369,9 @@ def _combine_into_splits(parts: Iterable[PartitionReadRange], split_bytes: int) 
 
 
 def _plan_partition_ranges(tier: Tier, request: ReadRequest, partition: TopicPartition) -> list[PartitionReadRange]:
-    """Return the parts of one partition. If a segment is replaced during planning, the state is read again and planning restarts."""
+    """Return the offset ranges into which one partition is cut for reading; each is read by one task. If a segment is replaced during
+    planning, the state is read again and planning restarts.
+    """
     return retry_if_object_missing(
         partition,
         lambda: _partition_ranges_within_bounds(
@@ -443,8 +449,9 @@ def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], spli
 
 
 def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartition, read_range: ReadRange) -> list[LastRecordsRequest]:
-    """Return how each task reads a partition with ``view = latest``: by default one task, which sorts its keys on local disk if they do not
-    fit in memory. With ``keyRanges`` there is one task per key range.
+    """Return one request for each task that reads a partition with ``view = latest``. By default one task reads it, and sorts the keys on
+    local disk if they do not fit in memory. With the option ``keyRanges``, or if the range of offsets is too large for this sort, each task
+    reads the keys of one hash range.
     """
     cleaner = request.settings.cleaner_settings_for_topic(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)

@@ -267,7 +267,10 @@ _EXAMPLE_HINTS: Final = {
 
 
 def _validate_partition_numbers(value: str, numbers: Any) -> list[int]:
-    """Return sorted partition numbers without duplicates. Raises UsageError if ``numbers`` is not a list of non-negative integers."""
+    """Return sorted partition numbers without duplicates. Raises UsageError if ``numbers`` is not a list of non-negative integers.
+
+    :param value: text of the option ``assign`` that contains the numbers, for the error.
+    """
     if not isinstance(numbers, list) or not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise UsageError(f"kafka-tiered: assign = {value!r} has no list of partitions", hint=_EXAMPLE_HINTS["assign"])
     return sorted(set(numbers))

@@ -142,7 +142,8 @@ class RecompactionListener:
 class RecompactionCandidate:
     """Partition that may be re-compacted, as found before the work begins.
 
-    is_skipped, reason: whether no round is worth running, and why or why not.
+    is_skipped, reason: whether the partition is skipped because no round is worth running, and why it is or is not.
+    error: why its state could not be read; None if it could.
     log: the folded control log, if it is cached for the round.
     """
 
@@ -157,8 +158,8 @@ class RecompactionCandidate:
 
 
 def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings, now_ms: int) -> RoundAssessment[RemoteLogSegmentMetadata]:
-    """Return an assessment in which every segment that a normal round could clean counts as dirty. The cleaner offset is never moved
-    backwards by it.
+    """Return an assessment in which every segment that a normal round could clean counts as dirty, so that the round covers the whole log.
+    Such a round never moves the cleaner offset backwards.
     """
     found = assess_round(state, cleaner, now_ms, force=True)
     return replace(
@@ -170,14 +171,15 @@ def assess_round_over_whole_log(state: PartitionState, cleaner: CleanerSettings,
 def find_recompaction_candidates(
     tier: Tier, partitions: Sequence[TopicPartition], now_ms: int, min_benefit_bytes: int
 ) -> list[RecompactionCandidate]:
-    """Read the state of each partition and decide whether it needs a round. Nothing is written.
+    """Read the state of each partition and decide whether it needs a round. Return a candidate for each partition, in the given order.
+    Nothing is written.
 
     :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
     """
     keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
 
     def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
-        """Return what was found of one partition; an error becomes part of it."""
+        """Read the state of one partition and return it as a candidate. An error is not raised, but stored in the candidate."""
         try:
             log = tier.open_partition_log(partition)
             state = log.refresh()
@@ -243,7 +245,8 @@ def recompact_partitions(
 def update_iceberg_tables(
     tier: Tier, cluster: SparkCluster, partitions: Sequence[TopicPartition], cost: TaskCost
 ) -> dict[TopicPartition, TableResult]:
-    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Partitions without a table are left out.
+    """Bring the Iceberg tables of partitions up to date, with data files that executors write. Return the report or error of each
+    partition; partitions without a table are left out.
 
     :param cost: the cost of all tasks is added to it.
     :raises UsageError: if a package is missing or the settings of an output are not valid.
@@ -271,9 +274,13 @@ def update_iceberg_tables(
 
 
 def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit: int, now_ms: int | None) -> DataFrame:
-    """Re-compact the whole log of each partition of the topics that match, and return a data frame with a row per partition.
+    """Re-compact the whole log of each partition of the topics that match, and return a data frame with a row per partition. Raises
+    UsageError if no topic of the tier matches.
 
-    Raises UsageError if no topic of the tier matches ``topics``.
+    :param config: path of the configuration file.
+    :param topics: regular expression that must match the whole topic name.
+    :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every partition.
+    :param now_ms: the cleaner's clock in milliseconds since the epoch; None means the store's clock.
     """
     from compactor.spark.cluster.executor import TaskCost
     from compactor.spark.cluster.jobs import JobListener
@@ -310,7 +317,7 @@ class _RecompactionWork:
         self.finished: dict[TopicPartition, RecompactionResult] = {}
 
     def record_skipped_and_return_remaining(self, candidates: Sequence[RecompactionCandidate]) -> list[RecompactionCandidate]:
-        """Record the partitions that failed the survey or need no round as finished. Return the others."""
+        """Record a final result for each candidate whose state could not be read or that needs no round. Return the other candidates."""
         for candidate in candidates:
             if candidate.error is not None or candidate.is_skipped:
                 self._record_result(
@@ -321,7 +328,7 @@ class _RecompactionWork:
         return [candidate for candidate in candidates if candidate.error is None and not candidate.is_skipped]
 
     def max_partitions_led_at_once(self) -> int:
-        """Return how many small partitions may be led at the same time."""
+        """Return how many small partitions this process may lead (hold the right to compact) at the same time."""
         return self._tier.settings.spark.led_at_once or min(
             max(LED_LIMITS[0], self._cluster.task_slots * LED_PARTITIONS_PER_SLOT), LED_LIMITS[1]
         )
@@ -340,7 +347,9 @@ class _RecompactionWork:
     def run_rounds_and_record_result(
         self, candidate: RecompactionCandidate, run_rounds: Callable[[RecompactionCandidate], RoundReport]
     ) -> None:
-        """Run the rounds of one partition with ``run_rounds`` and record the result; an exception becomes its error."""
+        """Call ``run_rounds`` for one partition and record its report as the result. An exception is not raised, but recorded as the
+        result's error.
+        """
         begin = time.monotonic()
         report, problem = None, None
         try:

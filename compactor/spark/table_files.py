@@ -58,12 +58,11 @@ class ClusterDataFileWriter:
     job_listener: JobListener
 
     def write_files(self, files: FilesToWrite, written: dict[ViewSlice, DataFile | None]) -> CheckedKeyShare:
-        """Write data files in Spark tasks, and return the share of their keys of which it was checked that they occur once.
+        """Write data files in Spark tasks, and return which share (0 to 1) of their keys was checked to be unique in the partition.
 
         :param written: receives the files that were written; None for a slice without rows.
         :raises BadData: if a key occurs twice. :raises LogChanged: if the log was truncated meanwhile.
-        :raises StoreError: if a store fails.
-        :raises Unavailable: if Spark aborts the job.
+        :raises StoreError: if a store fails. :raises Unavailable: if Spark aborts the job.
         """
         if not files.tasks:
             return 1.0
@@ -103,7 +102,9 @@ class ClusterDataFileWriter:
 
 @dataclass(frozen=True)
 class _WriteFilesTask:
-    """Picklable function of a task that writes one slice's file, or reads the keys of a file, and returns the hashes of the keys."""
+    """Picklable function that tasks run on one slice or file each: it writes the slice's file, or reads the keys of the file, and yields
+    the hashes of the keys.
+    """
 
     settings: Settings
     partition: TopicPartition
@@ -129,8 +130,8 @@ class _WriteFilesTask:
     def _write_slice_or_read_keys_of_file(
         self, task_or_path: SliceWriteTask | str, key_hashes: list[Hashes]
     ) -> tuple[ViewSlice, DataFile | None] | None:
-        """Write the file of a slice and return both, or read the keys of the file at a path and return None. In both cases, append the
-        hashes of the file's keys to ``key_hashes``.
+        """Write the file of a slice and return (slice, file), with None as the file if the slice has no rows; or read the keys of the file
+        at a path and return None. In both cases, append the hashes of the keys to ``key_hashes``.
         """
         halves = siphash_key_halves(self.hash_key)
         if isinstance(task_or_path, str):
@@ -147,13 +148,17 @@ class _WriteFilesTask:
 
 @dataclass(frozen=True)
 class _CompareKeysTask:
-    """Picklable function of a task that checks that no key of one hash range occurs twice, or collects outcomes of writing tasks."""
+    """Picklable function that tasks run on the key hashes of one hash range each, and that checks that no key occurs twice. One further
+    task collects the outcomes of the tasks that wrote files.
+    """
 
     partition: TopicPartition
     budget_bytes: int
 
     def __call__(self, index: int, gathered: Iterable[Any], cost: TaskCost) -> list[TaskOutcome]:
-        """Return the outcomes among the gathered items; the others are key hashes. Raises BadData if a key occurs twice."""
+        """Check the key hashes among the gathered items, and return the other items, which are task outcomes. Raises BadData if a key
+        occurs twice, OutOfBudget if the hashes exceed the memory.
+        """
         keys, outcomes = KeyHashSet(self.budget_bytes * 5 // 4), []  # more, because ranges differ a little
         for answer in gathered:
             if isinstance(answer, TaskOutcome):

@@ -75,7 +75,7 @@ _TAKEN: Final = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``az://account/container/prefix``. Makes no request. Raises UsageError."""
+    """Return the store at ``az://account/container/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     place, prefix = bucket_and_prefix(url)
     account, _, container = place.partition("/")
     return CloudStore(AzureClient(account, container, prefix, options.settings.azure, options.meter, options.contact), options)
@@ -149,8 +149,8 @@ class AzureClient:
         return self._upload_blob(key, data, {}, overwrite=True)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object of staged blocks. Raises PreconditionFailed if the key is taken or the blocks are gone, CannotCopy if a copy is
-        refused.
+        """Create an object of staged blocks. Raises AlreadyExists or PreconditionFailed if the key is taken, PreconditionFailed if the
+        staged blocks are gone, CannotCopy if the server refuses a copy.
         """
         from azure.core import MatchConditions
         from azure.storage.blob import BlobBlock
@@ -218,9 +218,10 @@ class AzureClient:
         return _PERMISSIONS[verb]
 
     def _reasons_why_deletes_free_no_space(self) -> tuple[list[tuple[str, str]], bool]:
-        """Return (kind, description) of each setting because of which deleting frees no space, and whether all settings could be read.
+        """Return a pair: (kind, description) of each setting because of which deleting frees no space, and whether all settings could be
+        read.
 
-        The service does not say whether the account keeps versions, so an existing object is asked instead.
+        The service does not report whether the account keeps versions, so this is read off an existing object.
         """
         days, versions, holds = self._soft_delete_days(), self._has_object_versions(), self._container_retention_locks()
         found = [
@@ -232,7 +233,9 @@ class AzureClient:
         return [(kind, detail) for kind, detail, is_set in found if is_set], None not in (days, versions, holds)
 
     def _soft_delete_days(self) -> int | None:
-        """Return for how many days deleted objects are kept, or None if the credentials may not ask."""
+        """Return for how many days the account keeps deleted objects (soft delete): 0 if it does not keep them, None if the credentials may
+        not ask.
+        """
         try:
             with self._client_errors_as_store_errors("ask for the settings of"):
                 policy = self._service_client().get_service_properties()["delete_retention_policy"]
@@ -241,9 +244,8 @@ class AzureClient:
         return int(policy.days or 1) if policy.enabled else 0
 
     def _container_retention_locks(self) -> tuple[bool, bool] | None:
-        """Return whether the container has an immutability policy and a legal hold, or None if the credentials may not ask.
-
-        Shared access signatures of a container may not.
+        """Return a pair: whether the container has an immutability policy, and whether it has a legal hold. None if the credentials may not
+        ask, as with shared access signatures of a container.
         """
         try:
             with self._client_errors_as_store_errors("ask for the settings of"):
@@ -253,7 +255,9 @@ class AzureClient:
         return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
     def _has_object_versions(self) -> bool | None:
-        """Return whether the account keeps versions of overwritten and deleted objects, or None if there is no object to tell by."""
+        """Return whether the account keeps versions of overwritten and deleted objects. None if the store has no object yet, because only
+        an existing object shows it.
+        """
         with self._client_errors_as_store_errors("list"):
             first = next(iter(self._container_client().list_blobs(name_starts_with=self._prefix, results_per_page=1)), None)
             return None if first is None else bool(self._container_client().get_blob_client(first.name).get_blob_properties().version_id)
@@ -267,7 +271,7 @@ class AzureClient:
         return ObjectInfo(key, len(data), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata))
 
     def _copy_source_arguments(self, key: str) -> dict[str, str]:
-        """Return the arguments of a copy request that let the service read the source object."""
+        """Return the arguments with which a copy request names the source object and lets the service read it."""
         from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 
         source = self._blob_client(key)
@@ -290,8 +294,10 @@ class AzureClient:
 
     @contextmanager
     def _client_errors_as_store_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Raise the port's storage errors in place of the client library's errors within the ``with`` block. verb: what is done to the
-        object, for messages.
+        """Provide a ``with`` block in which errors of the client library are replaced by the errors of ObjectStore (compactor.errors).
+
+        :param verb: what is done to the object, for messages.
+        :param key: key of the object; empty if the request is about the container.
         """
         from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
         from urllib3.exceptions import HTTPError
@@ -322,7 +328,7 @@ class AzureClient:
             return self._made
 
     def _send_counted(self, request: Any, send: Callable[..., Any]) -> Any:
-        """Send a request, count it, and keep its answer for this thread."""
+        """Send a request, count it and return the answer, which is also stored as this thread's latest one."""
         self._meter.record_request(request_kind_for_metering(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = connect_and_read_timeouts_s(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
@@ -333,7 +339,8 @@ class AzureClient:
 
 
 def choose_credentials(account: str, settings: AzureSettings, environment: Mapping[str, str]) -> AccountCredentials:
-    """Return how an account is reached: by [azure] credentials_file, else by the variables of Azure's own tools, else by its identities.
+    """Return the address and credentials of a storage account. The first of these that is set counts: [azure] credentials_file, the
+    environment variables of Azure's own tools, the managed or workload identities of azure-identity.
 
     Raises UsageError for credentials that cannot be used.
     """
@@ -354,9 +361,11 @@ def choose_credentials(account: str, settings: AzureSettings, environment: Mappi
 
 
 def _credentials_from_text(text: str, account: str, settings: AzureSettings, endpoint: str, origin: str) -> AccountCredentials:
-    """Return credentials from a connection string, a shared access signature or an account key, whichever ``text`` is.
+    """Return the credentials in ``text``, which is a connection string, a shared access signature or an account key. Raises UsageError if
+    it is none of them.
 
-    origin: where the text was found, for messages.
+    :param endpoint: URL of the account's blob service, unless a connection string names another one.
+    :param origin: where the text was found, for messages.
     """
     fields = {name.strip().lower(): value for name, sign, value in (part.partition("=") for part in text.split(";")) if sign}
     if "accountkey" in fields or "sharedaccesssignature" in fields:
@@ -387,7 +396,7 @@ def _create_service_client(access: AccountCredentials, account: str, observe_req
     from azure.storage.blob import BlobServiceClient
 
     class ObservedTransport(RequestsTransport):  # type: ignore[misc]
-        """Transport that reports every request and every answer."""
+        """Transport that sends each request through ``observe_request``, which sees the request and its answer."""
 
         def send(self, request: Any, **kwargs: Any) -> Any:
             return observe_request(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
@@ -433,7 +442,11 @@ _REFUSALS: Final = {
 
 
 def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorError:
-    """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
+    """Return the error of ObjectStore that stands for an HTTP error answer.
+
+    :param failed_request: text such as ``cannot read URL``, for the message.
+    :param key: key of the object; empty if the request was about the container.
+    """
     code = getattr(error, "error_code", None) or (error.response.headers.get("x-ms-error-code", "") if error.response else "") or ""
     code = str(getattr(code, "value", code))
     status = int(error.status_code)
@@ -459,7 +472,7 @@ def _first_line_of_message(error: Exception) -> str:
 
 
 def _etag_match_arguments(version: str) -> dict[str, Any]:
-    """Return the request arguments that require this ETag, or none if it is empty."""
+    """Return the request arguments that require the object to have this ETag. If ``version`` is empty, so is the result."""
     from azure.core import MatchConditions
 
     return {"etag": version, "match_condition": MatchConditions.IfNotModified} if version else {}
@@ -480,9 +493,9 @@ def _epoch_ms(moment: datetime) -> int:
 
 
 def request_kind_for_metering(method: str, url: str, *, copies: bool = False) -> str:
-    """Return the kind under which a request is counted, such as get, list, head or put.
+    """Return the kind under which a request is counted: get, list, head, put, copy, multipart or delete.
 
-    copies: whether the request names an object to be copied.
+    :param copies: whether the request copies bytes of an object.
     """
     if method == "GET":
         return "list" if "comp=list" in url else "head" if "restype=" in url else "get"

@@ -58,8 +58,9 @@ class ErrorHints:
 
 
 def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
-    """Return the error that callers of the object store get for an HTTP status.
+    """Return the error of ObjectStore that stands for an HTTP status.
 
+    :param message: text of the error.
     :param is_object_request: whether the request was about an object rather than the bucket; then 404 means that the object is missing.
     """
     if status == HTTPStatus.NOT_FOUND:
@@ -78,10 +79,11 @@ def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object
 
 
 def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
-    """Return the error that callers of the object store get for a connection that failed or broke.
+    """Return the error of ObjectStore that stands for a connection that failed or broke.
 
-    failed_request: text such as ``cannot read URL``, for the message.
-    answered_before: whether the store has answered this process before; if so, an unknown host name counts as temporary.
+    :param failed_request: text such as ``cannot read URL``, for the message.
+    :param answered_before: whether the store has answered this process before. If so, an unknown host name counts as temporary
+        (Unavailable), otherwise as a mistake in the settings (Refused).
     """
     if not answered_before and is_unknown_host(error):
         return Refused(f"{failed_request}: the host name is unknown ({error})", hint=hints.endpoint)
@@ -89,15 +91,17 @@ def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *
 
 
 def connect_and_read_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, float]:
-    """Return the timeouts of a request, in seconds: for the connection, and between received bytes. They are short until the store has
-    answered once.
+    """Return the two timeouts of a request, in seconds: until the connection is made, and between received bytes. The second one is shorter
+    until the store has answered for the first time.
     """
     return _CONNECT_S, _READ_S if contact.answered else FIRST_ANSWER_S / 2
 
 
 @dataclass(frozen=True)
 class ObjectRange:
-    """Bytes of an object returned by one request, with the size of the whole object in bytes and its version (``ObjectInfo.etag``)."""
+    """Bytes of an object, as one request returned them. size: bytes of the whole object. version: the object's version
+    (``ObjectInfo.etag``).
+    """
 
     data: bytes
     size: int
@@ -105,7 +109,9 @@ class ObjectRange:
 
 
 class RequestRetry(Protocol):
-    """Function that makes a request until the store answers or the retry deadline has passed."""
+    """Function that makes a request, repeats it while the store is unavailable, and returns its result. After the retry deadline it raises
+    Unavailable.
+    """
 
     def __call__(self, request: Callable[[], T], /) -> T: ...
 
@@ -125,11 +131,11 @@ class ObjectClient(Protocol):
 
     @property
     def endpoint_bucket_and_prefix(self) -> tuple[str, str, str]:
-        """Return the endpoint's URL (empty for the provider's own), the bucket, and the prefix of all keys of this store."""
+        """Return a triple: the endpoint's URL (empty for the vendor's own), the bucket, and the prefix of all keys of this store."""
 
     def read(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
-        """Return bytes [start, start + length) of an object, up to its end if ``length`` is None, and only of this version if one is
-        given.
+        """Return bytes [start, start + length) of an object. If ``length`` is None, return all bytes from ``start`` on. If ``version`` is
+        not empty, no other version may be read.
         """
 
     def head(self, key: str) -> ObjectInfo:
@@ -138,7 +144,7 @@ class ObjectClient(Protocol):
     def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
         """Create an object if the key is free.
 
-        :param retried: makes a request with retries. It is used for each request where a create takes several.
+        :param retried: makes a request with retries. Each request of the create is made through it.
         """
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
@@ -148,33 +154,38 @@ class ObjectClient(Protocol):
         """Create or overwrite an object."""
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page, which is empty at the end.
+        """Return a pair: at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page, which is empty after
+        the last page.
 
-        :param after: key after which the listing begins. Stores without start keys begin before it, and the caller skips these keys.
+        :param after: key after which the listing begins. Stores that cannot begin after a key return earlier keys, too; the caller skips
+            them.
         :param token: token of this page; empty for the first one.
         """
 
     def delete(self, key: str, version: str = "") -> None:
-        """Delete an object, only this version if one is given. Raises NotFound."""
+        """Delete an object. If ``version`` is not empty, the object is deleted only if it has this version. Raises NotFound."""
 
     def clock_ms(self) -> int:
         """Return the store's time in milliseconds, with one request."""
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether deleting frees space at once, or None if the credentials may not ask."""
+        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it."""
 
     def inspect_store_settings(self) -> list[StoreFinding]:
         """Return findings about the bucket's settings (versioning, retention and the like), for `config check`."""
 
     def required_permission(self, verb: str) -> str:
-        """Return the vendor's permission for write, overwrite, read, list or delete, or an empty string."""
+        """Return the permission that a request needs, in the vendor's terms.
+
+        :param verb: the kind of request: write, overwrite, read, list or delete.
+        """
 
 
 @dataclass(frozen=True)
 class PartUploader:
     """Helper of an upload in parts: it runs the requests in parallel threads, with retries.
 
-    confirm: to be called when all parts are stored, before the object becomes visible; raises to prevent that.
+    confirm: called by the client when all parts are stored, before the object becomes visible. It raises an error to prevent that.
     """
 
     retrier: Retrier
@@ -247,7 +258,8 @@ class CloudStore:
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes.
 
-        Copied bytes are read back and compared, because these stores give no CRC-32C of a copy. Raises CopyDiffers.
+        Copied bytes are read back and compared, because these stores return no CRC-32C of a copy. If they differ, the object is deleted and
+        CopyDiffers raised.
         """
         check_key(key)
         if self.server_copy_limits is None:
@@ -344,15 +356,20 @@ class CloudStore:
         return self._request_with_retries(self._client.inspect_store_settings)
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
+        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
+        StoreError.
+        """
         return self._request_with_retries(self._client.does_delete_free_space)
 
     def required_permission(self, verb: str) -> str:
-        """Return the vendor's permission for write, overwrite, read, list or delete, or an empty string."""
+        """Return the permission that a request needs, in the vendor's terms.
+
+        :param verb: the kind of request: write, overwrite, read, list or delete.
+        """
         return self._client.required_permission(verb)
 
     def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
+        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
         return self._client.endpoint_bucket_and_prefix
 
     def without_conditional_create_check(self) -> ObjectStore:
@@ -360,13 +377,18 @@ class CloudStore:
         return type(self)(self._client, replace(self._options, before_create=lambda store: None))
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Upload a file in parts and ask the store to create the object only if the key is free. Raises AlreadyExists if it is not."""
+        """Upload a file in parts, asking the store to create the object only if the key is free. Raises AlreadyExists or PreconditionFailed
+        if the key is taken.
+        """
         self._client.create_in_parts(key, [(file,)], {}, PartUploader(self._retrier, 1))
 
     def _create_in_parts(
         self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str] | None, confirm: Callable[[], None] = lambda: None
     ) -> ObjectInfo:
-        """Create an object of many parts, each sent with retries. ``confirm`` is called before the object becomes visible."""
+        """Create an object from parts, each sent with retries. Raises AlreadyExists if the key is taken.
+
+        :param confirm: called when all parts are stored, before the object becomes visible. It raises an error to prevent that.
+        """
         if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
             raise AlreadyExists(f"{self.url}/{key} exists already")
         upload = PartUploader(self._retrier, self._transfers.threads, confirm)
@@ -377,8 +399,9 @@ class CloudStore:
     def _create_marked_with_random_token(
         self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
     ) -> ObjectInfo:
-        """Create an object marked with a random token by calling ``write`` with its metadata. Raises AlreadyExists, unless the existing
-        object bears the token: then an earlier attempt created it.
+        """Create an object by calling ``write`` with the object's metadata, to which a random token is added. If the key is taken by an
+        object with the same token, an earlier attempt of this call has created it, and it is returned. If the key is taken by any other
+        object, AlreadyExists is raised.
         """
         check_key(key)
         described = check_metadata(metadata)
@@ -396,7 +419,8 @@ class CloudStore:
         return replace(made, metadata=described)
 
     def _read_range(self, key: str, start: int, length: int | None, version: str = "") -> ObjectRange:
-        """Request bytes [start, start + length) of an object once. Raises Unavailable if the store sends fewer or more.
+        """Request bytes [start, start + length) of an object once. Raises Unavailable if the store sends fewer or more bytes than the
+        object has there.
 
         :param length: None for all bytes up to the object's end.
         :param version: the only version that may be read; empty for any.
@@ -426,8 +450,8 @@ class CloudStore:
             return
 
     def _request_object_with_retries(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request for an object, with retries, and return its result. After the first NotFound a listing shows whether the object or
-        the whole bucket is missing.
+        """Make a request for an object, with retries, and return its result. A NotFound before any request has succeeded is checked by a
+        listing, which raises an error if not the object but the whole bucket is missing.
         """
         try:
             return self._request_with_retries(request)
@@ -437,7 +461,9 @@ class CloudStore:
             raise NotFound(f"cannot read {self.url}/{key}: no such object") from None
 
     def _request_with_retries(self, request: Callable[[], T]) -> T:
-        """Make a request until the store answers or the retry deadline has passed."""
+        """Make a request, repeat it while the store is unavailable, and return its result. After the retry deadline it raises
+        Unavailable.
+        """
 
         def attempt_and_count_retries(number: int) -> T:
             if number:

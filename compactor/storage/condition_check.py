@@ -14,12 +14,12 @@ from compactor.storage.probe import ServerStore, find_ignored_create_if_absent
 
 
 class ConditionalCreateCheck:
-    """Test that a store honours create-if-absent, made before this process's first create in a bucket. It refuses a store that does not.
+    """Check that a store honours create-if-absent, made before this process's first create in a bucket. Thread-safe.
 
-    The test creates one key twice, and again by an upload in parts; the object must not be overwritten.
+    The check creates one key twice, and again by an upload in parts; the first object must not be overwritten. Leadership and publication
+    rest on create-if-absent: if a store ignores it, two compactors lead at once and overwrite each other's records.
 
-    Leadership and publication rest on create-if-absent: where it is ignored, two compactors lead at once and write over each other.
-    Thread-safe. A store that passed is remembered by this process for its bucket, and by later ones in a file of ``folder`` for its
+    A store that passed is not checked again: this process remembers its bucket, and a file in ``folder`` tells later processes its
     endpoint, bucket and prefix. The file is not in the store, because there it would survive a copy to another store.
     """
 
@@ -29,9 +29,10 @@ class ConditionalCreateCheck:
         self._passed: set[tuple[str, str]] = set()
 
     def require_conditional_creates(self, store: ObjectStore, prefix: str) -> None:
-        """Test the store unless that was done before. Raises Refused if it ignores create-if-absent, StoreError if it cannot be reached.
+        """Check the store unless it has passed before. Raises Refused if it ignores create-if-absent, StoreError if it cannot be reached.
+        Stores that are not on a server need no check.
 
-        :param prefix: prefix of the key that is created and deleted for the test.
+        :param prefix: prefix of the key that is created and deleted for the check.
         """
         if not isinstance(store, ServerStore):
             return

@@ -12,11 +12,12 @@ from compactor.storage.port import ComposeSource, CopiedRange, ObjectStore
 
 
 def check_copied_bytes(piece: CopiedRange, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]) -> None:
-    """Raise CopyDiffers if ``copied`` has another CRC-32C than the range it was copied from.
+    """Raise CopyDiffers if the CRC-32C of ``copied`` is not that of the range from which it was copied.
 
-    :param object_name: the object that the range belongs to, for the message.
+    :param piece: the range that was to be copied.
+    :param object_name: name of the source object, for the message.
     :param copied: the bytes of the new object, in chunks of any size.
-    :param read_source: reads the range itself; called only if its CRC-32C is not known (``CopiedRange.crc32c``).
+    :param read_source: reads the range from the source; called only if ``piece.crc32c`` is None.
     """
     expected = _crc32c_of_chunks(read_source()) if piece.crc32c is None else piece.crc32c
     if _crc32c_of_chunks(copied) != expected:
@@ -36,9 +37,10 @@ def changed_source_error(object_name: str) -> Unavailable:
 
 
 def check_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> None:
-    """Check the sources of the copied ranges, with one request for each source.
+    """Check that the objects from which ranges are copied exist in the expected version and contain the ranges, with one request for each
+    object.
 
-    Raises NotFound, Unavailable for another version, ValueError for a range that is not in its source.
+    Raises NotFound if an object is gone, Unavailable if it has another version, ValueError if a range is not in it.
     """
     copied = [piece for piece in sources if isinstance(piece, CopiedRange) and piece.length]
     for key in dict.fromkeys(piece.key for piece in copied):
@@ -50,8 +52,10 @@ def check_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> 
 
 
 def verify_composed_copy(store: ObjectStore, key: str, sources: Sequence[ComposeSource], chunk_bytes: int) -> None:
-    """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time, and delete the object if they differ from their
-    sources. Raises CopyDiffers.
+    """Read back the copied ranges of a new object, ``chunk_bytes`` bytes at a time. If they differ from their sources, delete the object
+    and raise CopyDiffers.
+
+    :param sources: the ranges of which the object was composed, in order.
     """
 
     def read_range(source: str, start: int, length: int) -> Iterator[bytes]:

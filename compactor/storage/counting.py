@@ -18,7 +18,7 @@ STORE = "store"
 
 
 class RequestMeter(Protocol):
-    """Receives every request and every transferred byte of a store."""
+    """Receiver of reports about each request and each transferred byte of a store."""
 
     def record_request(self, request_kind: str) -> None:
         """Record a request before it is sent. kind: get, head, put, copy, list, delete or multipart."""
@@ -53,7 +53,7 @@ class StoreUsage(StrictFrozenModel):
         return sum(self.requests.values())
 
     def usage_since(self, earlier: StoreUsage) -> StoreUsage:
-        """Return the requests and bytes since an earlier usage of the same counters."""
+        """Return the usage since ``earlier``, which must be an earlier result of the same counters."""
         difference = Counter(self.requests)
         difference.subtract(earlier.requests)
         return StoreUsage(
@@ -66,7 +66,9 @@ class StoreUsage(StrictFrozenModel):
 
 
 class RequestCounters:
-    """Thread-safe RequestMeter that counts requests and bytes. Not pickled: each executor has its own and returns a StoreUsage."""
+    """Thread-safe RequestMeter that counts requests and bytes. It cannot be sent to another process: each Spark executor has its own and
+    returns a StoreUsage.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +105,9 @@ class RequestCounters:
 
     @contextmanager
     def transfers_reported_to(self, on_bytes: Callable[[int], None]) -> Iterator[None]:
-        """Call ``on_bytes`` with the size of every transfer while the block runs, from any thread. For progress reports."""
+        """Provide a ``with`` block during which ``on_bytes`` is called with the number of bytes of every transfer, from any thread. For
+        progress reports.
+        """
         self._watcher = on_bytes
         try:
             yield

@@ -22,10 +22,10 @@ from compactor.storage.settings import RetrySettings, TransferSettings
 
 
 class TokenBucket:
-    """Token bucket that holds at most one second's worth of tokens.
+    """Token bucket that holds at most the tokens of one second.
 
-    A caller that takes more tokens than are available leaves a debt and waits until it is paid; later callers wait longer. The average
-    therefore holds for requests of any size, and no caller starves.
+    A caller that takes more tokens than are available leaves a debt and sleeps until the debt is paid; callers that come meanwhile sleep
+    longer. The average rate therefore holds for requests of any size, and every caller gets its tokens.
 
     :param rate: tokens per second.
     """
@@ -39,7 +39,7 @@ class TokenBucket:
         self._at = clock()
 
     def take_tokens(self, tokens: int) -> float:
-        """Take tokens, sleep until the bucket is out of debt, and return the seconds slept."""
+        """Take ``tokens`` tokens. If that leaves a debt, sleep until it is paid. Return the seconds slept."""
         with self._lock:
             now = self._clock()
             self._level = min(float(self._rate), self._level + (now - self._at) * self._rate) - tokens
@@ -51,7 +51,7 @@ class TokenBucket:
 
 
 class RateLimits:
-    """Token buckets by the name of their setting, shared by all stores of a process that have equal limits."""
+    """Token buckets by the name of their setting in [limits]. Stores of a process that have equal limits share one RateLimits."""
 
     def __init__(
         self, limits: LimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -59,13 +59,15 @@ class RateLimits:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
     def take_tokens(self, setting: str, tokens: int) -> float:
-        """Take tokens from the bucket of a setting in [limits], and return the seconds slept; 0 if the setting is not in use."""
+        """Take tokens from the bucket of a setting in [limits], sleeping if necessary. Return the seconds slept; 0 if the setting has no
+        limit.
+        """
         bucket = self._buckets.get(setting)
         return bucket.take_tokens(tokens) if bucket else 0.0
 
 
 class ThrottledMeter:
-    """RequestMeter that passes everything on to ``inner``, and delays callers so that the rate limits hold."""
+    """RequestMeter that delays its callers so that the rate limits hold, and reports everything to the meter ``inner``."""
 
     def __init__(self, inner: RequestMeter, buckets: RateLimits) -> None:
         self._inner = inner
@@ -116,13 +118,14 @@ def open_store(
     holds_control_records: bool = False,
     before_create: Callable[[ObjectStore], None] = lambda store: None,
 ) -> ObjectStore:
-    """Return the store at a URL (``schemes.KINDS``) or in the directory at a plain path. Makes no request.
+    """Return the store at a URL (``schemes.STORE_KINDS``) or in the directory at a plain path. Makes no request.
 
     :param settings: how servers are reached; the defaults if None.
-    :param limits: rate limits, shared by all stores of this process that are opened with equal limits.
+    :param limits: rate limits, shared by all stores of this process that are opened with equal limits; None for no limits.
+    :param retries, transfers: None for the defaults.
     :param counters: count requests and bytes; may be shared by several stores.
     :param contact: record of whether the server has answered; shared by the stores on that server.
-    :param holds_control_records: whether control records are kept there (``LocalStore``). It makes no difference for servers.
+    :param holds_control_records: whether control records are stored there (``LocalStore``). It makes no difference for servers.
     :param before_create: called with the store before each create on a server (``ConditionalCreateCheck``). Directories need no check.
     :raises UsageError: if the URL names no store, or the client library of its kind is not installed.
     """

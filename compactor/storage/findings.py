@@ -30,5 +30,5 @@ class StoreFinding(StrictFrozenModel):
 
     @staticmethod
     def note(finding_kind: str, detail: str, hint: str) -> StoreFinding:
-        """Return a finding with severity "note"."""
+        """Return a finding with severity "note": the store works, and people should know the detail."""
         return StoreFinding(severity="note", kind=finding_kind, detail=detail, hint=hint)

@@ -23,7 +23,7 @@ class ForwardingStore:
         self._store = store
 
     def _forward_read(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request that changes nothing in the store, and return its result."""
+        """Make a request that changes nothing in the store, and return its result. Subclasses override it to change all reads."""
         return request()
 
     def _forward_write(self, verb: str, key: str, request: Callable[[], T]) -> T:

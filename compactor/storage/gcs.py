@@ -57,7 +57,7 @@ _PERMISSIONS = {
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``gs://bucket/prefix``. Makes no request. Raises UsageError."""
+    """Return the store at ``gs://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     bucket, prefix = bucket_and_prefix(url)
     return CloudStore(GcsClient(bucket, prefix, options.settings.gcs, options.meter, options.contact), options)
 
@@ -115,7 +115,7 @@ class GcsClient:
         return self._upload_object(key, data, {})
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object from a file by a resumable upload, whose chunks are repeated by the client library."""
+        """Create an object from a file by a resumable upload. The client library repeats failed chunks itself."""
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         policy = upload.retrier.policy
@@ -176,8 +176,8 @@ class GcsClient:
         return _PERMISSIONS[verb]
 
     def _reasons_why_deletes_free_no_space(self) -> list[tuple[str, str]] | None:
-        """Return kind and description of each bucket setting because of which deleting frees no space; None if the credentials may not read
-        the settings.
+        """Return a pair (kind, description) for each bucket setting because of which deleting frees no space; None if the credentials may
+        not read the settings.
         """
         bucket = self._client().bucket(self._name)
         try:
@@ -216,8 +216,10 @@ class GcsClient:
 
     @contextmanager
     def _client_errors_as_store_errors(self, verb: str, key: str = "") -> Iterator[None]:
-        """Raise the port's storage errors in place of the client library's errors within the ``with`` block. verb: what is done to the
-        object, for messages.
+        """Provide a ``with`` block in which errors of the client library are replaced by the errors of ObjectStore (compactor.errors).
+
+        :param verb: what is done to the object, for messages.
+        :param key: key of the object; empty if the request is about the bucket.
         """
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError, TransportError as AuthTransportError
@@ -256,7 +258,9 @@ class GcsClient:
 
 
 def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any]:
-    """Return a session and a client on it. Raises UsageError for a credentials file that cannot be used."""
+    """Return a pair: an HTTP session that counts requests, and a Google Cloud Storage client that uses it. Raises UsageError if the
+    credentials file cannot be used.
+    """
     import google.auth
     from google.auth.credentials import AnonymousCredentials
     from google.auth.transport.requests import AuthorizedSession
@@ -264,7 +268,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any
     from requests.adapters import HTTPAdapter
 
     class CountingSession(AuthorizedSession):  # type: ignore[misc]
-        """Session that reports requests to the meter and keeps the latest answer of each thread."""
+        """Session that reports each request to the meter. ``answer`` is the latest answer to the calling thread."""
 
         def __init__(self, credentials: Any) -> None:
             super().__init__(credentials)
@@ -300,7 +304,11 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any
 
 
 def _http_status_error(status: int, response: Any, failed_request: str, *, is_object_request: bool) -> CompactorError:
-    """Return the storage error for an HTTP error answer. failed_request: text such as ``cannot read URL``, for the message."""
+    """Return the error of ObjectStore that stands for an HTTP error answer.
+
+    :param failed_request: text such as ``cannot read URL``, for the message.
+    :param is_object_request: whether the request was about an object rather than the bucket.
+    """
     answer = _error_message(response, status)
     message = f"{failed_request}: {answer}"
     if status == HTTPStatus.BAD_REQUEST and _DAMAGED.search(answer):

@@ -89,7 +89,7 @@ _QUOTAS: Final = ("NSQuotaExceededException", "DSQuotaExceededException", "Quota
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError."""
+    """Return the store at ``hdfs://namenode/path``. Makes no request. Raises UsageError if the URL has another form."""
     namenode, prefix = bucket_and_prefix(url)
     if options.settings.hdfs.kerberos:
         require_extra("kerberos", "[hdfs] kerberos")
@@ -109,7 +109,9 @@ class HdfsStore(CloudStore):
 
     @override
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield the staged files (uploads that are not yet renamed to their keys) if the prefix is empty, else nothing."""
+        """Yield the staged files (uploads that are not yet renamed to their keys) if ``prefix`` is empty. Otherwise yield nothing, because
+        a staged file's name does not show its key.
+        """
         check_prefix(prefix)
         for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
@@ -121,7 +123,9 @@ class HdfsStore(CloudStore):
                 self._request_with_retries(lambda name=_STAGING + upload.id: self._client.delete(name))  # type: ignore[misc]
 
     def _list_tree(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
-        """Yield the objects in a folder and its subfolders in UTF-8 byte order. A directory sorts as its name with a slash."""
+        """Yield the objects in a folder and its subfolders whose keys begin with ``prefix`` and are greater than ``after``, in UTF-8 byte
+        order. To get this order a directory is sorted by its name with a slash.
+        """
         for entry in sorted(self._request_with_retries(lambda: self._client.list_folder(folder)), key=lambda entry: entry.name.encode()):
             name = entry.name
             if key_part_problem(name.removeprefix(folder).rstrip("/")):
@@ -137,11 +141,12 @@ class HdfsStore(CloudStore):
 
 @dataclass(frozen=True)
 class FileStatus:
-    """Properties of a file or, where ``name`` ends with a slash, of a directory.
+    """Properties of a file or, if ``name`` ends with a slash, of a directory.
 
-    :param name: the path below the store's root, a key for a published file.
+    :param name: path below the store's root; for a published file this is its key.
     :param inode: number of the inode.
-    :param modified_ms: modification time as the namenode holds it, possibly with ``UNDATED_MS`` added.
+    :param modified_ms: modification time as the namenode stores it, in milliseconds. As long as a file lacks its publication time,
+        ``UNDATED_MS`` (278 years) is added to it.
     """
 
     name: str
@@ -209,7 +214,7 @@ class HdfsClient:
         return self._create_by_rename(key, _RequestBody([data], len(data)), metadata, retried)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object from ranges of files, as one stream. Each request is retried, not the whole upload."""
+        """Create an object from ranges of files, sent as one stream. If a request fails it alone is retried, not the whole create."""
         ranges = [piece for part in parts if isinstance(part, tuple) for piece in part]
         body = _RequestBody(_FileChunks(ranges), sum(piece.length for piece in ranges))
 
@@ -219,13 +224,15 @@ class HdfsClient:
         return self._create_by_rename(key, body, metadata, retried)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        """Create or overwrite an object. Its modification time is that of staging, which is never later than publication."""
+        """Create or overwrite an object. Its modification time is the time at which its bytes were staged, a moment before the object was
+        published.
+        """
         staged = self._write_staged_file(_RequestBody([data], len(data)), key)
         self._rename(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
     def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
-        """Return the files directly in the store's root directory, all at once. ``HdfsStore.list`` walks through the subdirectories."""
+        """Return all files directly in the store's root directory, and no token. ``HdfsStore.list`` lists the subdirectories."""
         return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
     def delete(self, key: str, version: str = "") -> None:
@@ -270,8 +277,9 @@ class HdfsClient:
         )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object. A file that a crash has left without its publication time gets one now; readers who may not
-        set it return a time in the far future, at which nothing is due. Raises NotFound if the file is gone meanwhile.
+        """Return the properties of an object. If the process that created it died before it set the publication time, the time is set now.
+        A reader that may not set it returns a time in the far future instead, so that nothing counts as due. Raises NotFound if the file no
+        longer exists.
         """
         modified_ms = status.modified_ms
         if modified_ms >= UNDATED_MS:
@@ -280,7 +288,10 @@ class HdfsClient:
         return ObjectInfo(status.name, status.size, modified_ms, str(status.inode), metadata)
 
     def _create_by_rename(self, key: str, body: _RequestBody, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
-        """Create an object, if the key is free, by renaming a staged file. Each of the requests is retried, not all of them together."""
+        """Create an object, if the key is free, by renaming a staged file to the key.
+
+        :param retried: makes a request with retries. Each request of the create is made through it.
+        """
         staged = retried(lambda: self._write_staged_file(body, key))
         failed_request = self._describe_failed_request("write", key)
         encoded = "0s" + base64.b64encode(json.dumps(dict(metadata)).encode()).decode()
@@ -301,8 +312,8 @@ class HdfsClient:
         return ObjectInfo(key, staged.size, published_ms, str(staged.inode), metadata)
 
     def _write_staged_file(self, body: _RequestBody, key: str) -> FileStatus:
-        """Write a new file below the reserved folder and compare what arrived. Each attempt uses another name, so that a late one cannot
-        write over a later one.
+        """Write a new staged file and read it back to compare its bytes. Each attempt uses another name, so that a delayed attempt cannot
+        overwrite a later one. Raises Unavailable if other bytes arrived.
         """
         name = f"{_STAGING}{uuid.uuid4().hex}"
         failed_request = self._describe_failed_request("write", key)
@@ -338,7 +349,10 @@ class HdfsClient:
             self.delete(name)
 
     def _rename(self, name: str, key: str, option: str) -> None:
-        """Rename a staged file to its key. Raises AlreadyExists, or PreconditionFailed if the staged file is gone."""
+        """Rename a staged file to its key. Raises AlreadyExists, or PreconditionFailed if the staged file is gone.
+
+        :param option: ``NONE`` to fail if the key is taken, ``OVERWRITE`` to replace the object.
+        """
         failed_request = self._describe_failed_request("write", key)
         destination = "/" + self._prefix + key
 
@@ -363,8 +377,9 @@ class HdfsClient:
             raise Refused(f"{self.url} ignores conditional requests: its renames know no options", hint=hint)
 
     def _set_publication_time(self, key: str, inode: int) -> int:
-        """Set the modification time of a published file to the namenode's time, and return it in milliseconds. The time is taken from a
-        request that began after the publication was seen, plus one second because it has whole seconds.
+        """Set the modification time of a published file to the namenode's time, and return that time in milliseconds. The time comes from a
+        request that is sent after the rename, and a second is added because the namenode reports whole seconds. So it is never before the
+        publication.
         """
         now_ms = self._clock_ms(_inode_path(inode)) + 1000
         self._request_with_redirect(
@@ -382,7 +397,9 @@ class HdfsClient:
             raise Unavailable(f"{failed_request}: the answer has no date") from error
 
     def _snapshot_directories(self) -> list[str]:
-        """Return those directories from the root down to this store's that have snapshots, in which deleted files survive."""
+        """Return the directories that have snapshots, among the store's directory and those above it. Deleted files survive in
+        snapshots.
+        """
         parts = ["", *self._prefix.split("/")[:-1]]
         found = []
         for path in (quote("/".join(parts[:count])) for count in range(1, len(parts) + 1)):
@@ -413,11 +430,11 @@ class HdfsClient:
     def _request_with_redirect(
         self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
     ) -> Any:
-        """Send a request to the namenode and return the answer. If the namenode redirects to a datanode, send the request there with the
-        body.
+        """Send a request to the namenode and return the answer. If the namenode redirects it to a datanode, send it there with the body.
 
-        path: from the file system's root, percent-encoded.
-        failed_request: text such as ``cannot read URL``, for the message.
+        :param path: path from the file system's root, percent-encoded.
+        :param operation: WebHDFS operation, such as ``OPEN``.
+        :param failed_request: text such as ``cannot read URL``, for the message.
         """
         named = {"op": operation, **({"user.name": self._user} if self._user and not self._kerberos else {}), **parameters}
         url = f"{self._endpoint}/webhdfs/v1{path}?{urlencode(named)}"
@@ -438,7 +455,9 @@ class HdfsClient:
         return answer
 
     def _send_http_request(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = "") -> Any:
-        """Send one request and return the answer, also where it demands a ticket and none was sent. Raises StoreError for other errors."""
+        """Send one request and return the answer. An answer that demands a Kerberos ticket is returned, too, if Kerberos is configured and
+        ``ticket`` is empty; the caller then repeats the request with a ticket. Raises StoreError for every other error answer.
+        """
         self._meter.record_request(request_kind_for_metering(method, url))
         headers = {"Content-Type": "application/octet-stream"} if method == "PUT" else {}
         headers |= {"Authorization": ticket} if ticket else {}
@@ -462,9 +481,11 @@ class HdfsClient:
 
 
 def _kerberos_authorization_header(host: str, principal: str, failed_request: str) -> str:
-    """Return the value of the header Authorization that holds a Kerberos ticket for the web server of a host.
+    """Return the value of the header Authorization with a Kerberos ticket for the web server on ``host``.
 
-    principal: whose ticket it is; empty for the default one of the ticket cache or the client keytab.
+    :param principal: the user of the ticket; empty for the default one of the ticket cache or the client keytab.
+    :param failed_request: text such as ``cannot read URL``, for the message.
+
     Raises Refused if there is no ticket, and Unavailable if no KDC answers.
     """
     import gssapi
@@ -490,7 +511,9 @@ def _connection_error_types() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True)
 class _RequestBody:
-    """Body of a request, which can be sent more than once. size: number of bytes in all chunks."""
+    """Body of a request in chunks, which can be iterated repeatedly so that the request can be repeated. size: number of bytes in all
+    chunks.
+    """
 
     chunks: Iterable[bytes]
     size: int
@@ -524,7 +547,7 @@ def _parse_file_status(name: str, properties: Mapping[str, Any]) -> FileStatus:
 
 
 def _not_webhdfs_error(failed_request: str) -> Refused:
-    """Return the error for an address where another program answers."""
+    """Return the error for an address at which another program than WebHDFS answers."""
     hint = "Let [hdfs] webhdfs_url name the web server of the namenode (port 9870 or 9871), not its RPC port"
     return Refused(f"{failed_request}: what answers there is not WebHDFS", hint=hint)
 
@@ -538,7 +561,7 @@ def _json_field(response: Any, failed_request: str, field: str) -> Any:
 
 
 def _http_status_error(response: Any, failed_request: str) -> CompactorError:
-    """Return the storage error for an error answer, by the name of the exception in it."""
+    """Return the error of ObjectStore that stands for an error answer, chosen by the name of the Java exception in the answer."""
     status = int(response.status_code)
     try:
         remote = response.json()["RemoteException"]
@@ -560,7 +583,9 @@ def _http_status_error(response: Any, failed_request: str) -> CompactorError:
 
 
 def request_kind_for_metering(method: str, url: str) -> str:
-    """Return the kind under which a request of WebHDFS is counted: get and put if it moves bytes from or to datanodes or renames."""
+    """Return the kind under which a request of WebHDFS is counted. Requests to datanodes, which carry the bytes, count as get or put, and
+    renames as put. Requests to the namenode count as list, delete or, all others, head.
+    """
     operation = url.partition("op=")[2].partition("&")[0]
     if "namenoderpcaddress=" in url or operation == "RENAME":
         return {"GET": "get"}.get(method, "put")

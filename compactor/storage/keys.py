@@ -23,7 +23,7 @@ _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 def key_part_problem(part: str) -> ReasonOrEmpty:
-    """Return why this text cannot be a part of a key between two slashes, or an empty string."""
+    """Return why ``part`` cannot be the text between two slashes of a key, or an empty string if it can."""
     if not part:
         return "has an empty part"
     if part in (".", "..", RESERVED):
@@ -50,9 +50,9 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise Refused if this text cannot be a prefix of keys.
+    """Raise Refused if no valid key can begin with this text.
 
-    The part before its last slash must be a valid key; the rest may end anywhere.
+    The part before its last slash must be a valid key itself; the text after the slash may be the beginning of any name.
     """
     folder, _, last = prefix.rpartition("/")
     fault = (key_problem(folder) if folder or prefix.startswith("/") else "") or (_CONTROL.search(last) and "has a control character")
@@ -61,8 +61,10 @@ def check_prefix(prefix: str) -> None:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the metadata as a dict. Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_``
-    (because Azure accepts identifiers only), values of printable ASCII, at most 1.5 kB in all.
+    """Return a copy of the metadata as a dict, empty for None.
+
+    Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_`` (because Azure accepts only identifiers),
+    values of printable ASCII, at most 1.5 kB in all.
     """
     checked = dict(metadata or {})
     for name, value in checked.items():
@@ -74,9 +76,9 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return an object's metadata with the names that the port uses: small letters, and ``_`` for ``-``.
+    """Return an object's metadata with the names that ObjectStore uses: small letters, and ``_`` in place of ``-``.
 
-    Earlier versions wrote ``-``, and S3 still does. Header names have no case, and some servers answer with capitals.
+    Earlier versions wrote ``-``, and on S3 the names are still written so. Header names have no case, and some servers return capitals.
     """
     return {name.lower().replace("-", "_"): value for name, value in metadata.items()}
 

@@ -53,7 +53,9 @@ _RETRIES = RetrySettings(deadline_s=1, base_s=0.05, cap_s=0.5)
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store in the directory that a URL or a plain path names. Raises UsageError."""
+    """Return the store in the directory that a URL or a plain path names. It retries its requests. Raises UsageError if the text names no
+    directory.
+    """
     return RetryingStore(
         LocalStore(local_path(url), options.meter, holds_control_records=options.records), Retrier(options.retries or _RETRIES)
     )
@@ -63,8 +65,8 @@ class LocalStore:
     """ObjectStore in a local directory.
 
     :param root: the directory; created by the first write.
-    :param holds_control_records: whether control records are kept there. They may use a reserve when the disk is full, and their
-        modification time is never before the moment at which they became visible, even if the writer was stopped in between.
+    :param holds_control_records: whether control records are stored in the directory. If so, ``DiskReserve`` has space for them on a full
+        disk, and ``modified_ms`` of an object is never before the moment at which it became visible, even if the writer paused in between.
     """
 
     def __init__(self, root: Path, meter: RequestMeter | None = None, *, holds_control_records: bool = False) -> None:
@@ -235,7 +237,9 @@ class LocalStore:
             raise Unavailable(f"{piece.path} ends before the range that was to be copied")
 
     def _append_object_range(self, piece: CopiedRange, file: BinaryIO) -> None:
-        """Append a range of another object. Its version is checked before and after, because other programs may write to the file."""
+        """Append a range of another object, and read it back to compare it. Raises Unavailable if the source is not the expected version
+        before or after the copy, because other programs may write to it.
+        """
         path = self._object_path(piece.key)
         self._meter.record_request("copy")
         with os_errors_as_compactor_errors("read", path):
@@ -259,7 +263,9 @@ class LocalStore:
             file.seek(end)
 
     def _create_object(self, key: str, write_content: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
-        """Create an object whose content ``write_content`` writes. On a full disk it is retried with space from the reserve."""
+        """Create an object whose content ``write_content`` writes. If the disk is full and the store holds control records, the create is
+        repeated with space released from the reserve, as long as there is any.
+        """
         described = check_metadata(metadata)
         target = self._object_path(key)
         self._meter.record_request("put")
@@ -274,7 +280,11 @@ class LocalStore:
     def _create_by_hard_link(
         self, key: str, target: Path, write_content: Callable[[BinaryIO], None], metadata: dict[str, str]
     ) -> ObjectInfo:
-        """Write a staged file and link it to its key, which fails if the key is taken. Raises AlreadyExists."""
+        """Create an object by writing a staged file and making a hard link at the key's path. The link fails if the key is taken; then
+        AlreadyExists is raised.
+
+        :param target: the key's path.
+        """
         _require_absent(target)  # avoids staging a gigabyte for nothing; the link below decides
         with self._staged_file(write_content) as staged:
             _make_directories(target.parent)
@@ -296,14 +306,17 @@ class LocalStore:
     def _object_info(self, key: str, status: os.stat_result, metadata: Mapping[str, str]) -> ObjectInfo:
         """Return the properties of an object.
 
-        For control records ``modified_ms`` is the time at which the hard link was made (the file's ctime).
+        In a store of control records ``modified_ms`` is never before the time at which the hard link was made (the file's ctime).
         """
         modified_ns = max(status.st_mtime_ns, status.st_ctime_ns) if self._records else status.st_mtime_ns
         return ObjectInfo(key, status.st_size, modified_ns // 1_000_000, _etag_of_file(status), metadata)
 
     @contextmanager
     def _staged_file(self, write_content: Callable[[BinaryIO], None], durable: bool = True) -> Iterator[Path]:
-        """Provide a temporary file with this content below the reserved folder, and delete it afterwards. durable: flush it to disk."""
+        """Provide a ``with`` block with the path of a temporary file that has this content. The file is deleted at the end of the block.
+
+        :param durable: whether the file is flushed to disk before the block begins.
+        """
         folder = self._root / RESERVED / "tmp"
         _make_directories(folder)
         staged = folder / f"{os.getpid()}-{uuid.uuid4().hex}"
@@ -319,7 +332,11 @@ class LocalStore:
             staged.unlink(missing_ok=True)
 
     def _delete_stale_staged_files(self, folder: Path, now_ns: int) -> None:
-        """Delete stale staged files once an hour. A writer that was stopped for an hour finds its file gone and fails."""
+        """Delete staged files that were last modified more than an hour ago, at most once an hour. A writer that pauses for longer than
+        that finds its file deleted and fails.
+
+        :param now_ns: current time of the file system, in nanoseconds.
+        """
         if 0 <= now_ns - self._swept_ns < _STALE_NS:
             return
         self._swept_ns = now_ns
@@ -330,7 +347,11 @@ class LocalStore:
 
 
 def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the keys below ``base`` in UTF-8 byte order. A directory sorts as its name with a slash."""
+    """Yield (key, file status) of the objects in a folder and its subfolders whose keys begin with ``prefix`` and are greater than
+    ``after``, in UTF-8 byte order. To get this order a directory is sorted by its name with a slash.
+
+    :param base: key of the folder: empty, or ending in a slash.
+    """
     try:
         with os.scandir(folder) as entries:
             named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not key_part_problem(entry.name))
@@ -371,15 +392,15 @@ def _require_source_has_expected_etag(path: Path, source: BinaryIO, piece: Copie
 
 
 def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
-    """Yield at most ``length`` bytes of a file, all if None, from its current position on, in chunks."""
+    """Yield the bytes of a file from its current position on, in chunks: at most ``length`` bytes, or all of them if it is None."""
     while chunk := file.read(_CHUNK if length is None else min(_CHUNK, length)):
         length = None if length is None else length - len(chunk)
         yield chunk
 
 
 def _append_by_copy_file_range(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
-    """Append a range to ``file`` by ``copy_file_range``. Return the number of bytes copied, which may be fewer than wanted or 0 where the
-    kernel cannot copy.
+    """Append a range of ``source`` to ``file`` by the system call ``copy_file_range``. Return the number of bytes appended. The caller must
+    append the rest itself: all of the range if the kernel or the file system cannot copy.
     """
     done = 0
     if not hasattr(os, "copy_file_range"):
@@ -406,8 +427,8 @@ def _require_absent(target: Path) -> None:
 
 
 def _metadata_path(path: Path, mtime_ns: int) -> Path:
-    """Return the path of the metadata file of the version of an object with this modification time in nanoseconds, so that metadata of an
-    object that was written over are not used. A long name is replaced by its digest.
+    """Return the path of the file with an object's metadata. Its name contains the object's modification time in nanoseconds, so that
+    metadata of an overwritten object are not used for its successor. A long name is replaced by its digest.
     """
     name = path.name if len(os.fsencode(path.name)) <= _LONGEST_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     return path.parent / RESERVED / f"{name}.{mtime_ns}"
@@ -423,7 +444,11 @@ def _read_metadata(path: Path, status: os.stat_result) -> dict[str, str]:
 
 
 def _write_metadata(staged: Path, target: Path, metadata: dict[str, str]) -> Path:
-    """Write the metadata file of a staged object, and give the object the unique modification time that names it."""
+    """Write the metadata file of a staged object, and return its path. The object gets a unique modification time, because the name of the
+    metadata file contains it.
+
+    :param target: path that the object will have.
+    """
     folder = target.parent / RESERVED
     _make_directories(folder)
     while True:
@@ -474,16 +499,16 @@ SLICE_BYTES = RESERVE_BYTES // 16
 
 
 class DiskReserve:
-    """File of 1 MiB whose space is released when the disk is full, so that control records can still be written. If the file could not be
-    created, a full disk refuses them.
+    """File of 1 MiB that is shortened when the disk is full, so that control records can still be written. If there was no space for the
+    file, control records cannot be written to a full disk.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def restore(self) -> None:
-        """Restore the file to its full size if the disk has space. Called after every write; costs one ``stat`` if the file has its full
-        size.
+        """Extend the file to its full size if the disk has space, otherwise leave it. Called after every write; costs one ``stat`` if the
+        file has its full size.
         """
         with suppress(OSError):
             if not self._path.exists() or self._path.stat().st_size < RESERVE_BYTES:
@@ -491,7 +516,9 @@ class DiskReserve:
                     os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
 
     def release_space(self) -> bool:
-        """Release a sixteenth of the file to the file system. Return False if nothing is left of the file."""
+        """Shorten the file by a sixteenth of its full size, which frees that space. Return False if the file was empty or
+        missing already.
+        """
         try:
             size = self._path.stat().st_size
             if size == 0:

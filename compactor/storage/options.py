@@ -15,7 +15,11 @@ from compactor.storage.settings import RetrySettings, TransferSettings
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Arguments of ``factory.open_store``, as each kind of store receives them. retries: None for the adapter's own default."""
+    """Arguments of ``factory.open_store``, as the module for each kind of store receives them.
+
+    retries: None for the module's own default.
+    records: whether control records are stored there.
+    """
 
     settings: Settings
     meter: RequestMeter
@@ -26,7 +30,10 @@ class StoreOptions:
     before_create: Callable[[ObjectStore], None]
 
     def create_retrier(self, first_answer_s: float) -> Retrier:
-        """Return the retrier of a server's requests. first_answer_s: how long to wait for its first answer, in seconds."""
+        """Return the retrier for requests to a server.
+
+        :param first_answer_s: longest wait for the server's first answer to this process, in seconds.
+        """
         policy = (self.retries or RetrySettings()).model_copy(update={"first_answer_s": first_answer_s})
 
         def sleep(seconds: float) -> None:

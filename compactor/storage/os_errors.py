@@ -17,8 +17,11 @@ _BAD_PATH = (errno.ELOOP, errno.ENAMETOOLONG)
 
 @contextmanager
 def os_errors_as_compactor_errors(verb: str, path: Path) -> Iterator[None]:
-    """Raise CompactorErrors in place of OSErrors within the ``with`` block. verb: read, write, list or delete; a missing file becomes
-    NotFound if it is read.
+    """Provide a ``with`` block in which OSErrors are replaced by CompactorErrors with a hint. A missing file becomes NotFound if ``verb``
+    is ``read``.
+
+    :param verb: what is done to the file: read, write, list or delete.
+    :param path: the file or directory, for messages.
     """
     try:
         yield

@@ -23,9 +23,10 @@ def write_at_position(descriptor: int, data: bytes, position: int) -> int:
 
 
 def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
-    """Run tasks in threads and return their results in order.
+    """Run tasks in threads and return their results in the order of the tasks.
 
-    The first error is raised and sets the event that every task receives, so that the others stop before their next attempt.
+    Each task receives an event, which the first error sets so that the other tasks stop before their next attempt. That error is then
+    raised.
     """
     stop = threading.Event()
 

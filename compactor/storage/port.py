@@ -16,7 +16,12 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Properties of one object. ``size``: in bytes. ``modified_ms``: last modification by the store's own clock, in milliseconds."""
+    """Properties of one object.
+
+    size: in bytes.
+    modified_ms: time of the last modification by the store's own clock, in milliseconds.
+    etag: identifies the version of the content; empty if the store gives none.
+    """
 
     key: str
     size: int
@@ -27,7 +32,9 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """Upload that was begun and not finished. It is in no listing, and its bytes are billed. id: distinguishes uploads to one key."""
+    """Upload that was begun and neither finished nor aborted. No listing of objects contains it, and its bytes are billed. id:
+    distinguishes uploads to the same key.
+    """
 
     key: str
     id: str
@@ -83,7 +90,9 @@ class ObjectStore(Protocol):
         """Return the store's URL for messages, such as ``file:///tier`` or ``s3://bucket/prefix``."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return bytes [start, start + length) of an object, fewer only at its end. Raises NotFound."""
+        """Return bytes [start, start + length) of an object, or all from ``start`` on if ``length`` is None. The result is shorter,
+        possibly empty, if the object ends earlier. Raises NotFound.
+        """
 
     def head(self, key: str) -> ObjectInfo:
         """Return the properties of an object. Raises NotFound."""
@@ -107,11 +116,13 @@ class ObjectStore(Protocol):
         """Return the limits of server-side copies, or None if the store cannot copy ranges or has refused to in this process."""
 
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Create an object from ranges of objects and local files, in order, only if the key is free. The store itself copies objects.
+        """Create an object from ranges of objects and local files, in order, only if the key is free. The store itself copies the ranges of
+        objects.
 
         A failed call leaves nothing behind, and an object is never composed of two versions of a source.
 
-        :raises NotFound: or Unavailable, if a source is gone or has another etag.
+        :raises NotFound: if a source is gone.
+        :raises Unavailable: if a source has another etag than the expected one.
         :raises CannotCopy: if the store turns out not to copy ranges; ``server_copy_limits`` is None from then on.
         :raises CopyDiffers: if the store has copied other bytes.
         :raises ValueError: if ``server_copy_limits`` does not allow these pieces.
@@ -121,7 +132,9 @@ class ObjectStore(Protocol):
         """Create or overwrite an object atomically. Used only for heartbeats and hints, on which no correctness depends."""
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        """Write bytes [start, start + length) of an object into a new local file and return their number. Raises NotFound."""
+        """Write bytes [start, start + length) of an object, or all from ``start`` on if ``length`` is None, to a local file, which is
+        created or overwritten. Return the number of bytes, which is smaller than ``length`` if the object ends earlier. Raises NotFound.
+        """
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with ``prefix`` and are greater than ``after``, in ascending UTF-8 order, without metadata."""
@@ -130,10 +143,11 @@ class ObjectStore(Protocol):
         """Delete these objects. Absent keys are ignored."""
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        """Yield the uploads to keys with this prefix that are neither finished nor aborted, including active ones, in no order.
+        """Yield the uploads to keys with this prefix that are neither finished nor aborted, in no order. Uploads whose writer is still
+        active are among them.
 
-        Staged files of a directory have no key yet and are yielded for an empty prefix only. A bucket used without a prefix yields none,
-        because the uploads may belong to others.
+        Staged files of a directory store have no key yet; they are yielded only if ``prefix`` is empty. A store that is a whole bucket
+        yields nothing for an empty prefix, because the uploads may belong to other programs.
         """
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:

@@ -35,11 +35,15 @@ class InspectableStore(Protocol):
         """Return findings about the bucket's settings. Raises StoreError."""
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
+        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
+        StoreError.
+        """
 
     def required_permission(self, verb: str) -> str:
-        """Return the permission that write, overwrite, read, list or delete needs; an empty string if the store has no named
-        permissions."""
+        """Return the permission that a request needs, in the vendor's terms.
+
+        :param verb: the kind of request: write, overwrite, read, list or delete.
+        """
 
 
 @runtime_checkable
@@ -47,13 +51,13 @@ class ServerStore(Protocol):
     """Store on a server. Servers may ignore conditions of requests, so that "create only if absent" has to be tested."""
 
     def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
+        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
 
     def without_conditional_create_check(self) -> ObjectStore:
         """Return a copy of this store that does not test create-if-absent before its first create."""
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Upload a file in parts and ask the store to create the object only if the key is free.
+        """Upload a file in parts, asking the store to create the object only if the key is free.
 
         Raises AlreadyExists, PreconditionFailed or NoSuchUpload if the key is taken.
         """
@@ -77,11 +81,10 @@ def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".t
 
 
 def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFinding | None:
-    """Test that a store does not overwrite an object that is to be created only if absent. Return a finding if it does, else None.
+    """Check that a store honours create-if-absent. Return None if it does, and a finding if it overwrites an existing object.
 
-    The test creates one key twice, and again by an upload in parts if the store has such uploads, and deletes it.
-
-    If the key may not be deleted, a few bytes stay. Raises StoreError.
+    The check creates one key twice, and again by an upload in parts if the store has such uploads. The key is then deleted; if the
+    credentials may not delete, a few bytes stay. Raises StoreError.
     """
     key = f"{prefix}{secrets.token_hex(8)}-twice"
     store.create(key, b"first")
@@ -101,9 +104,10 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
 
 
 def _does_upload_in_parts_overwrite(store: ObjectStore, key: str) -> bool:
-    """Return whether an upload in parts overwrites the object at ``key``, which contains ``first``, although it asks for create-if-absent.
+    """Return whether an upload in parts to ``key`` overwrites the object there, although it asks for create-if-absent. The caller has
+    created that object with the content ``first``.
 
-    Uploads in parts end with another request than small creates, and some servers check the condition only of the latter.
+    Uploads in parts end with another request than small creates, and some servers check the condition only of small creates.
     """
     if not isinstance(store, ServerStore) or not store_kind(store.url).can.multipart:
         return False
@@ -127,10 +131,13 @@ def _ignored_condition_finding(store: ObjectStore, kind: str, detail: str) -> St
 def find_unsafe_concurrent_creates(
     store: ObjectStore, prefix: str, threads: int = PROBE_THREADS, rounds: int = PROBE_ROUNDS
 ) -> list[StoreFinding]:
-    """Let ``threads`` writers create one key at once, ``rounds`` times. Return a finding if any race has not exactly one winner.
+    """Let ``threads`` writers create one key at once, ``rounds`` times. Return an empty list if each race had exactly one winner whose
+    content was stored, otherwise a list with one finding.
 
-    A passed test is remembered by a marker object. Only creating one key twice is then tested again, in case the marker came with a copy of
-    the store.
+    A store that passes gets a marker object. If the marker exists, no races are run; only ``find_ignored_create_if_absent`` is repeated,
+    because the marker may have come with a copy of another store.
+
+    :param prefix: prefix of the keys that are created.
     """
     ignored = find_ignored_create_if_absent(store, prefix)
     if ignored is not None:
@@ -167,7 +174,9 @@ def find_unsafe_concurrent_creates(
 
 
 def does_delete_free_space(store: ObjectStore) -> bool | None:
-    """Return whether deleting objects frees space at once, or None if the store does not tell. Makes a few requests to a server."""
+    """Return whether a deleted object frees its space at once. None if that cannot be found out: the credentials may not ask, or the store
+    does not answer. Makes a few requests if the store is on a server.
+    """
     if not isinstance(store, InspectableStore):
         kind = store_kind_of_scheme(store.url)
         return kind.can.does_delete_free_space if kind else None
@@ -194,7 +203,9 @@ def _create_concurrently_and_return_winners(store: ObjectStore, key: str, thread
 
 
 def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
-    """Write, overwrite, read, list and delete a test object. Return a finding for each of these requests that the store denies."""
+    """Write, overwrite, read, list and delete a test object. Return a finding for each of these requests that the store denies. The test
+    ends early at an error other than a missing permission.
+    """
     key = f"{prefix}{secrets.token_hex(8)}-permissions"
     tries: list[tuple[str, Callable[[], object]]] = [
         ("write", lambda: store.create(key, b"probe")),

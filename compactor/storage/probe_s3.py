@@ -14,7 +14,11 @@ _DAY_MS = 86_400_000
 
 
 class BucketDeletionSettings(StrictFrozenModel):
-    """Settings of a bucket that decide whether a delete frees space. A field is None if the credentials may not read it."""
+    """Settings of a bucket that decide whether a delete frees space. A field is None if the credentials may not read it.
+
+    versioning: status such as ``Enabled`` or ``Suspended``; empty if the bucket never had versioning.
+    object_lock: whether objects can be locked against deletion.
+    """
 
     versioning: str | None
     object_lock: bool | None
@@ -76,7 +80,7 @@ def _versioning_findings(store: S3Store, state: BucketDeletionSettings) -> list[
 
 
 def _archive_findings(store: S3Store) -> list[StoreFinding]:
-    """Return a finding if any of the first 1000 objects is archived."""
+    """Return a list with one finding if any of the first 1000 objects is in an archive storage class, otherwise an empty list."""
     page = store.requests.send_request_with_retries("list_objects_v2", "list", Prefix=store.requests.prefix, MaxKeys=1000)
     archived = [entry for entry in page.get("Contents", []) if entry.get("StorageClass") in _ARCHIVED]
     if not archived:
@@ -92,7 +96,9 @@ def _archive_findings(store: S3Store) -> list[StoreFinding]:
 
 
 def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFinding]:
-    """Return a finding if unfinished multipart uploads are older than a day. No listing of objects shows their parts, which are billed."""
+    """Return a list with one finding if any unfinished multipart upload is older than a day, otherwise an empty list. Parts of such uploads
+    are billed, and no listing of objects shows them.
+    """
     answer = _query_setting(store, "list_multipart_uploads", Prefix=store.requests.prefix)
     old = [upload for upload in (answer or {}).get("Uploads", []) if now_ms - upload["Initiated"].timestamp() * 1000 > _DAY_MS]
     if not old:
@@ -107,8 +113,8 @@ def _unfinished_upload_findings(store: S3Store, now_ms: int) -> list[StoreFindin
 
 
 def _query_setting(store: S3Store, operation: str, **params: Any) -> dict[str, Any] | None:
-    """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, None if the credentials or
-    the server do not allow the request.
+    """Return the store's answer to an S3 operation that reads a setting: an empty dict if the setting is absent, None if the store refuses
+    the request (missing permission, or an operation that the server does not have).
     """
     try:
         return store.requests.send_request_with_retries(operation, "ask for the settings of", **params)

@@ -28,10 +28,10 @@ _LOG_INTERVAL_S = 1.0
 
 
 class FirstAnswerTracker:
-    """Record of whether a store has ever answered this process, shared by everything that sends requests to it.
+    """Record of whether a store has ever answered this process, shared by everything that sends requests to that store. Thread-safe.
 
-    A store that never answered is more likely a wrong address than a busy one. Therefore the time to wait for its first answer counts once,
-    from the first request. Thread-safe.
+    The address of a store that never answered is more likely wrong than the store is busy. Therefore all requests together wait for the
+    first answer only once, counted from the first of them.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,10 @@ class FirstAnswerTracker:
         self.answered = True
 
     def seconds_without_first_answer(self, requested_at: float, now: float) -> float:
-        """Return for how many seconds the store has left the first request unanswered; 0 if it has ever answered.
+        """Return the seconds since the first request to a store that has never answered; 0 if it has answered.
 
-        requested_at: start of this request.
+        :param requested_at: start of the caller's request; it counts as the first one if no other request was reported before.
+        :param now: current time. Both are seconds of the same clock.
         """
         if self.answered:
             return 0.0
@@ -55,7 +56,11 @@ class FirstAnswerTracker:
         return now - self._asked_at
 
     def claim_next_log_line_about_silence(self, now: float) -> bool:
-        """Return whether the next log line about the silent store is due, and record it as written."""
+        """Return whether the caller may write a log line about the silent store. At most one line per second is allowed, so a caller that
+        gets True must write it.
+
+        :param now: current time in seconds.
+        """
         if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S:
             return False
         self._logged_at = now
@@ -64,7 +69,9 @@ class FirstAnswerTracker:
 
 @dataclass(frozen=True)
 class Retrier:
-    """Retries requests with full jitter (settings.RetrySettings). ``clock``, ``sleep`` and the random fraction are arguments for tests."""
+    """Caller of requests that repeats those that fail with Unavailable, after random delays (settings.RetrySettings). ``clock``, ``sleep``
+    and ``fraction`` (random number from 0 to 1) can be replaced in tests.
+    """
 
     policy: RetrySettings = field(default_factory=RetrySettings)
     clock: Callable[[], float] = time.monotonic
@@ -73,10 +80,11 @@ class Retrier:
     contact: FirstAnswerTracker = field(default_factory=FirstAnswerTracker)
 
     def call_with_retries(self, attempt: Callable[[int], T]) -> T:
-        """Call ``attempt`` until it does not raise Unavailable or the deadline is over, then raise its last Unavailable.
+        """Call ``attempt`` until it does not raise Unavailable, and return its result. If the next attempt would begin after the retry
+        deadline (``policy.deadline_s``), raise the last Unavailable instead.
 
-        The deadline counts from the first failure, because [limits] may delay an attempt for minutes. From the second retry on, or from the
-        first if the store was silent for a second, each one is logged with its cause and delay.
+        The deadline counts from the first failure, because [limits] may delay an attempt for minutes. A store that has never answered is
+        given up earlier, after ``policy.first_answer_s``. Retries from the second on are logged with cause and delay.
 
         :param attempt: receives 0, 1, 2, ...; from 1 on, an earlier attempt may have taken effect.
         """
@@ -104,7 +112,9 @@ class Retrier:
 
 
 class RetryingStore(ForwardingStore):
-    """Store that retries the requests of an adapter which does not retry itself. A listing continues where it failed."""
+    """ObjectStore that repeats failed requests to an inner store which does not retry itself. A failed listing continues after the last key
+    that it has yielded.
+    """
 
     def __init__(self, store: ObjectStore, retrier: Retrier) -> None:
         super().__init__(store)

@@ -55,7 +55,7 @@ _RESTARTS = 3
 
 
 def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
-    """Return the store at ``s3://bucket/prefix``. Makes no request. Raises UsageError."""
+    """Return the store at ``s3://bucket/prefix``. Makes no request. Raises UsageError if the URL has another form."""
     bucket, prefix = bucket_and_prefix(url)
     settings = options.settings.s3
     requests = S3RequestClient(
@@ -71,14 +71,14 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 @lru_cache(maxsize=64)
 def _traits_of_bucket(bucket: str, settings: S3Settings) -> ServerTraits:
-    """Return the object in which all stores of this process in one bucket record what they learn about its server."""
+    """Return the record of how the server of a bucket behaves. All stores of this process in the bucket share it, and add to it."""
     return ServerTraits()
 
 
 class S3Store:
     """ObjectStore in an S3 bucket.
 
-    before_create: called with this store before each create, to check that the store obeys conditions; may raise StoreError.
+    before_create: called with this store before each create, to check that the store honours create-if-absent; may raise StoreError.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class S3Store:
 
     @property
     def requests(self) -> S3RequestClient:
-        """Return the client for single requests, which `config check` and the reader of old versions use beyond ObjectStore."""
+        """Client for single requests. `config check` and the reader of old versions use it for requests that ObjectStore does not have."""
         return self._requests
 
     def inspect_store_settings(self, now_ms: int) -> list[StoreFinding]:
@@ -104,17 +104,22 @@ class S3Store:
         return bucket_findings(self, now_ms)
 
     def does_delete_free_space(self) -> bool | None:
-        """Return whether deleting frees space at once, or None if the credentials may not ask. Raises StoreError."""
+        """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
+        StoreError.
+        """
         from compactor.storage.probe_s3 import read_deletion_settings
 
         return read_deletion_settings(self).does_delete_free_space
 
     def required_permission(self, verb: str) -> str:
-        """Return the action that a policy must allow for write, overwrite, read, list or delete, or an empty string."""
+        """Return the S3 action that an access policy must allow for a request, such as ``s3:GetObject``.
+
+        :param verb: the kind of request: write, overwrite, read, list or delete.
+        """
         return _PERMISSIONS[verb]
 
     def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
-        """Return the server's endpoint, the bucket, and the prefix of all keys of this store."""
+        """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
         return str(self._requests.boto_client.meta.endpoint_url), self._requests.bucket, self._requests.prefix
 
     def without_conditional_create_check(self) -> S3Store:
@@ -122,7 +127,9 @@ class S3Store:
         return S3Store(self._requests, self._transfers)
 
     def upload_in_parts_if_absent(self, key: str, file: FileRange) -> None:
-        """Send a file by a multipart upload that is completed on the condition that the key is free."""
+        """Upload a file by a multipart upload, asking the store to create the object only if the key is free. Raises PreconditionFailed or
+        NoSuchUpload if the key is taken.
+        """
         upload = MultipartUpload(self._requests, self._transfers, key, {})
         try:
             upload.complete_upload(upload.send_parts([(file,)]))
@@ -170,9 +177,9 @@ class S3Store:
     def compose(self, key: str, sources: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object from copied ranges and local bytes by a multipart upload.
 
-        The version of each source is checked before and after. The checksums that the server returns for copied parts are compared; if it
-        returns none, copied bytes are read back once the object exists. If the process dies before that, the object stays unverified, and a
-        later caller that gets AlreadyExists has to read it.
+        The version of each source is checked before and after the copies. The checksums that the server returns for copied parts are
+        compared; if it returns none, copied bytes are read back after the object has become visible. If the process dies before that, the
+        object stays unverified: a later attempt gets AlreadyExists and has to read the object itself.
         """
         check_key(key)
         described = check_metadata(metadata)
@@ -303,7 +310,9 @@ class S3Store:
         return ObjectInfo(key, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]), _etag_of_answer(answer), metadata)
 
     def _create_in_one_request(self, key: str, data: bytes, metadata: dict[str, str]) -> ObjectInfo:
-        """Create an object with one conditional PUT. Raises AlreadyExists, unless an earlier attempt of this call created it."""
+        """Create an object with one conditional PUT, which is retried. If the key is taken by an object of an earlier attempt of this call,
+        return that object; otherwise raise AlreadyExists.
+        """
         token = uuid.uuid4().hex
         checksum = crc32_base64(data)
         attempts = 0
@@ -335,8 +344,11 @@ class S3Store:
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
 
     def _delete_and_raise_unless_stored_as_sent(self, key: str, data: bytes, checksum: str, etag: str) -> None:
-        """Raise Unavailable, after deleting the object, if an object created by this call does not have the bytes that were sent, because
-        some servers ignore the checksum of a request. No reader can have used the object yet.
+        """Check that an object that this call has created has the bytes that were sent, because some servers ignore the checksum of a
+        request. If it does not, delete the object and raise Unavailable. No reader can have used the object yet.
+
+        :param checksum: CRC-32 that the server returned; empty if it returned none.
+        :param etag: ETag that the server returned.
         """
         known = self._requests.traits
         if checksum == crc32_base64(data) or known.is_etag_md5 is False:
@@ -358,7 +370,12 @@ class S3Store:
         algorithm: Literal["CRC32", "CRC32C"],
         send_parts: Callable[[MultipartUpload], Sequence[dict[str, Any]]],
     ) -> ObjectInfo:
-        """Create an object by a multipart upload whose parts ``send_parts`` sends. Raises AlreadyExists."""
+        """Create an object by a multipart upload, which is restarted if the store loses it. Raises AlreadyExists if the key is taken.
+
+        :param size: size of the object in bytes.
+        :param algorithm: checksum of the parts.
+        :param send_parts: sends all parts and returns the list that completion needs.
+        """
         if self._find_object(key) is not None:  # before a gigabyte travels for nothing; the completion decides
             raise AlreadyExists(f"{self._requests.object_url(key)} exists already")
         token = uuid.uuid4().hex
@@ -379,7 +396,9 @@ class S3Store:
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: the store lost the upload {_RESTARTS} times")
 
     def _find_object_with_token(self, key: str, token: str) -> ObjectInfo | None:
-        """Return the properties of the object if it bears this write token, which shows that this call wrote it; else None."""
+        """Return the properties of the object at ``key`` if its metadata contain this write token, which shows that this call wrote it.
+        None if the key is free or another writer's object is there.
+        """
         found = self._find_object(key)
         return _without_write_token(found) if found is not None and found.metadata.get(_MARK) == token else None
 
@@ -435,7 +454,7 @@ def _epoch_ms(time: datetime) -> int:
 
 
 def _date_header_ms(response: Mapping[str, Any], url: str) -> int:
-    """Return the Date header of an answer in milliseconds. Raises Unavailable if it has none."""
+    """Return the time in the Date header of an answer, in milliseconds. Raises Refused if there is no valid one."""
     date = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return _epoch_ms(parsedate_to_datetime(date))

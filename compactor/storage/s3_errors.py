@@ -110,11 +110,12 @@ _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before: bool = False) -> CompactorError:
-    """Return the storage error for an error of botocore or its connection.
+    """Return the error of ObjectStore that stands for an error of botocore or of its connection.
 
     :param verb: what failed: ``read``, ``list``, ...
     :param url: URL of the object or store, for the message.
-    :param answered_before: whether the store has answered this process; if so, an unknown host name counts as temporary.
+    :param answered_before: whether the store has answered this process before. If so, an unknown host name counts as temporary
+        (Unavailable), otherwise as a mistake in the settings (Refused).
     """
     from botocore import exceptions as boto
 
@@ -136,7 +137,9 @@ def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before
 
 
 def is_copy_refusal(error: BaseException) -> bool:
-    """Return whether the answer to UploadPartCopy says that the server cannot copy ranges at all."""
+    """Return whether an error stands for an answer to UploadPartCopy by which the server refuses all copies of ranges, not
+    only this one.
+    """
     from botocore import exceptions as boto
 
     cause = error.__cause__
@@ -144,7 +147,9 @@ def is_copy_refusal(error: BaseException) -> bool:
 
 
 def is_unknown_host(error: BaseException) -> bool:
-    """Return whether the DNS has no such host name. A DNS server that does not answer (EAI_AGAIN) does not count."""
+    """Return whether an error or any of its causes says that the DNS has no such host name. A DNS server that does not answer (EAI_AGAIN)
+    does not count.
+    """
     causes: list[object] = [error]
     for cause in causes:
         if isinstance(cause, socket.gaierror):
@@ -157,10 +162,11 @@ def is_unknown_host(error: BaseException) -> bool:
 
 
 def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: Mapping[str, Any] | None = None) -> CompactorError:
-    """Return the storage error for an error answer of S3.
+    """Return the error of ObjectStore that stands for an error answer of S3.
 
-    :param details: its Code and Message, of the whole request or of one key.
+    :param details: Code and Message of the error, which is about the whole request or about one key of it.
     :param failed_request: text such as ``cannot read s3://bucket/key``, for the message.
+    :param response: the whole answer, for its HTTP status and headers; None if the error is about one key.
     """
     response = response or {}
     meta: Mapping[str, Any] = response.get("ResponseMetadata", {})

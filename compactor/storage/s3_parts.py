@@ -23,8 +23,8 @@ UploadPart = CopiedRange | SentPart
 
 
 def part_size(total: int, part_bytes: int) -> int:
-    """Return the size in bytes of equal parts of one file of ``total`` bytes: ``part_bytes``, or more if there would be more parts than S3
-    allows.
+    """Return the size in bytes of the parts into which a file of ``total`` bytes is divided: ``part_bytes``, or more if there would be more
+    parts than S3 allows.
     """
     return max(part_bytes, -(-total // MAX_PARTS))
 
@@ -36,11 +36,12 @@ def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
 
 
 def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes: int = 0) -> list[UploadPart]:
-    """Return the parts of a multipart upload of these pieces. Neighbouring ranges of files become one part, or several nearly equal ones.
-    Long copied ranges are split.
+    """Return the parts of a multipart upload that creates an object from these ranges, in order. Adjacent ranges of local files are joined
+    into one part, or into several nearly equal ones. Long copied ranges are split. Empty ranges are left out.
 
+    :param part_bytes: size in bytes of parts with local bytes; larger if S3 would otherwise get too many parts.
     :param max_copy_bytes: most bytes copied by one request; 0 for the limit of S3.
-    :raises ValueError: if a part that is not the last would be too small.
+    :raises ValueError: if a part that is not the last would be smaller than S3 allows.
     :raises Refused: if there would be too many parts.
     """
     for piece in sources:
@@ -64,8 +65,11 @@ def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes
 
 
 def find_mismatched_copy(sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
-    """Return the first copied range whose checksum in the new object is not the expected one, or None.
+    """Return the first copied range whose checksum in the new object is not the expected one, or None if there is none. Ranges are not
+    compared if their expected checksum or that of one of their parts is unknown.
 
+    :param sources: the ranges of which the object was composed.
+    :param parts: the parts that ``plan_parts`` made of ``sources``.
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
     copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, CopiedRange)])
@@ -84,7 +88,7 @@ def find_mismatched_copy(sources: Sequence[ComposeSource], parts: Sequence[Uploa
 
 
 def _combine_crc32c(first: int, second: int, second_size: int) -> int:
-    """Return the CRC-32C of two adjacent ranges from the CRC-32C of each. second_size: length of the second range in bytes."""
+    """Return the CRC-32C of two adjacent ranges together, given the CRC-32C of each. second_size: length of the second range in bytes."""
     from compactor.kernels.crc import combine_crc32c  # loads the compiler, which few commands need
 
     return combine_crc32c(first, second, second_size) if first else second
@@ -95,7 +99,9 @@ def part_length(part: UploadPart) -> int:
 
 
 def _split_copied_range(piece: CopiedRange, max_bytes: int) -> list[UploadPart]:
-    """Return the parts of one copied range, each at most ``max_bytes`` long. If there are several, their own checksums are unknown."""
+    """Return the parts of one copied range, each at most ``max_bytes`` long. If there are several, their ``crc32c`` is None, because only
+    that of the whole range is known.
+    """
     spans = list(_equal_ranges(piece.length, -(-piece.length // max_bytes)))
     if len(spans) == 1:
         return [piece]
@@ -103,7 +109,9 @@ def _split_copied_range(piece: CopiedRange, max_bytes: int) -> list[UploadPart]:
 
 
 def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadPart]:
-    """Return parts of about ``part_bytes`` that hold these local ranges in order."""
+    """Return parts of about ``part_bytes`` bytes that together contain these ranges of local files in order. A part may join several
+    ranges.
+    """
     total = sum(piece.length for piece in ranges)
     if not total:
         return []

@@ -48,9 +48,9 @@ _READ_S = 60.0
 class ServerTraits:
     """Behaviour of a server, learned from its answers.
 
-    is_etag_md5: whether ETags are the MD5 of the stored bytes; None until known. If so, they verify uploads to servers that return no
+    is_etag_md5: whether ETags are the MD5 of the stored bytes; None until known. If True, ETags verify uploads to servers that return no
         checksum.
-    can_copy: whether the server copies ranges; False once it has refused to.
+    can_copy: whether the server copies ranges; True until it has refused to.
     """
 
     is_etag_md5: bool | None = None
@@ -91,8 +91,8 @@ class S3RequestClient:
 
     @property
     def boto_client(self) -> Any:
-        """Return botocore's client. Until the store has answered for the first time, its timeout is half the time after which it is given
-        up: the second attempt is the last, and people are told of it.
+        """Return botocore's client. Until the store has answered for the first time, a request times out after half of the longest wait for
+        a first answer, so that two attempts fit into that wait. Later requests have a longer timeout.
         """
         with self._lock:
             answered = self.retrier.contact.answered
@@ -102,7 +102,12 @@ class S3RequestClient:
             return self._clients[answered]
 
     def send_request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
-        """Send one request without retries. ``Key`` is added to the parameters if a key is given."""
+        """Send one request without retries and return the answer. Errors of botocore are translated (``translate_s3_error``).
+
+        :param operation: name of the client's method, such as ``get_object``.
+        :param verb: what the request does, for messages.
+        :param key: key of the object; empty if the request is about the bucket. Added to ``params`` as ``Key``, with the prefix.
+        """
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
@@ -119,7 +124,9 @@ class S3RequestClient:
         return answer
 
     def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
-        """Send a request and retry while the store is unavailable."""
+        """Send a request and return the answer, repeating it while the store is unavailable. The arguments are those of
+        ``send_request_once``.
+        """
         return self.request_with_retries(lambda _: self.send_request_once(operation, verb, key, **params))
 
     def list_one_key(self) -> dict[str, Any]:
@@ -137,8 +144,8 @@ class S3RequestClient:
         return self.retrier.call_with_retries(attempt_and_count_retries)
 
     def read_range(self, key: str, start: int, length: int | None, **params: Any) -> bytes:
-        """Return bytes [start, start + length) of an object, or those from ``start`` on if ``length`` is None, with retries. Raises
-        RangeNotSatisfiable if there are none.
+        """Return bytes [start, start + length) of an object, with retries. If ``length`` is None, return all bytes from ``start`` on.
+        Raises RangeNotSatisfiable if the object ends at or before ``start``.
         """
 
         def read_once(attempt: int) -> bytes:
@@ -150,7 +157,9 @@ class S3RequestClient:
         return self.request_with_retries(read_once)
 
     def read_body(self, response: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
-        """Yield the body of a GET in chunks. Raises Unavailable if its length differs from that of ``span`` or the connection breaks."""
+        """Yield the body of the answer to a GET in chunks, and close it. Raises Unavailable if the body is shorter or longer than ``span``,
+        or if the connection breaks.
+        """
         from botocore.exceptions import BotoCoreError
         from urllib3.exceptions import HTTPError
 
@@ -172,7 +181,9 @@ class S3RequestClient:
 
 
 def parse_and_check_returned_span(response: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
-    """Return the range of bytes that an answer holds. Raises Unavailable if it is not the requested one."""
+    """Return which bytes of the object an answer contains, read off its headers. Raises Unavailable if they are not the requested bytes
+    [start, start + length), cut at the object's end.
+    """
     size = int(response.get("ContentLength", -1))
     described = response.get("ContentRange", "")
     try:
@@ -230,7 +241,7 @@ def _create_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: fl
 
 
 def _disable_region_redirect(request_dict: dict[str, Any], **_: Any) -> None:
-    """Keep botocore from following a bucket to its region with extra requests, which never end if the answer names no region.
+    """Prevent botocore from searching the bucket's region by further requests, which never end if the answer names no region.
 
     The user gets an error that names the region instead.
     """
@@ -239,7 +250,9 @@ def _disable_region_redirect(request_dict: dict[str, Any], **_: Any) -> None:
 
 @cache
 def _shared_botocore_loader() -> Any:
-    """Return the loader of botocore's S3 description, which takes a tenth of a second to read, once per process."""
+    """Return the loader of botocore's description of S3. All clients of the process share it, because reading the description takes a tenth
+    of a second.
+    """
     from botocore.loaders import create_loader
 
     return create_loader(os.environ.get("AWS_DATA_PATH"))

@@ -49,9 +49,10 @@ def md5_base64(data: bytes) -> str:
 
 
 def download_object(requests: S3RequestClient, transfers: TransferSettings, key: str, path: Path, start: int, length: int | None) -> int:
-    """Write a range of an object to a file and return its length. Long ranges are fetched in parallel.
+    """Write bytes [start, start + length) of an object to a file and return their number. Long ranges are fetched in parallel. If
+    ``length`` is None, all bytes from ``start`` on are written.
 
-    The first answer tells the object's size and version; all other requests insist on that version.
+    The first answer tells the object's size and version; all other requests demand that version.
 
     :raises Unavailable: also if the object changes while it is read.
     """
@@ -88,9 +89,13 @@ def _fetch_range(
     etag: str,
     stop: threading.Event | None = None,
 ) -> ByteSpan:
-    """Write bytes [start, start + length) of the object to position ``start - file_start`` of the file.
+    """Write bytes [start, start + length) of an object to position ``start - file_start`` of a file. Return the range that was written.
 
-    Raises Unavailable if the object has another ETag than ``etag``.
+    :param path: path of the file, for messages.
+    :param descriptor: the open file.
+    :param file_start: position in the object of the file's first byte.
+    :param etag: the only version that may be read; empty for any. Raises Unavailable if the object has another one.
+    :param stop: event that ends the attempts when it is set, because another range has failed.
     """
     condition = {"IfMatch": etag} if etag else {}
 
@@ -121,7 +126,7 @@ def _fetch_range(
 class MultipartUpload:
     """One multipart upload, from CreateMultipartUpload until it is completed or aborted.
 
-    algorithm: checksum of the parts; CRC32C if parts are copied, because callers may know it already.
+    algorithm: checksum of the parts. CRC32C if parts are copied, because the CRC-32C of a copied range may be known already.
     """
 
     def __init__(
@@ -143,8 +148,8 @@ class MultipartUpload:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
 
     def send_parts(self, parts: Sequence[UploadPart]) -> list[dict[str, Any]]:
-        """Upload or copy all parts and return the list that completion needs, with the checksum of each copied part if the store returned
-        one.
+        """Upload or copy all parts. Return the entries that completion needs, one for each part. A copied part's entry has a checksum only
+        if the store returned one.
         """
 
         def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
@@ -157,7 +162,7 @@ class MultipartUpload:
     def _copy_part(self, part: CopiedRange, number: int, stop: threading.Event) -> dict[str, Any]:
         """Copy one part on the server and return its entry for completion.
 
-        Raises NotFound, Unavailable if the source has another version, CannotCopy.
+        Raises NotFound if the source is gone, Unavailable if it has another version, CannotCopy if the server copies no ranges.
         """
         checksum = f"Checksum{self._algorithm}"
 
@@ -214,10 +219,10 @@ class MultipartUpload:
         return self._requests.request_with_retries(send_once)
 
     def complete_upload(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Make the object visible, only if its key is free.
+        """Make the object visible, only if its key is free, and return the store's answer.
 
-        Raises PreconditionFailed or NoSuchUpload; either may mean that an earlier attempt succeeded. Raises CannotCopy if the server
-        demands a checksum of each part and has reported none for copied ones, as S3Proxy does.
+        Raises PreconditionFailed if the key is taken, NoSuchUpload if the upload is gone; either may mean that an earlier attempt of this
+        call succeeded. Raises CannotCopy if the server demands a checksum of each part but reported none for copied parts, as S3Proxy does.
         """
 
         def complete_once(attempt: int) -> dict[str, Any]:
@@ -242,8 +247,8 @@ class MultipartUpload:
             raise CannotCopy(f"cannot create {self._requests.object_url(self._key)} of copied ranges: {error.message}") from error
 
     def abort_upload(self) -> None:
-        """Abort the upload, which deletes its stored parts. If that fails the parts stay and are billed, and `config check` reports
-        them.
+        """Abort the upload, which deletes its stored parts. Store errors are logged, not raised; the parts then stay and are billed until
+        somebody aborts the upload (`config check` reports it).
         """
         retrier = self._requests.retrier
         hasty = replace(retrier, policy=retrier.policy.model_copy(update={"deadline_s": min(retrier.policy.deadline_s, _ABORT_S)}))

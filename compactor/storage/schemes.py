@@ -60,7 +60,11 @@ OBJECTS_PER_SEGMENT = 5
 
 @dataclass(frozen=True)
 class StorePrices:
-    """Prices of one store in USD: per request, and per GiB and month. as_of: the month of the prices. of: the store and region."""
+    """Prices of one store in USD: per request, and per GiB and month.
+
+    as_of: month from which the prices are.
+    of: name of the store and its region.
+    """
 
     as_of: str
     of: str
@@ -73,12 +77,12 @@ class StorePrices:
         return round(size_bytes / GIB * self.stored_gib_month_usd, 6)
 
     def requests_usd(self, reads: int, writes: int) -> float:
-        """Return the price in USD of so many reading and writing requests."""
+        """Return the price in USD of ``reads`` reading and ``writes`` writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
     def compaction_round_usd(self, sources: int, outputs: int) -> float:
-        """Return the estimated price in USD of a round's requests: both passes read the logs of ``sources`` segments, and each of
-        ``outputs`` new objects is written and read back.
+        """Return the estimated price in USD of a round's requests. Each of the two passes reads the logs of ``sources`` segments, and each
+        object of ``outputs`` new segments is written and read back.
         """
         objects = outputs * OBJECTS_PER_SEGMENT
         return self.requests_usd(2 * sources + objects, objects + outputs + CONTROL_WRITES)
@@ -225,7 +229,7 @@ STORE_KINDS: tuple[StoreKind, ...] = (
 
 
 def store_kind_of_scheme(url: str) -> StoreKind | None:
-    """Return the kind of store that a URL's scheme stands for, or None for another scheme or none."""
+    """Return the kind of store that a URL's scheme stands for, or None if the text has no scheme or an unknown one."""
     return next((kind for kind in STORE_KINDS if url.lower().startswith(f"{kind.scheme}://")), None)
 
 
@@ -253,9 +257,10 @@ def url_problem(url: str) -> ReasonOrEmpty:
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Return the bucket that a URL names and the prefix in it, which is empty or ends with a slash.
+    """Return a pair: the bucket that a URL names, and the prefix of keys in it, which is empty or ends with a slash. Both are empty for a
+    directory store.
 
-    Both are empty for a directory. Stores whose buckets belong to an account give ``account/container``. Raises UsageError.
+    If buckets belong to an account, as on Azure, the bucket is ``account/container``. Raises UsageError if the URL names no bucket.
     """
     kind = store_kind(url)
     if kind.container is None:
@@ -284,7 +289,9 @@ def local_path(url: str) -> Path:
 
 
 def innermost_existing_folder_of_store(url: str) -> Path | None:
-    """Return the innermost existing folder on the way to a directory store, or None if the store is not a directory. Raises UsageError."""
+    """Return the store's directory if it exists, otherwise the nearest existing directory above it. None if the store is not a directory.
+    Raises UsageError if the URL names no store.
+    """
     if store_kind(url) is not DIRECTORY:
         return None
     root = local_path(url)

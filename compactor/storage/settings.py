@@ -8,12 +8,10 @@ from compactor.model.base import StrictFrozenModel
 
 
 class RetrySettings(StrictFrozenModel):
-    """Retries with full jitter: before attempt n+1 sleep between 0 and min(cap, base * 2^n) seconds.
+    """Retries after random delays: before attempt n+1 sleep between 0 and min(cap_s, base_s * 2^n) seconds (full jitter).
 
-    The last attempt begins at most ``deadline_s`` after the first failure.
-
-    Short outages, such as a minute of 503 answers, are survived if the deadline is clearly longer. ``first_answer_s``: for all
-    requests together, as long as the store has not answered any, not even with an error (retrying.FirstAnswerTracker).
+    deadline_s: the last attempt begins at most this long after the first failure. Outages that are clearly shorter are survived.
+    first_answer_s: longest wait for a store that has never answered this process, for all requests together. An error is an answer, too.
     """
 
     deadline_s: float = Field(default=120.0, ge=0)
@@ -23,10 +21,10 @@ class RetrySettings(StrictFrozenModel):
 
 
 class TransferSettings(StrictFrozenModel):
-    """Transfer of large objects: in parts of ``part_bytes`` (S3 wants at least 5 MiB), ``threads`` at a time.
+    """Transfer of large objects: in parts of ``part_bytes`` (S3 wants at least 5 MiB), with ``threads`` requests at a time.
 
     :param list_page: keys per LIST request.
-    :param storage_class: of objects that are created on S3; empty for the bucket's own.
+    :param storage_class: storage class of objects that are created on S3; empty for the bucket's default.
     """
 
     part_bytes: int = Field(default=8 << 20, ge=5 << 20)
@@ -36,5 +34,5 @@ class TransferSettings(StrictFrozenModel):
 
     @property
     def s3_create_request_parameters(self) -> dict[str, str]:
-        """Return the parameters that S3 requests which create an object need in addition, such as the storage class."""
+        """Return the additional parameters of S3 requests that create an object: the storage class, or nothing."""
         return {"StorageClass": self.storage_class} if self.storage_class else {}

@@ -22,7 +22,9 @@ from compactor.storage.s3_requests import S3RequestClient, parse_and_check_retur
 
 @dataclass(frozen=True)
 class ObjectVersion:
-    """Old version of an object in a bucket with versioning. modified_ms: when the version was written, in milliseconds."""
+    """Version of an object that was overwritten or deleted, in a bucket with versioning. modified_ms: time at which the version was
+    written, in milliseconds.
+    """
 
     key: str
     version: str
@@ -31,8 +33,10 @@ class ObjectVersion:
 
 
 def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
-    """Return read-only stores that show the old versions of objects below ``prefix``: the first has the newest old version of each key, the
-    next the version before it, and so on. Raises StoreError, and Refused if the credentials do not allow the request.
+    """Return read-only stores that show the old versions of objects below ``prefix``. The first store has the newest old version of each
+    key, the second one the version before it, and so on. Empty if there are no old versions, or if the store is not on S3.
+
+    Raises Refused if the credentials do not allow the request, and StoreError.
     """
     if not isinstance(store, S3Store):
         return []
@@ -44,7 +48,7 @@ def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[OldObjectVer
 
 
 def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
-    """Yield the old versions below a prefix as S3 lists them: by key, the newest first."""
+    """Yield the versions below a prefix that are not the current version of their key, in the order of S3: by key, the newest first."""
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}

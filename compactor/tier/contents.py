@@ -47,7 +47,7 @@ def content_sha256(content: FileContent) -> str:
 
 
 class StreamDigest:
-    """Digest of a file whose bytes arrive in pieces, to compare it with a recorded one.
+    """Digest of a file whose bytes arrive in pieces, to be compared with the digest recorded for the file.
 
     The digest is a SHA-256 if the file has a recorded SHA-256, else the digest over the log's batch headers (``batches``).
     """
@@ -93,7 +93,9 @@ def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) ->
 
 
 def create_object_or_match_existing(store: ObjectStore, key: str, content: FileContent) -> bool:
-    """Create an object without metadata, and return whether the key now has this content, not another one. Raises StoreError."""
+    """Create an object with this content and without object metadata. Return True if the key now has this content, also if the object
+    existed with it before; False if an object with other content exists. Raises StoreError.
+    """
     try:
         if isinstance(content, bytes):
             store.create(key, content)
@@ -179,11 +181,11 @@ class DownloadedFile:
         return self.found.size
 
     def has_recorded_content(self, file: SegmentFile) -> bool:
-        """Return whether the downloaded bytes match what was recorded."""
+        """Return whether the downloaded bytes match what ``file`` records: the digest, or the size if no digest is recorded."""
         return file.does_read_file_match_recorded(self.found)
 
     def require_recorded_content(self, key: str, file: SegmentFile) -> None:
-        """Raise BadData if the downloaded bytes differ from what was recorded."""
+        """Raise BadData if the downloaded bytes differ from what ``file`` records. ``key``: the object's key, for the message."""
         if not self.has_recorded_content(file):
             raise damaged_object_error(key, self.found, file)
 
@@ -200,7 +202,7 @@ def download_segment_file(
 
 
 def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
-    """Return whether a local file has the recorded size and digest. Return False if no digest is recorded."""
+    """Return whether a local file has the recorded size and digest. False also if no digest is recorded."""
     return (
         path.stat().st_size == recorded.size
         and recorded.has_digest
@@ -211,7 +213,9 @@ def has_recorded_content(path: Path, recorded: SegmentFile) -> bool:
 def read_and_verify_segment_file(
     layout: SegmentLayout, partition: TopicPartition, segment: RemoteLogSegmentMetadata, file_kind: str
 ) -> bytes:
-    """Return a small file of a segment. Raises BadData if it differs from what was recorded; NotFound, StoreError."""
+    """Return a small file of a segment, verified. Raises BadData if it differs from what was recorded, NotFound if it is missing, and
+    StoreError.
+    """
     file = segment.recorded_size_and_digests(file_kind)
     most = file.size + 1  # for a range the store states what it sends, so that a truncated body is noticed
     data = layout.read_file(partition, segment, file_kind, 0, most)

@@ -191,8 +191,8 @@ def owned_root_settings_hint() -> str:
 def control_url(settings: Settings) -> str:
     """Return the URL of the control store, which holds control logs, sidecars and scratch objects.
 
-    Empty if the tier is only read, and if [tier] names no control store for a broker-managed tier. Raises UsageError if no tier is set, or
-    if the named control store lies among the brokers' objects.
+    Empty if the tier is only read, or if it is broker-managed and [tier] names no control store. Raises UsageError if no tier is set, or if
+    the named control store lies among the brokers' objects.
     """
     root, kind = settings.tier_url.rstrip("/"), tier_kind(settings)
     if not kind.compacts:

@@ -91,7 +91,7 @@ class ObjectStem(NamedTuple):
 
 
 def md5_prefix_bits(text: str, bits: int) -> str:
-    """Return the first binary digits of a text's MD5. In front of a key they spread the keys over a bucket's index."""
+    """Return the first ``bits`` binary digits of a text's MD5. In front of a key they spread the keys over a bucket's index."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
     return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
 

@@ -142,7 +142,7 @@ class PlainLayout(WholeLogUploadLayout):
         return self._list_objects_with_prefix(partition, self.partition_folder(partition))
 
     def _list_objects_with_prefix(self, partition: TopicPartition, prefix: str) -> Iterator[ListedObject]:
-        """Yield the objects under a key prefix, with segment and kind where their names are those of this layout."""
+        """Yield the objects under a key prefix, with segment and kind of file if the object's name is one that this layout makes."""
         folder = self.partition_folder(partition)
         for info in self._store.list(prefix):
             yield ListedObject(info.key, info.size, info.modified_ms, *(self.parse_file_name(info.key.removeprefix(folder)) or ()))
@@ -150,8 +150,8 @@ class PlainLayout(WholeLogUploadLayout):
 
 class ComposableLayout(PlainLayout):
     """Base class of layouts whose objects have their digests in the object metadata. Therefore the store can compose a segment's log of
-    ranges that it copies from existing objects, and the result can be checked without a download. Object metadata: ``sha256`` and
-    ``batches`` (known digests) and ``mtime_ms`` (the broker's modification time).
+    byte ranges of existing objects, and the result can be checked without a download. Object metadata: ``sha256`` and ``batches`` (known
+    digests) and ``mtime_ms`` (the broker's modification time).
     """
 
     should_record_batch_digests = True
@@ -184,14 +184,20 @@ class ComposableLayout(PlainLayout):
         log: Sequence[ComposeSource],
         contents: Mapping[str, FileContent],
     ) -> ContentConflict:
-        """Create the objects, the log first, so that nothing was created if the store cannot copy ranges."""
+        """Create a segment's objects, and let the store compose the log of copied ranges and new bytes. The log is created first, so that
+        nothing exists yet if the store turns out not to copy ranges.
+        """
         beside = {kind: partial(self._write_object, content) for kind, content in contents.items()}
         return self._create_objects(partition, segment, {"log": lambda key, about: self._store.compose(key, log, about), **beside})
 
     def _create_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
     ) -> ContentConflict:
-        """Create an object for each file. Return a message that names an existing object with other content, or an empty string."""
+        """Create an object for each file of a segment. Return a message that names an existing object with other content, or an empty
+        string.
+
+        :param writes: kind of file -> function (key, object metadata) that creates the object.
+        """
         for kind, write in writes.items():
             key, file = self.object_name(partition, segment, kind), segment.files[kind]
             about = {"sha256": file.sha256, "batches": file.batches, "mtime_ms": str(segment.mtime_ms)}
@@ -203,7 +209,7 @@ class ComposableLayout(PlainLayout):
         return ""
 
     def _write_object(self, content: FileContent, key: str, object_metadata: Mapping[str, str]) -> ObjectInfo:
-        """Create one object with this content and metadata."""
+        """Create one object with this content and object metadata, and return the store's description of it."""
         if isinstance(content, bytes):
             return self._store.create(key, content, object_metadata)
         return self._store.create_from_file(key, content, object_metadata)

@@ -184,8 +184,8 @@ class SegmentPublisher(Protocol):
 
     @property
     def max_delivery_ms(self) -> int:
-        """Return how long after a process has ended the metadata records that it sent may still reach readers, in milliseconds; 0 if
-        never.
+        """Return how long metadata records of a process may still reach readers after the process has ended, in milliseconds; 0 if they
+        cannot.
         """
 
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
@@ -222,13 +222,13 @@ class SegmentPublisher(Protocol):
     ) -> None:
         """Switch readers to the replacements, then call ``record_published``.
 
-        :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then
-            on the round must be completed.
-        :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because
-            brokers had deleted their sources.
+        :param record_begun: appends *publish begun*. Called before the first step if switching takes several steps; from then on the round
+            must be completed.
+        :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because brokers
+            had deleted their sources.
         :param find_expired: segment ids -> those of them that brokers have expired. If all sources of a group have expired, later groups
             are switched all the same.
-        :param last_group_first: switch the last group first.
+        :param last_group_first: switch groups in descending order of offsets, because the round restores earlier values.
         :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
         """
 

@@ -42,9 +42,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SidecarHead:
-    """The first part of a segment's sidecar, without its Bloom filter, or the reason why it cannot be used.
+    """The first part of a segment's sidecar (all but the Bloom filter), or the reason why the sidecar cannot be used.
 
-    bytes: number of bytes that were fetched for it.
+    sidecar: None if the sidecar is missing or cannot be used.
+    problem: why the sidecar cannot be used; empty if it can.
+    bytes: number of bytes that were fetched for this part.
     """
 
     sidecar: Sidecar | None
@@ -71,7 +73,7 @@ class SidecarObjectKeys(NamedTuple):
 class KeyFilterMatches(NamedTuple):
     """Segments that may hold wanted keys, and the number of bytes of Bloom filters fetched to find them.
 
-    reasons: by segment id, that its filter matches, or that the filter cannot be read.
+    reasons: segment id -> why the segment may hold a key: its filter matches, or the filter cannot be read.
     """
 
     reasons: dict[str, str]
@@ -180,11 +182,13 @@ class SidecarStore:
             yield from (each for _, each in found)
 
     def _prefetch_sidecars(self, segment_ids: Sequence[str]) -> Generator[tuple[str, Sidecar | None], None, None]:
-        """Yield the sidecar of each segment, in order, with some of them prefetched."""
+        """Yield each segment id with the segment's sidecar, in order, with some of them prefetched; None for one that is absent or
+        unusable.
+        """
         return _prefetch_in_order(segment_ids, self.load_sidecar)
 
     def save_sidecar(self, sidecar: Sidecar, directory: KeyDirectory | None = None) -> WrittenBytes:
-        """Write or replace sidecar and key directory, and return their size in bytes. Raises StoreError."""
+        """Write or replace a segment's sidecar and, if given, its key directory. Return their total size in bytes. Raises StoreError."""
         from bloom import directory as directories, sidecar as sidecars
 
         data = sidecars.encode_sidecar(sidecar, self.hash_key)
@@ -197,8 +201,8 @@ class SidecarStore:
         return len(data) + len(keys)
 
     def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
-        """Create a sidecar if there is none. Return the number of bytes written, or 0. A store error is only logged, because a sidecar can
-        be built again later.
+        """Create a sidecar if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is only
+        logged, because a sidecar can be built again later.
         """
         from bloom import sidecar as sidecars
 
@@ -206,7 +210,7 @@ class SidecarStore:
 
     def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
         """Store a segment's key directory (an index of its batches and keys) unless one is stored already. Return the number of bytes
-        written, or 0. A store error is only logged.
+        written: 0 if one exists, or if the store failed, which is only logged.
         """
         from bloom import directory as directories
 
@@ -216,7 +220,9 @@ class SidecarStore:
         )
 
     def _load_key_directory(self, segment_id: str) -> LoadedKeyDirectory:
-        """Return a segment's key directory with the number of bytes fetched for it."""
+        """Return a segment's key directory with the number of bytes fetched for it. The directory is None if it is absent or unusable,
+        which is logged.
+        """
         from bloom import directory as directories
         from bloom.sidecar import SidecarUnusable
 
@@ -252,7 +258,7 @@ class SidecarStore:
         }
 
     def _usable_cached_heads(self, segment_ids: Sequence[str]) -> dict[str, SidecarHead]:
-        """Return the heads of these segments' sidecars that the local cache has and that are valid."""
+        """Return the heads of these segments' sidecars by segment id, as far as the local cache has valid ones."""
         from bloom import sidecar as sidecars
 
         found = {}
@@ -262,7 +268,9 @@ class SidecarStore:
         return found
 
     def _fetch_sidecar_head(self, segment_id: str) -> tuple[SidecarHead, bytes]:
-        """Fetch a sidecar's head, and return it with its bytes."""
+        """Fetch the first part (head) of a segment's sidecar. Return it decoded, and as bytes for the cache; the bytes are empty if the
+        sidecar is missing or unusable.
+        """
         from bloom import sidecar as sidecars
 
         try:
@@ -278,7 +286,9 @@ class SidecarStore:
 
 
 def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str], T]) -> Generator[tuple[str, T], None, None]:
-    """Yield each segment id with the result of ``fetch_segment``, in order. MAX_PREFETCHED calls run at a time, in threads."""
+    """Yield each segment id with the result of ``fetch_segment`` for it, in the given order. Up to MAX_PREFETCHED calls run at a time, in
+    threads.
+    """
     rest = iter(segment_ids)
     with ThreadPoolExecutor(MAX_PREFETCHED, "sidecars") as pool:
         coming = deque((name, pool.submit(fetch_segment, name)) for name in islice(rest, MAX_PREFETCHED))
@@ -289,6 +299,6 @@ def _prefetch_in_order(segment_ids: Sequence[str], fetch_segment: Callable[[str]
 
 
 def segment_id_in_sidecar_key(key: str) -> str:
-    """Return the segment id in the key of a sidecar or key directory, or an empty string for another key."""
+    """Return the segment id in the key of a sidecar or key directory, or an empty string for any other key."""
     name, dot, kind = key.rpartition("/")[2].rpartition(".")
     return name if dot and kind in ("bloom", "keys") else ""

@@ -34,8 +34,8 @@ _SUFFIXED = ("log", "index", "timeindex", "txnindex")
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Result of an export: number of segments, bytes, and first and last offset (inclusive) that were written. skipped: offsets that were
-    left out because they cannot be read.
+    """Result of an export: number of segments, bytes, and first and last offset (inclusive) that the exported log holds. skipped: offsets
+    that were left out because they cannot be read.
     """
 
     segments: int
@@ -61,7 +61,7 @@ def export_partition(
     cleaner offset if the broker's ``cleaner-offset-checkpoint`` is there.
 
     :param new_cluster_topic_id: prepare the directory for a cluster that has not written it, in which the topic has this id (empty if
-        unknown); None for the log as it is.
+        unknown); None to write the log as it is.
     :param on_bytes: called with the size of each segment when it is written.
     :param on_total_bytes: called with the total number of bytes; again if the export restarts.
     :param skip_damaged: leave out batches that cannot be read, and name their offsets in the report.
@@ -106,7 +106,7 @@ def _write_log_directory(
 
     :param on_bytes: called with the size of each segment when it is written.
     :param on_total_bytes: called once, with the total number of bytes.
-    :param new_cluster_topic_id: topic id (empty if unknown) in the cluster that will load the directory; None for the log as it is.
+    :param new_cluster_topic_id: topic id (empty if unknown) in the cluster that will load the directory; None to write the log as it is.
     :param skip_damaged: leave out batches that cannot be read.
     :raises UsageError: if the folder exists or cannot be written, or the state has no segments.
     :raises BadData: if an object does not match its recorded digest.

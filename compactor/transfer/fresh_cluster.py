@@ -32,7 +32,10 @@ EPOCH_POSITION = 12
 def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interval_bytes: int) -> Offset:
     """Change an exported log directory so that a new cluster can load it, and return its last offset, inclusive.
 
+    Batches from the first open transaction on are removed, producer snapshots become empty, and all leader epochs become 0.
+
     :param log_start_offset: first offset that readers may read.
+    :param index_interval_bytes: bytes of the log between two entries of an index, for indexes that must be written again.
     :raises UsageError: if a transaction is open from the beginning of the log on, so that nothing is left.
     """
     tables = {log: scan_batches(map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
@@ -65,6 +68,8 @@ def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:
 
     Found, as in Kafka, from the newest producer snapshot and the batches after it. Segment metadata cannot be used: brokers record no open
     transaction.
+
+    :param tables: batch tables of the directory's segments, in order.
     """
     newest = max(folder.glob("*.snapshot"), default=None)
     states = ProducerStates.empty_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)

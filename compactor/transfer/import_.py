@@ -106,6 +106,7 @@ def import_directory(
 
     :param policy: the topic's cleaner settings.
     :param shared: resources shared with other imports of this process; None if there are no others.
+    :param progress: functions that are called to report progress; None to report none.
     :raises UsageError: if it is not a readable log directory, or the partition was deleted and ``options.refill`` is False.
     :raises BadData: if a segment is corrupt, there is a gap, or the directory has another log or a discarded tail. The tier is unchanged.
     :raises Fenced: if the import was voided because it paused too long.
@@ -205,14 +206,14 @@ class _DirectoryImport:
 
     def _first_offset_to_read(self, state: PartitionState) -> int:
         """Return the first offset that must be read from the directory: that of the first batch in the tail (the tier's last batches, by
-        which the log is recognised), else the tier's end or its log start.
+        which the log is recognised); else the tier's end offset, or the log start if the tier is empty.
         """
         if not state.has_segments:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
     def _listing_with_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
-        """Return the listing with those files staged for deletion that lie between the tier's (future) end and the live log."""
+        """Return the listing with the files staged for deletion between the tier's end (after the cut, if any) and the live log."""
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
@@ -267,7 +268,7 @@ class _DirectoryImport:
     def _segment_addition_record(
         self, new_segments: Sequence[SegmentToImport], tier_lineage: Lineage, log_lineage: Lineage, **more: Any
     ) -> SegmentAddition:
-        """Return the data to record with new segments. Its lineage is the directory's, or the tier's with the new batches' epochs."""
+        """Return the data to record with new segments. Without a lineage of the log, the tier's is extended by that of the batches."""
         sources = [member.source for member in new_segments]
         lineage = log_lineage or extend_lineage(tier_lineage, lineage_from_batches(sources) if sources else ())
         more |= {
@@ -290,17 +291,19 @@ class _DirectoryImport:
         return open_listed_segments(listing, self.policy, is_live=self.options.live)
 
     def _split_listing_by_memory_limit(self, listing: SegmentListing) -> Iterator[SegmentListing]:
-        """Yield the listing in parts that may be open at the same time. Parts of a live log are held in memory and therefore small."""
+        """Yield the listing in parts, opened one by one: of bounded size for a live log, which is read into memory; else in one part."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
     def _lock_if_import_is_large(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
-        """Return the lock under which large imports run one at a time; a lock that nobody else uses if this part is small."""
+        """Return the lock under which large imports run one at a time, or, if this part is small, a context manager that does nothing."""
         return self.company.large if listing_part.total_size_bytes > LARGE_BYTES else nullcontext()
 
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return the offset from which a later leader discarded data of the tier, or None. Raises BadData if the options forbid the cut."""
+        """Return from where on a later leader has discarded data of the tier, or None if it has discarded none. Raises BadData if the
+        options forbid the cut.
+        """
         if not state.has_segments:
             return None
         lineage, new = partial(self._read_checkpoint_lineage, []), listing.segments_from_offset(self._first_offset_to_read(state))
@@ -324,7 +327,7 @@ class _DirectoryImport:
         return diverged
 
     def _end_offset_of_sealed_segments(self, listing: SegmentListing) -> int:
-        """Return the end offset (exclusive) of the directory's log without the active segment."""
+        """Return the end offset (exclusive) of the directory's log without the active segment; 0 if it has no batch."""
         if listing.end is not None:
             return listing.end
         for base in reversed(listing.bases):
@@ -351,7 +354,7 @@ class _DirectoryImport:
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if one of the last records that both the tier and the directory have differs."""
+        """Raise BadData if one of the last common records differs in tier and directory, provided the directory ends within the tier."""
         if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
             self._count_equal_records(listing, state, self._end_offset_of_sealed_segments(listing))
 
@@ -372,7 +375,7 @@ class _DirectoryImport:
         return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
     def _add_note_if_log_is_unidentified(self) -> None:
-        """Add a note for people that the directory's next segment will be refused, unless the directory is known to have the tier's log."""
+        """Add a note to the import's report that the directory's next segment will be refused, unless its log is known to be the tier's."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.adoption_note())
 

@@ -30,7 +30,9 @@ _SEGMENT = re.compile(r"\d{20}\.log")
 
 @dataclass(frozen=True)
 class PartitionImportResult:
-    """Result of importing one partition. report: what was added; None if the import failed. error: why it failed; None if it did not."""
+    """Result of importing one partition. Either ``report`` or ``error`` is None. report: what was added; None if the import failed. error:
+    why it failed; None if it did not.
+    """
 
     partition: TopicPartition
     report: ImportReport | None
@@ -42,7 +44,7 @@ class PartitionImportResult:
 
     @property
     def failure_or_notes_text(self) -> str:
-        """Return the reason why the import failed, or notes for people."""
+        """Return the reason why the import failed or, if it succeeded, its notes for people."""
         if self.error is not None:
             return str(self.error)
         return "; ".join(self.report.notes) if self.report else ""
@@ -62,7 +64,9 @@ def has_partition_directories(path: Path) -> bool:
 
 
 def partition_of_directory(log_dir: Path) -> TopicPartition | None:
-    """Return the partition that a directory is named after, or None. Of a symbolic link, its own name is used."""
+    """Return the partition that a directory is named after; None if its name is not ``topic-partition``. For a symbolic link, the name of
+    the link counts, not that of its target.
+    """
     try:
         return TopicPartition.parse(Path(os.path.abspath(log_dir)).name)
     except UsageError:
@@ -70,7 +74,7 @@ def partition_of_directory(log_dir: Path) -> TopicPartition | None:
 
 
 def topic_name_filter(topics: str | None) -> Callable[[TopicPartition], bool]:
-    """Return a function that tells whether a partition's topic matches. Raises UsageError for an invalid expression.
+    """Return a function that tells whether a partition's topic matches ``topics``. Raises UsageError for an invalid expression.
 
     :param topics: a regular expression for whole topic names; None for all.
     """
@@ -108,7 +112,7 @@ class CatalogChangeBatcher:
     def record_change(self, partition: TopicPartition, slot: int) -> None:
         """Record in the catalog that a partition's control log has reached a slot (record number).
 
-        Returns when this is written. Raises the error of the append, if it fails.
+        Returns once the record is in the catalog. Raises the error of the append, if it fails.
         """
         reported: Future[None] = Future()
         with self._changed:
@@ -140,7 +144,8 @@ def import_partitions(
     max_parallel: int,
     on_partition: Callable[[PartitionImportResult], None],
 ) -> list[PartitionImportResult]:
-    """Import several partitions at a time and return their results in order. One that fails does not stop the others (isolation, I9).
+    """Import several partitions at a time and return their results in the order of ``sources``. One that fails does not stop the others
+    (isolation, I9).
 
     :param sources: what to import each partition from.
     :param import_one: imports one partition; called from threads, with the resources that they share.

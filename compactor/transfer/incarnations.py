@@ -60,15 +60,16 @@ def find_or_open_incarnation(
     confirmation: TopicRecreationConfirmation,
     count_equal_records: Callable[[], int],
 ) -> TopicPartition:
-    """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the one of
-    ``state``, or another one, which is opened if it is new.
+    """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the incarnation of
+    ``state``, or a different one, which is opened if it does not exist yet.
 
     :param state: state of the partition's latest incarnation, just read from the control log.
     :param topic_id: topic id of the log; empty if unknown.
     :param id_source: the file that contains the id.
     :param count_equal_records: compares the last records that both logs have and returns how many are equal; raises BadData if one differs.
-    :raises BadData: if the topic was superseded, or is unknown to the tier, and neither the cluster nor a person confirms that it replaces
-        the tier's.
+    :param confirmation: sources that may confirm that the topic was deleted and created again.
+    :raises BadData: if a later topic has superseded this one; or if the topic is unknown to the tier, and neither the cluster nor a person
+        confirms that it replaces the tier's topic.
     """
     former = tier.catalog.state.superseded.get(state.topic, {})
     is_new = not (state.topic_id or state.has_segments or state.deleted_slot)  # looked at again once it is listed

@@ -80,8 +80,9 @@ def add_segments_to_tier(
 ) -> bool:
     """Add segments to the tier: all of them become readable, or none.
 
-    :return: False if this same import was complete before, or another process with the same import was faster.
-    :raises BadData: if a source changed meanwhile, or another process was faster.
+    :return: True if this call added them; False if the same import was complete already, also if another process has completed it
+        meanwhile.
+    :raises BadData: if a source changed meanwhile, or the segments no longer fit the tier because another process has changed it.
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: if the store fails. The next attempt finds created objects again, or a sweep deletes them.
     """
@@ -99,7 +100,8 @@ def _try_import_under_import_id(
 ) -> bool:
     """Try to add the segments under one import id.
 
-    Return False if the id is closed, or an attempt with other settings left other objects; the next attempt then uses new ids.
+    Return True if they are added; False if the id is closed, or an attempt with other settings left other objects. The caller then tries
+    again with new ids.
     """
     segments: list[RemoteLogSegmentMetadata] | None = []
     if incoming:
@@ -126,7 +128,7 @@ def _try_import_under_import_id(
 def _truncation_record(
     truncation: TailTruncated, cut_id: str, segments: Sequence[RemoteLogSegmentMetadata], addition: SegmentAddition
 ) -> TailTruncated:
-    """Return the record that cuts the tier's end and adds these segments."""
+    """Return ``truncation``, the record that cuts the tier's end, completed with the segments that it adds. ``cut_id``: the import's id."""
     head = segments[0] if segments and segments[0].start_offset < truncation.offset else None
     new = tuple(segments if head is None else segments[1:])
     known = {"lineage": addition.lineage, "tail": addition.tail, "topic_id": addition.topic_id}
@@ -135,7 +137,7 @@ def _truncation_record(
 
 def _upload_segments(incoming: Sequence[IncomingSegment], ids: Sequence[str], max_parallel: int) -> list[RemoteLogSegmentMetadata] | None:
     """Upload segments under these ids and return their metadata, in order; None if objects with other content have one of the ids. After an
-    error no other upload is begun.
+    error no further upload is begun.
     """
 
     def upload_one(segment: IncomingSegment, segment_id: str) -> RemoteLogSegmentMetadata | None:

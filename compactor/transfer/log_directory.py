@@ -103,7 +103,7 @@ class CheckedFilePart:
 
     negative_timestamps: number of records with a timestamp below -1.
     sha256: digest of the part's bytes.
-    builder: sidecar builder that has got every record; None if no sidecar is wanted.
+    builder: sidecar builder that has received every record; None if no sidecar is wanted.
     """
 
     piece: SegmentFilePart
@@ -221,7 +221,9 @@ def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> N
 
 
 def require_no_gaps(sources: Sequence[SourceSegment]) -> None:
-    """Raise BadData for a gap between neighbouring segments, unless the log shows signs of compaction, which may leave gaps."""
+    """Raise BadData for a gap between neighbouring segments, unless other offsets of the log are missing too or it bears other signs of
+    compaction, which leaves gaps.
+    """
     hole = _find_first_gap(sources)
     if hole is not None:
         before, after, last = hole
@@ -241,8 +243,8 @@ class OffsetGap(NamedTuple):
 
 
 def _find_first_gap(sources: Sequence[SourceSegment]) -> OffsetGap | None:
-    """Return the first gap between neighbouring segments; None if there is no gap, or if the log may have been compacted, where gaps are
-    normal.
+    """Return the first gap between neighbouring segments if nothing explains it; None if there is no gap. Also None if the batches show
+    that the log may have been compacted: gaps are normal there.
     """
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):
@@ -297,8 +299,8 @@ def combine_parts_to_segments(
 
 
 def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple[LastImportedBatch, ...]:
-    """Return offsets and digest of the last ``count`` batches of these segments (the tail), by which the next import recognises the log. A
-    digest covers the header with its CRC.
+    """Return offsets and digest of each of the last ``count`` batches of these segments (the tail), by which the next import recognises the
+    log. A digest covers the header with its CRC.
     """
     found: list[LastImportedBatch] = []
     for source in reversed(sources):
@@ -308,8 +310,10 @@ def describe_tail_batches(sources: Sequence[SourceSegment], count: int) -> tuple
 
 
 def describe_batch_at_log_end(source: SourceSegment, batch_number: int) -> LastImportedBatch:
-    """Return offsets and digest of one batch, by which the next import recognises it. Only the last offset is known of a compressed wrapper
-    of v0 or v1.
+    """Return offsets and digest of one batch, by which the next import recognises it. A compressed wrapper of v0 or v1 states only its last
+    offset, which then stands for the first one, too.
+
+    :param batch_number: row of the batch in ``source.table``.
     """
     table = source.table
     last, base = int(table.last_offset[batch_number]), int(table.base_offset[batch_number])
@@ -406,10 +410,14 @@ def check_lineage_matches_batches(path: Path, log_lineage: Lineage, sources: Seq
 def prepare_segment_upload(
     segment: SegmentToImport, new_id: str, lineage: Lineage, policy: CleanerPolicy, key: BalanceKey, folder: Path
 ) -> tuple[RemoteLogSegmentMetadata, dict[str, Path]]:
-    """Return the metadata and the files with which one segment is uploaded. Indexes are copied if they match the log, else built in
+    """Return the metadata of one segment to upload, and its files by kind. Indexes are copied if they match the log, else built in
     ``folder``.
 
     Raises BadData if the segment changed since it was checked.
+
+    :param new_id: the segment's id in the tier.
+    :param lineage: leader epochs of the log; those after the segment's end are left out.
+    :param key: secret key of the tier's record digests.
     """
     check_file_unchanged(segment)
     source = segment.source

@@ -80,7 +80,7 @@ class LogIdentityVerdict(StrEnum):
 
 
 def compare_log_identity(evidence: LogIdentityEvidence) -> LogIdentityVerdict:
-    """Return whether the directory's log is the one that the tier holds."""
+    """Return the verdict whether the directory's log is the one that the tier holds: SAME, OTHER or UNKNOWN."""
     if evidence.recorded_id and evidence.given_id:
         return LogIdentityVerdict.SAME if evidence.recorded_id == evidence.given_id else LogIdentityVerdict.OTHER
     if not evidence.holds and not evidence.recorded_id:
@@ -101,6 +101,7 @@ def _unidentified_log_error(state: PartitionState, topic_id: TopicId, source_nam
     """Return the error for a log that nothing identifies as the tier's.
 
     :param truncates: whether the tier's end is to be cut. A person's confirmation that the log continues the tier is no evidence then.
+    :param cut_offset: offset below which records were compared, without finding an equal one.
     """
     ids = f"it is of topic id {topic_id or 'unknown'}, the tier's of {state.topic_id or 'unknown'}"
     if truncates and not (topic_id and not state.topic_id):
@@ -206,7 +207,7 @@ class MatchedDirectoryFiles:
         self._folder = state_dir / "compared" / sha256(control_url.encode()).hexdigest()[:16]
 
     def load_matched_directory(self, partition: TopicPartition) -> MatchedDirectory | None:
-        """Return the directory whose log was last found to be the partition's, or None."""
+        """Return the directory whose log was last found to be the partition's, or None if none is stored or the file cannot be read."""
         try:
             return MatchedDirectory.model_validate_json((self._folder / str(partition)).read_bytes())
         except (OSError, ValueError):

@@ -64,19 +64,21 @@ class SegmentListing:
         return sum(self.segment_size(base) for base in self.bases)
 
     def segment_size(self, base_offset: int) -> int:
-        """Return the size of a segment in bytes. Raises OSError."""
+        """Return the size in bytes of the segment with this base offset. Raises OSError."""
         return (
             self.staged[base_offset].file.size if base_offset in self.staged else segment_log_path(self.log_dir, base_offset).stat().st_size
         )
 
     def segments_from_offset(self, offset: int) -> SegmentListing:
-        """Return the listing without the segments that end below an offset, judged by the base offset of the segment after each."""
+        """Return the listing without the segments that end below ``offset``. A segment's end is taken from the base offset of the next
+        segment.
+        """
         behind = [*self.bases[1:], self.end] if self.bases else []
         kept = [base for base, following in zip(self.bases, behind, strict=True) if following is None or following > offset]
         return replace(self, bases=tuple(kept))
 
     def segments_before_offset(self, offset: int) -> SegmentListing:
-        """Return the listing without the segments that begin at an offset or later."""
+        """Return the listing without the segments that begin at ``offset`` or later."""
         kept = tuple(base for base in self.bases if base < offset)
         end = self.bases[len(kept)] if len(kept) < len(self.bases) else self.end
         return replace(self, bases=kept, end=end)
@@ -130,8 +132,8 @@ def read_file_into_memory(path: Path) -> Bytes:
 def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_live: bool) -> list[SourceSegment]:
     """Open the listed segments, each with its bytes and its batch table. Raises BadData, OSError.
 
-    :param is_live: whether a broker writes to the log. Files are then read into memory, except those staged for deletion; else all files
-        are mapped.
+    :param is_live: whether a broker writes to the log. If so, files are read into memory, except those staged for deletion; if not, all
+        files are memory-mapped.
     """
     following = zip(listing.bases, (*listing.bases, listing.end)[1:], strict=True)
     staged = [listing.staged[base].open_segment(listing.log_dir, end, policy) for base, end in following if base in listing.staged]
@@ -203,22 +205,22 @@ def describe_refused_files(refusals: Mapping[int, str]) -> list[str]:
 
 
 def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], last_offset: int) -> list[SegmentFilePart]:
-    """Return the batches after ``last_offset``, the tier's last offset, by segment. A segment that contains it is cut between batches.
-    Raises BadData.
+    """Return the parts of segments with the batches after ``last_offset``, the tier's last offset. A segment that contains this offset is
+    cut between batches. Raises BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, last_offset + 1, source.end)) is not None]
 
 
 def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start_offset: int) -> list[SegmentFilePart]:
-    """Return the batches before ``start_offset``, the tier's first offset, by segment. A segment that contains it is cut between batches.
-    Raises BadData.
+    """Return the parts of segments with the batches before ``start_offset``, the tier's first offset. A segment that contains this offset
+    is cut between batches. Raises BadData.
     """
     return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start_offset)) is not None]
 
 
 def _batches_between(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
-    """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if it has none there. Raises BadData for a
-    batch across a bound.
+    """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if the segment has none there. Raises
+    BadData for a batch across a bound.
     """
     path = log_dir / source.name
     if source.base >= start_offset and source.end <= end_offset:
@@ -245,11 +247,12 @@ def require_no_gap_after_tier(
     *,
     allow_gaps: bool,
 ) -> None:
-    """Raise BadData if a directory begins after the tier's end, unless gaps are allowed.
+    """Raise BadData because a directory begins after the tier's end + 1, unless gaps are allowed. Called only if there is such a gap.
 
     :param end_offset: last offset of the tier, or of what a truncation leaves of it.
     :param first_segment: the directory's first segment after that offset.
-    :param fetched_from: offset from which the directory's segments were fetched; earlier ones were left out.
+    :param fetched_from: offset from which the directory's segments were fetched; earlier ones were left out. A tier that ends before this
+        offset is refused even if gaps are allowed.
     :param refusals: why staged files were not taken, by base offset.
     :param allow_gaps: whether gaps are allowed.
     """
@@ -408,8 +411,8 @@ def find_divergence_outside_gaps(
 
 
 def require_segments_precede_tier(state: PartitionState, segments: Sequence[SegmentToImport], log_lineage: Lineage, log_dir: Path) -> None:
-    """Raise BadData if ``segments``, which are to be added before the tier's start, belong to another log, or leave a transaction open
-    there.
+    """Raise BadData if ``segments``, which are to be added before the tier's start, belong to a different log, or if a transaction is open
+    at their end.
     """
     last = (log_lineage or lineage_from_batches([segments[-1].source]))[-1].epoch
     if not log_lineage and state.lineage and last > state.lineage[0].epoch:

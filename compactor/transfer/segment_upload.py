@@ -28,8 +28,9 @@ from compactor.transfer.log_directory import SegmentToImport, check_file_unchang
 class SegmentUploadSettings:
     """Settings that the uploads of one import share.
 
-    sidecars: None if no sidecars are wanted.
+    threads: number of threads that build the sidecar of one segment.
     advance: called from threads with the size of each uploaded segment.
+    sidecars: where sidecars are stored; None if none are wanted.
     """
 
     tier: Tier

@@ -114,7 +114,8 @@ def choose_staged_files(segments: Sequence[SegmentStagedForDeletion], live_log: 
 
 
 def reason_replaced_by_live_file(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
-    """Return why a segment is not imported because the live log has a file with the same base offset, or an empty string.
+    """Return a message if the live log has a file with the segment's base offset, so that the segment is not imported; else an empty
+    string.
 
     The log cleaner, and a roll over an empty active segment, replace a file by one of the same name.
     """
@@ -122,7 +123,8 @@ def reason_replaced_by_live_file(segment: SegmentStagedForDeletion, live_log: Br
 
 
 def reason_not_below_live_log(segment: SegmentStagedForDeletion, live_log: BrokerLiveLog) -> str:
-    """Return why a segment is not imported because it is not entirely below the lowest base offset of the live log, or an empty string.
+    """Return a message if the segment is not entirely below the lowest base offset of the live log, so that it is not imported; else an
+    empty string.
 
     Retention removes segments from the front only. A file staged above the front was removed by a truncation or replaced by the log
     cleaner.

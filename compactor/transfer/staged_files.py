@@ -104,7 +104,7 @@ def epochs_of_batches(table: BatchTable) -> Lineage:
 def first_epoch_of_live_log(log_dir: Path, live_base_offsets: Sequence[int]) -> LeaderEpoch:
     """Return the leader epoch at the beginning of the live log, -1 if it is unknown. Raises BadData, OSError.
 
-    It is that of the first batch, or that of the leader-epoch-checkpoint while the live segments have no batch.
+    It is the epoch of the first batch; if the live segments have no batch, it is taken from the leader-epoch-checkpoint.
     """
     for base in live_base_offsets:
         with segment_log_path(log_dir, base).open("rb") as file:
@@ -157,7 +157,7 @@ class OpenFilesStagedForDeletion:
         self.close_unwanted_files(lambda held: not moved and inodes.get(held.file.base, held.file.inode) == held.file.inode)
 
     def close_unwanted_files(self, is_wanted: Callable[[HeldOpenStagedFile], bool]) -> None:
-        """Close all files for which ``is_wanted`` returns False."""
+        """Close all staged files for which ``is_wanted`` returns False."""
         with self._changing:
             for inode, held in list(self._held.items()):
                 if not is_wanted(held):
@@ -168,7 +168,7 @@ class OpenFilesStagedForDeletion:
                 self._directory = -1
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all staged files that are held open."""
         self.close_unwanted_files(lambda held: False)
 
     def _open_file(self, file: FileStagedForDeletion) -> None:

@@ -24,12 +24,13 @@ AskAboutTopics = Callable[[Sequence[TopicId]], TopicIdAnswers]
 
 
 def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTopics) -> list[TopicPartition]:
-    """Ask the cluster about all topic ids that are recorded as its own, delete the partitions of topics that no longer exist, and return
-    these partitions.
+    """Delete the partitions of topics that no longer exist, and return these partitions. The cluster is asked about all topic ids that are
+    recorded as its own.
 
-    A partition is due for deletion once the cluster has reported its topic missing twice, far enough apart.
+    A partition is due for deletion once the cluster has reported twice, at least an hour apart and without a contrary answer, that its
+    topic does not exist, and deleted_topic_retention_ms has passed since the first report.
 
-    :raises UsageError: if the settings do not allow it.
+    :raises UsageError: if no brokers are configured, although on_topic_deletion requires them.
     :raises Leased: if another compactor is at work on a partition that is due.
     :raises StoreError: if brokers or stores fail.
     """
@@ -57,9 +58,10 @@ def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTo
 def _record_new_topic_id_answers(
     catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
-    """Record the cluster's answers about topic ids in the catalog, as far as they are new or contradict those recorded before. Return the
-    resulting catalog.
+    """Record the cluster's answers about topic ids in the catalog (the tier-wide state), and return the resulting catalog. An answer that a
+    topic exists is only recorded if the topic was reported missing before.
 
+    :param asked_ms: time of the question, in milliseconds.
     :param adds_information: returns whether the answer that a topic is missing is worth recording.
     """
 
@@ -76,8 +78,8 @@ def _record_new_topic_id_answers(
 
 
 def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
-    """Return whether an answer at ``asked_ms`` that a topic is missing confirms an earlier one: it comes long enough after that, and no
-    answer before it has done so.
+    """Return whether an answer at ``asked_ms`` is the first to confirm that a topic is missing: the topic was reported missing before, at
+    least CONFIRMATION_MS earlier, and no other answer has confirmed that.
     """
     known = state.missing.get(topic_id)
     return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
@@ -89,7 +91,9 @@ def _is_deletion_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms:
 
 
 def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
-    """Delete the partitions that have these topic ids, whichever incarnation of the name they belong to."""
+    """Delete the partitions that have these topic ids, and return them. A topic that was created again under the same name has another id,
+    and its partitions stay.
+    """
     deleted = []
     for name in tier.list_partitions():
         log = tier.open_partition_log(name, leads=True)

@@ -30,7 +30,7 @@ from compactor.tier.sidecars import SidecarHead
 
 @dataclass(frozen=True)
 class SidecarRebuildReport:
-    """Result of rebuilding sidecars. Sizes are in bytes.
+    """Result of rebuilding sidecars (Bloom filter, delete horizons and producer runs of a segment). Sizes are in bytes.
 
     written: ids of the segments with a new sidecar.
     kept: number of segments whose sidecar was usable and was left unchanged.

@@ -22,9 +22,12 @@ StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
 
 
 def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> StatesBeforeAndAfter:
-    """Raise a partition's log start to ``new_log_start``, as Kafka's DeleteRecords does; return the states before and after it. An
-    interrupted round is finished or undone first. Segments wholly below the new log start wait for grace. Raises UsageError if it lies
-    outside the log, Leased if another compactor is at work, Fenced if one takes over, and StoreError.
+    """Raise a partition's log start to ``new_log_start``, as Kafka's DeleteRecords does; return the states before and after it. A higher
+    log start stays. An interrupted round is finished or undone first.
+
+    Segments wholly below the new log start are deleted after their grace (the time in which readers may still use them). Raises UsageError
+    if ``new_log_start`` lies beyond the log's end or a rule forbids it, Leased if another compactor is at work, Fenced if one takes over,
+    and StoreError.
     """
     log = tier.open_partition_log(partition, leads=True)
 
@@ -50,12 +53,12 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
 
 
 def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run: readers get copies of the segments that it replaced, and the cleaner offsets return to their earlier value. An
-    interrupted undo is completed.
+    """Undo a run: publish copies of the segments that it replaced in place of those that it wrote, and reset the cleaner offsets to their
+    value before the run. An interrupted undo is completed. Return the resulting state.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.
-    :raises CompactorError: if brokers deleted some of the segments, so that the run is undone in part.
+    :raises CompactorError: if brokers deleted some of the run's segments meanwhile, so that the run is undone in part.
     :raises Leased: or Fenced, if another compactor is at work. Raises OutOfBudget if the copies do not fit on disk, and StoreError.
     """
     name = log.refresh().topic_partition

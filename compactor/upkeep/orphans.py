@@ -68,7 +68,7 @@ class OrphanList:
 class OrphanPurgeReport:
     """Result of deleting orphans (``purge_orphans``).
 
-    kept: listed objects that were not deleted, with the reason.
+    kept: the reason, by object key, for each listed object that was not deleted.
     """
 
     deleted: Sequence[Orphan]
@@ -89,7 +89,7 @@ def find_orphans(tier: Tier, partitions: Sequence[TopicPartition], on_partition:
 
 
 def purge_orphans(tier: Tier, orphan_list: OrphanList, store: ObjectStore, *, dry_run: bool = False) -> OrphanPurgeReport:
-    """Delete the objects of a list that are still orphans.
+    """Delete those listed objects that are still orphans. Return what was deleted, and what was not, with the reason.
 
     :param store: the tier's store, opened for writing.
     :param dry_run: delete nothing, and return what would be deleted.

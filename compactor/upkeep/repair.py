@@ -79,7 +79,9 @@ class RepairDecision:
 class RepairedObject:
     """A damaged object that was repaired.
 
-    how: created, replaced or undone. new_object: key of the object that readers use in its place. bytes: the object's size.
+    how: created (again under its key), replaced (by an object of a new segment) or undone (with the run that wrote it).
+    new_object: key of the object that readers use in its place; empty if undone, or not known before the repair.
+    bytes: the object's size.
     """
 
     object: str
@@ -217,7 +219,7 @@ def _decide_undo_or_no_repair(
 
 
 def _id_of_undoable_run_of_segment(state: PartitionState, segment: RemoteLogSegmentMetadata) -> str:
-    """Return the id of the run that wrote a segment, if the segments that it replaced still wait for deletion, or an empty string."""
+    """Return the id of the run that wrote a segment. Return an empty string if the segments that the run replaced are deleted already."""
     return next((one.run_id for one in state.waiting if not one.undone and segment.id in one.replaced_by.values()), "")
 
 
@@ -260,8 +262,8 @@ class _IntactFileFinder:
         return ", ".join(one.description for one in self.sources)
 
     def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
-        """Write a file to ``path``, and return whether it has the recorded digest. A file that no source has is built from the segment's
-        log, if that suffices; otherwise no file is left.
+        """Write a segment's file to ``path``, and return whether it has the recorded digest. A file that no source has is built from the
+        segment's log. If that fails, False is returned and no file is left; if only its digest differs, the file is left.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
@@ -282,14 +284,16 @@ class _IntactFileFinder:
         return has_recorded_content(path, recorded)
 
     def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
-        """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there."""
+        """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there. Return whether it was
+        found.
+        """
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
         return "log" in intact or self.fetch_or_build_file(segment, "log", path)
 
     def fetch_all_files(self, segment: RemoteLogSegmentMetadata, folder: Path) -> dict[str, Path]:
-        """Write all files of a segment into a folder and return them by kind: intact ones of the tier, else those of sources, else new ones
-        built from the log. Raises BadData if no source has the log.
+        """Write all files of a segment into a folder and return them by kind. Files come intact from the tier, else from a source, else
+        they are built from the log. Raises BadData if a file cannot be obtained in any of these ways.
         """
         intact, problems = download_intact_files(self.tier, self.state.topic_partition, segment, folder)
         paths = dict(intact)
@@ -337,8 +341,8 @@ class _IntactFileFinder:
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
         """Return the producer states where a segment begins, or None if they are not known.
 
-        They are known at the beginning of a log, and where the snapshot of the segment before is intact, or found or built with its
-        recorded digest. Guessed states would end open transactions and forget producers, and nobody would notice.
+        They are known at offset 0. Elsewhere they are those in the producer snapshot of the segment before, which must be intact, or found
+        or built with its recorded digest. States are not guessed, because wrong ones would end open transactions and forget producers.
         """
         if segment.start_offset == 0:
             return ProducerStates.empty_states()
@@ -360,7 +364,9 @@ class _IntactFileFinder:
 def _create_missing_objects(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> None:
-    """Create missing objects again under their keys. Nothing is deleted meanwhile, because only the leader retires segments."""
+    """Create the missing objects of segments again under their keys. `retire` deletes nothing meanwhile, because only the leader runs it.
+    Raises Unavailable if a source no longer has a file.
+    """
     layout = tier.ports.layout
     for damage in damaged_segments:
         segment = damage.segment
@@ -400,7 +406,7 @@ def _replace_damaged_segments(
 class RepairRound:
     """Round that replaces damaged segments one to one by the bytes that they had (implements ``RoundSteps``).
 
-    An interrupted repair round is undone and not resumed, because its plan names another executor than that of an ordinary round.
+    An interrupted repair round is undone and not resumed, because a later run knows neither the damaged segments nor the sources.
     """
 
     tier: Tier

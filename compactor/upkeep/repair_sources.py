@@ -29,8 +29,8 @@ class RepairSource(Protocol):
         """Return a text that names this source in messages."""
 
     def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        """Write the file of the segment to ``path`` once per copy that the source has, and yield after each. The caller compares the
-        digest of each copy, and stops at the right one. ``path`` does not exist before.
+        """Write the file of the segment to ``path`` once per copy that the source has, and yield after each. The caller compares the digest
+        of each copy with the recorded one, and stops at the first that matches. ``path`` does not exist before.
         """
 
 
@@ -95,8 +95,8 @@ class TierRepairSource:
 def download_each_file_of_same_range(
     tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
-    """Download the file of this kind of each segment of a tier, live or replaced, that has the same offsets as ``segment``. Every
-    download goes to ``path``; yield after each.
+    """Download the file of this kind of each segment of a tier, live or replaced, that has the same offsets as ``segment``. Every download
+    goes to ``path``; yield after each, and remove it when the next one is requested.
     """
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
@@ -109,8 +109,8 @@ def download_each_file_of_same_range(
 
 
 def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
-    """Write the batches with a segment's offsets from consecutive logs into one file. A log that cannot be parsed is left out: the digest
-    of the result then differs.
+    """Write one file with those batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed
+    is left out; the caller then sees that the digest of the result differs.
     """
     with target.open("wb") as file:
         for path in paths:

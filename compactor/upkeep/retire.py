@@ -45,7 +45,8 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 @dataclass(frozen=True)
 class GraceClock:
-    """Clock for grace periods: the store's own, or ``given_ms`` in its place (``--now``).
+    """Clock for grace periods (the times in which replaced segments may still be read): the store's own, or ``given_ms`` in its place
+    (``--now``).
 
     given_ms: time in milliseconds. Ignored if it is later than the store's clock, unless ``forced`` is set, because grace would be cut
         short.
@@ -72,17 +73,17 @@ STORES_OWN = GraceClock()
 
 @dataclass(frozen=True)
 class RetireSurvey:
-    """Objects and segments of a partition that can be deleted now, found by one LIST and a later read of the control log.
+    """Objects and segments of a partition that `retire` deletes now or later, found by one LIST and a later read of the control log.
 
-    due, waiting: replaced segments whose grace is over, and those whose grace is not.
+    due, waiting: replaced segments whose grace (time before deletion) is over, and those whose grace is not.
     unfinished: segments whose deletion another process began and did not finish.
     stale_imports: ids of imports that are too old to be in progress.
     orphans: objects that no reader can ever read.
-    strays: segments that a dead compactor announced to brokers and that were withdrawn longer ago than grace.
+    strays: segments that a dead compactor announced to brokers, and whose announcement was withdrawn so long ago that their grace is over.
     young: objects that the control log does not mention and that are younger than ``orphan_age_ms``.
     strangers: keys of objects whose names this program does not make; they are never deleted.
     scratch: keys of scratch objects, sidecars and heartbeats that are no longer needed.
-    open_intent: whether an open round, or a stray segment that is not withdrawn yet, must be resolved first.
+    open_intent: whether an open round, or an announced segment that is not withdrawn yet, must be resolved first.
     """
 
     due: tuple[RemoteLogSegmentMetadata, ...]
@@ -107,9 +108,10 @@ class RetireSurvey:
 class RetireReport:
     """Result of ``retire_partition``; with ``dry_run`` the deletions that it would make.
 
-    deleted, swept, waiting: keys of objects.
+    deleted, swept, waiting: keys of objects: of replaced segments that were deleted, of orphans that were deleted, and of replaced segments
+        whose grace (time before deletion) is not over.
     sizes: size in bytes of each of these objects.
-    next_ms: earliest time at which a waiting object may be deleted, by the store's clock; NEVER_MS if nothing waits.
+    next_ms: earliest time at which a waiting object may be deleted, by the store's clock; 0 for now, NEVER_MS if nothing waits.
     """
 
     deleted: tuple[str, ...]
@@ -134,11 +136,12 @@ def retire_partition(
     dry_run: bool = False,
     round_steps: RoundSteps[Any] | None = None,
 ) -> RetireReport:
-    """Delete the replaced segments whose grace is over, and sweep leftovers.
+    """Delete the replaced segments whose grace (time before deletion) is over, and the objects that no record names. Return what was
+    deleted.
 
     :param clock: clock for grace periods.
     :param dry_run: write nothing and acquire no leadership.
-    :param round_steps: resumes an open intent; without it the intent is recorded undone.
+    :param round_steps: work that can finish an interrupted round; None if it may only be undone.
     :raises Leased: or Fenced, if another compactor leads or takes over. Raises StoreError.
     :raises UsageError: if the data belongs to another tier.
     """
@@ -155,8 +158,8 @@ def retire_partition(
 def retire_as_leader(
     leadership: Leadership, retention: ObjectRetention, *, clock: GraceClock = STORES_OWN, round_steps: RoundSteps[Any] | None = None
 ) -> RetireReport:
-    """Delete a partition's replaced segments whose grace period is over and the objects that no record names, under a leadership that the
-    caller holds already, and return what was deleted.
+    """Delete a partition's replaced segments whose grace (time before deletion) is over and the objects that no record names, under a
+    leadership that the caller holds already. Return what was deleted.
 
     :param round_steps: work that can finish an open round; None if an open round may only be undone.
     :raises Fenced: if another compactor has become the leader.
@@ -253,8 +256,8 @@ def _next_deletion_due_ms(
 def _sweepable_objects(
     ports: EnvironmentPorts, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
-    """Return those unknown objects that may be deleted now: objects whose segment ids are void (the record that announced them has no
-    effect), and objects of segments of which every object is old enough.
+    """Return those objects unknown to the control log that may be deleted now: objects of segments whose ids were declared void, and
+    objects of segments of which every object is older than ``orphan_age_ms``.
     """
     voided = set(state.voided)
     rest = [item for item in unknown if item.segment_id not in voided]
@@ -281,8 +284,8 @@ def _delete_segments_after_grace(
 
 
 def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Delete the objects of all segments whose deletion has begun, by this process or an interrupted one, then record and return these
-    segments.
+    """Delete the objects of all segments whose deletion was recorded as begun, by this process or an interrupted one. Then record that it
+    is finished, and return the segments.
     """
     state = leadership.state
     segments = state.retiring
@@ -301,8 +304,8 @@ def _complete_begun_deletions(leadership: Leadership, steps: StageTracker) -> tu
 def _split_segments_by_grace(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock
 ) -> DueAndWaitingSegments:
-    """Return the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments of one group stay
-    together.
+    """Return two values: the replaced segments whose grace (time before deletion) is over, and those whose grace is not. Segments that were
+    replaced together become due together.
     """
     due: list[RemoteLogSegmentMetadata] = []
     waiting: list[RemoteLogSegmentMetadata] = []
@@ -325,8 +328,8 @@ def _ids_of_stale_imports(ports: EnvironmentPorts, log: PartitionLog, retention:
 
 
 def read_grace_start_ms_by_slot(ports: EnvironmentPorts, log: PartitionLog) -> dict[int, int]:
-    """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by the record's position (slot).
-    For records that were deleted, the times come from the snapshot.
+    """Return the store's time, in milliseconds, of each control-log record that starts a grace period, by the record's position (slot). For
+    records that were deleted, the times come from the snapshot. The result is empty if records are being deleted during the call.
     """
     try:
         return _grace_start_ms_by_slot(ports, log)
@@ -357,8 +360,9 @@ def _retire_report(
 ) -> RetireReport:
     """Return the report of a retirement: keys and sizes of the deleted objects.
 
-    :param deleted_segments: the segments that were deleted.
-    :param is_dry_run: report the survey as if it had been carried out (``dry_run``).
+    :param survey: what could be deleted.
+    :param deleted_segments: the replaced segments that were deleted. The orphans of the survey count as deleted, too.
+    :param is_dry_run: report all that the survey names as deleted, although nothing was (``dry_run``).
     """
     sizes = {item.key: item.size for item in survey.orphans}
 
@@ -382,8 +386,8 @@ MAX_UNHINTED_INSPECTIONS = 64
 def partitions_to_inspect(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
-    """Return the partitions that `retire` inspects now, in the given order. These are the partitions whose control log has grown, whose
-    next deletion is due, or that have waited longest for an inspection. The number of the last is limited.
+    """Return the partitions that `retire` inspects now, in the given order. These are the partitions whose control log has grown or whose
+    next deletion is due, and a limited number of those that have waited longest for an inspection.
 
     :param now_ms: the store's clock, as in the recorded inspections.
     :param log_name_of: returns the name of a partition's log in the tier-wide state.

@@ -39,8 +39,8 @@ class UnfinishedUploadOfTier:
 
 
 def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfTier]:
-    """Return all unfinished uploads of the tier, those in progress included. Raises StoreError, and Refused if the credentials forbid
-    it.
+    """Return all unfinished uploads of the tier, including those in progress. Raises StoreError, and Refused if the credentials forbid
+    listing uploads.
     """
     age_ms = max(tier.retention.orphan_age_ms, LEAST_AGE_MS)
     found: dict[str, UnfinishedUploadOfTier] = {}
@@ -53,9 +53,10 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
 
 
 def abort_unfinished_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Abort the unfinished uploads that are due, and return their keys with the store's URL; none if the credentials forbid it.
+    """Abort the unfinished uploads that are due, and return the URLs of their objects. Do nothing and return none if the credentials forbid
+    listing uploads. Raises StoreError.
 
-    Raises StoreError.
+    :param dry_run: abort nothing, and return what would be aborted.
     """
     try:
         due = [one for one in find_unfinished_uploads(tier, now_ms) if one.due]

@@ -32,7 +32,8 @@ ENDLESS_ENTRIES: Final = 2
 def verify_listed_partition(
     tier: Tier, partition: TopicPartition, on_bytes: Callable[[int], None] = lambda size: None
 ) -> list[SegmentProblem]:
-    """Return all problems and notes of one partition. Raises OutOfBudget, StoreError.
+    """Return all problems and notes of one partition of a listed tier, whose segments are found by listing objects and not in a log. Raises
+    OutOfBudget, StoreError.
 
     :param on_bytes: called with the size, in bytes, of each segment's log file after the file was checked.
     """
@@ -41,7 +42,7 @@ def verify_listed_partition(
 
 @dataclass(frozen=True)
 class _ListedPartitionVerifier:
-    """Verification of one partition of a listed tier."""
+    """Verification of one partition of a listed tier, whose segments are found by listing objects and not in a log."""
 
     tier: Tier
     listed: ListedTier
@@ -69,7 +70,9 @@ class _ListedPartitionVerifier:
                 yield self._listing_error("gap", file_name(segment.base, "log"), detail)
 
     def _check_listing(self, listing: PartitionListing) -> Iterator[SegmentProblem]:
-        """Yield the problems that the listing, the ``_metadata`` file and the watermark show, without reading segments."""
+        """Yield the problems that the listing of objects, the ``_metadata`` file and the watermark (base offset of the newest uploaded
+        segment) show, without reading segments.
+        """
         for problem in listing.problems:
             yield self._listing_error("metadata", problem.segment.rpartition("/")[2], problem.cause)
         readable = {segment.base for segment in listing.readable_segments}
@@ -110,8 +113,8 @@ class _ListedPartitionVerifier:
             yield SegmentProblem("note", "stranger", *self.partition, key, "it is not an object of this layout")
 
     def _check_content(self, segment: ListedSegment, max_inflated_bytes: int) -> tuple[list[SegmentProblem], int | None]:
-        """Return a segment's problems, and the offset at which a consumer continues after reading the whole segment; None if that is not
-        known.
+        """Return two values: a segment's problems, and the offset at which a consumer continues after reading the whole segment; None if
+        the segment cannot be read.
         """
         metadata = segment_metadata(segment, segment.base)
         raise_if_segment_exceeds_disk_budget(self.tier, self.partition, metadata)

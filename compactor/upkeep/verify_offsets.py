@@ -84,8 +84,8 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
 
 
 def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each rule that the cleaner offsets of a state violate: rules about themselves, the log's end and the acquired
-    epochs.
+    """Yield a message for each rule that the cleaner offsets of a state violate. The rules concern their order, the log's end, and the
+    compactor epochs that were acquired.
     """
     problem = offsets.cleaner_vector_problem(state.vector)
     if problem:
@@ -98,8 +98,8 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
 
 
 def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each live segment that the cleaner offset of its publishing compactor epoch no longer covers, because the
-    broker's log was truncated since.
+    """Yield a message for each live segment whose end lies beyond the cleaner offset of the compactor epoch that published it. This offset
+    was lowered since, when the broker's log was truncated.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
@@ -108,7 +108,9 @@ def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[st
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each gap, overlap and duplicate in the live segments, and for each live segment whose deletion has begun."""
+    """Yield a message for each gap or overlap between live segments, one if a segment is live twice, and one if the deletion of a live
+    segment has begun.
+    """
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
             yield f"segment {after.id} begins at {after.start_offset}, the one before it ends at {before.end_offset}"
@@ -121,7 +123,9 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]:
-    """Yield the reason why the open round cannot be resumed, such as a truncation of its sources. The next `run` then abandons it."""
+    """Yield at most one message: why the open round cannot be resumed, such as a truncation of its sources. The next `run` then
+    undoes it.
+    """
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
@@ -129,8 +133,8 @@ def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]
 def _compare_snapshots_with_log(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[ProblemKindTextAndObject]:
-    """Yield (kind, detail, object) for each stored snapshot that differs from the state that results from the log's records. There are
-    two kinds: ``snapshot`` is an error; ``left-over``, a snapshot that a newer one has replaced, is a note.
+    """Yield (kind, description, object key) for each stored snapshot with a problem. Kind ``snapshot`` is an error: the snapshot differs
+    from the state that results from the log's records. Kind ``left-over`` is a note: a newer snapshot has replaced it.
 
     :param base_state: state from which the records were replayed.
     :param state_by_slot: resulting states by position (slot).
@@ -157,8 +161,8 @@ def _compare_snapshots_with_log(
 
 
 def name_of_first_differing_field(stored: PartitionState, folded: PartitionState) -> str:
-    """Return the name of the first field in which two states differ, or an empty string. Store times, which only a snapshot has, are not
-    compared.
+    """Return the name of the first field in which two states differ, or an empty string if they are equal. Store times are not compared,
+    because only a state from a snapshot has them.
     """
     one, two = (_state_without_times(state) for state in (stored, folded))
     return next((field for field in PartitionState.model_fields if getattr(one, field) != getattr(two, field)), "")
@@ -178,6 +182,6 @@ def _state_without_times(state: PartitionState) -> PartitionState:
 
 
 def _list_slots_of_objects(tier: Tier, key_prefix: str) -> list[int]:
-    """Return the numbers in the names of the objects under a prefix. Other names are ignored."""
+    """Return the positions (slots) in the names of the objects under a prefix. Objects whose names are not a number are left out."""
     names = (info.key.removeprefix(key_prefix).removesuffix(".json") for info in tier.ports.control.list(key_prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]

@@ -29,7 +29,9 @@ from compactor.upkeep.uploads import find_unfinished_uploads
 
 
 def verify_catalog(tier: Tier) -> list[SegmentProblem]:
-    """Return a problem if the tier-wide log cannot be read to its end, as partitions that it does not name are not verified."""
+    """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end; else an empty list. Partitions that
+    it does not name are not verified.
+    """
     try:
         tier.identity.check_data_root_owner()
         tier.catalog.refresh_and_check_gaps()
@@ -39,7 +41,9 @@ def verify_catalog(tier: Tier) -> list[SegmentProblem]:
 
 
 def verify_uploads(tier: Tier) -> list[SegmentProblem]:
-    """Return notes on uploads that their writers will not finish, or a single note if the store does not allow to list them."""
+    """Return a note on each unfinished upload that is too old to be in progress, or a single note if the store does not allow listing
+    them.
+    """
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
     except Refused as error:
@@ -102,7 +106,8 @@ class _SegmentVerifier(NamedTuple):
     balance_key: BalanceKey | None
 
     def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
-        """Return the segment's problems, and the last offset of its batches.
+        """Return two values: the segment's problems, and the last offset of its batches (-1 if it has none). If its log cannot be read, the
+        second value is the recorded end offset.
 
         :param previous_last_offset: last offset of the batches before the segment.
         """
@@ -149,7 +154,9 @@ def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment)
 
 
 def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment, key: BalanceKey | None) -> ReasonOrEmpty:
-    """Return how a log's batches differ from the sum recorded when it was written, or an empty string."""
+    """Return how a log's batches differ from the number and digest sum recorded when it was written, or an empty string. It is also empty
+    if no key is given or no sum was recorded.
+    """
     if key is None or segment.content is None:
         return ""
     held = digest_sum_of_segment(source.buf, key)
@@ -157,8 +164,8 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
 
 
 def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentProblem]:
-    """Yield a problem for each recorded round whose balance (sums over all records, before and after) does not add up, and a note if live
-    segments have no recorded sum.
+    """Yield a problem for each recorded round whose balance (sums over its batches and records before and after) does not add up, and a
+    note if the digest sum of a live segment was not recorded.
     """
     for run in state.runs:
         if run.balance is not None and (problem := run.balance.imbalance_problem()):

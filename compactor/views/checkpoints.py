@@ -24,7 +24,7 @@ from compactor.tier.publishers import ReadOnlyPublisher
 
 
 def read_only_tier(tier: Tier) -> Tier:
-    """Return the tier with all its stores replaced by stores that refuse every write."""
+    """Return a copy of the tier whose stores refuse every write. On a broker-managed tier it also refuses to publish segments."""
     viewed = tier.with_stores(control=ReadOnlyStore(tier.ports.control), data=ReadOnlyStore(tier.ports.data))
     if not tier.kind.is_broker_managed:
         return viewed  # what readers see is in the control store, which refuses
@@ -36,9 +36,13 @@ Document = dict[str, Any]
 
 
 def checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the checkpoint of a partition, whose log was just refreshed, as the fields of its JSON document. ``end_offset`` is inclusive,
-    and -1 for an empty partition; ``first_dirty_offset`` is the first offset that is not clean; ``open_run`` is the id of a round that was
-    begun and not finished, or None.
+    """Return the checkpoint of a partition (how far it is cleaned, and by whom) as the fields of its JSON document.
+
+    end_offset: inclusive; -1 for an empty partition.
+    first_dirty_offset: first offset that is not clean.
+    open_run: id of a round that was begun and not finished, or None.
+
+    :param log: the partition's control log, just refreshed by the caller.
     """
     state = log.state
     return _partition_state_document(ports, log) | {
@@ -53,9 +57,12 @@ def checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
 
 
 def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the remembered compactor epochs of a partition whose log was just refreshed, oldest first.
+    """Return the compactor epochs (one process's period of leadership each) that the state of a partition remembers, oldest first, as JSON
+    fields.
 
-    ``unowned``: records without effect that belong to imports or to epochs that are no longer remembered.
+    unowned: control records without effect that belong to imports or to epochs that are no longer remembered.
+
+    :param log: the partition's control log, just refreshed by the caller.
     """
     state = log.state
     known = {entry.epoch for entry in state.epochs}
@@ -66,7 +73,9 @@ def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog)
 
 
 def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the fields that every view of a partition has: its name, and its state after one position (slot) of its control log."""
+    """Return the fields that both documents about a partition have: its name, the last position (slot) of its control log, and as of that
+    slot its cleaner offsets, its lease and its control records without effect (``fenced``).
+    """
     state = log.state
     return {
         "topic": state.topic,
@@ -80,8 +89,10 @@ def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Doc
 
 
 def _void_record_document(entry: FencedAppend) -> Document:
-    """Return a control record without effect as the fields of a JSON document. ``offset``: the cleaner offset that it stated, or None.
-    ``by``: its writer.
+    """Return a control record without effect as the fields of a JSON document.
+
+    offset: the cleaner offset that the record stated, or None.
+    by: writer of the record.
     """
     return entry.model_dump() | {"offset": _none_if_negative(entry.offset)}
 
@@ -89,12 +100,14 @@ def _void_record_document(entry: FencedAppend) -> Document:
 def _compactor_epoch_document(
     state: PartitionState, epoch: CompactorEpochAndEnding, next_epoch: CompactorEpochAndEnding | None
 ) -> Document:
-    """Return a compactor epoch (one process's period of leadership) with the rounds that it published and its records without effect.
+    """Return a compactor epoch (one process's period of leadership) as the fields of a JSON document.
 
-    ``ended``: released, replaced or leading. ``granted``: its cleaner offset in the present list of cleaner offsets, or None. ``cut_off``:
-    the epoch that replaced it before it was released, or None; records of the replaced leader have no effect from that slot on. ``undid``:
-    runs that it undid, while their outputs are kept. A round belongs to the epoch that published it; ``announced_by`` names the compactor
-    that had begun it.
+    ended: released, replaced or leading.
+    granted: cleaner offset of this epoch among the present cleaner offsets, or None.
+    cut_off: the epoch that replaced this one before it was released, or None. From its ``slot`` on, records of this epoch have no effect.
+    runs: rounds that this epoch published. ``announced_by`` names the compactor that began the round, which may be another one.
+    undid: ids of runs that this epoch undid and whose outputs are not deleted yet.
+    fenced: control records of this epoch that have no effect.
 
     :param next_epoch: the next epoch, or None if this is the latest.
     """
@@ -118,7 +131,7 @@ def _compactor_epoch_document(
 
 
 def _run_document(run: RunHistoryEntry) -> Document:
-    """Return a round as a part of a compactor epoch. Offsets are None if the round did not get so far."""
+    """Return a round as a part of a compactor epoch's document. Offsets are None if the round ended before they were known."""
     return {
         "run_id": run.run_id,
         "status": run.status,
@@ -156,8 +169,9 @@ class KafkaCleanerOffset:
 
 @dataclass(frozen=True)
 class KafkaCheckpointFile:
-    """Parsed checkpoint file of Kafka. kind: the name that Kafka gives such files. One of the two lists of entries is empty, because a file
-    has entries of its kind only.
+    """Parsed checkpoint file of a Kafka broker.
+
+    kind: Kafka's name of the file. It decides which of the two lists has entries; the other one is empty.
     """
 
     path: str
@@ -179,9 +193,10 @@ class CheckpointEntryChange:
 
 
 def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
-    """Parse a checkpoint file of Kafka.
+    """Parse a cleaner-offset-checkpoint or a leader-epoch-checkpoint of Kafka.
 
-    :raises UsageError: if there is no such file, or it is of neither kind. :raises BadData: if Kafka would not read it.
+    :raises UsageError: if the file cannot be read, or is neither.
+    :raises BadData: if Kafka would not read it.
     """
     try:
         size = path.stat().st_size
@@ -203,7 +218,9 @@ def read_kafka_checkpoint_file(path: Path) -> KafkaCheckpointFile:
 
 
 def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaCheckpointFile) -> tuple[CheckpointEntryChange, ...]:
-    """Return the entries in which two checkpoint files differ. Raises UsageError if the files are of different kinds."""
+    """Return the entries whose offsets differ, or that only one of two checkpoint files has. Raises UsageError if the files are of
+    different kinds.
+    """
     if before.kind != after.kind:
         raise UsageError(f"{after.path} is a {after.kind}, {before.path} a {before.kind}", hint="Compare two of one kind")
     old, new = _offsets_by_entry_name(before), _offsets_by_entry_name(after)
@@ -212,7 +229,7 @@ def compare_kafka_checkpoint_files(before: KafkaCheckpointFile, after: KafkaChec
 
 
 def _offsets_by_entry_name(file: KafkaCheckpointFile) -> dict[str, int]:
-    """Return the entries of a file by name."""
+    """Return the offset of each entry of a checkpoint file, by name of the entry: ``leader epoch 3`` or ``orders-0``."""
     if file.kind == LEADER_EPOCHS:
         return {f"leader epoch {entry.epoch}": entry.start_offset for entry in file.leader_epochs}
     return {f"{entry.topic}-{entry.partition}": entry.offset for entry in file.offsets}

@@ -25,8 +25,11 @@ MILLISECONDS_FROM = 10**11
 
 @dataclass(frozen=True)
 class PartitionHistoryPoint:
-    """Moment in a partition's history: the state after one record of its control log. slot: position of that record. at_ms: time by the
-    writer's clock; None if the record was deleted. state: None if only the cleaner offsets are still known.
+    """Moment in a partition's history: the state after one record of its control log.
+
+    slot: position of that record.
+    at_ms: time of the record by its writer's clock, in milliseconds; None if the record was deleted.
+    state: None if only the cleaner offsets of that moment are still known.
     """
 
     slot: int
@@ -49,7 +52,7 @@ class CleanerOffsetChange:
 
 @dataclass(frozen=True)
 class LiveSegmentChange:
-    """A live segment that was added or removed."""
+    """A live segment that was added or removed between two moments. change: ``added`` or ``removed``. end_offset: inclusive."""
 
     change: str
     id: str
@@ -62,7 +65,11 @@ class LiveSegmentChange:
 class HistoryDifference:
     """All differences of a partition between two moments of its history.
 
-    segments, leader, fenced: None if the records of the earlier moment were deleted.
+    segments: live segments added or removed.
+    leader: the leader as text at each of the two moments; empty if there was none.
+    fenced: number of control records without effect that were added.
+
+    The last three are None if the state of a moment is not known, because its control records were deleted.
     """
 
     cleaner_offsets: tuple[CleanerOffsetChange, ...]
@@ -72,7 +79,7 @@ class HistoryDifference:
 
 
 class PartitionHistoryInControlLog:
-    """History of a partition as far as its control log still contains it. Reads the log once."""
+    """History of a partition as far back as its control log still has records. The log is read once, when the object is made."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._base, self._steps = log.read_records_with_resulting_states()
@@ -84,13 +91,15 @@ class PartitionHistoryInControlLog:
 
     @property
     def records(self) -> Sequence[ControlRecord[Any]]:
-        """Return the log's records, oldest first."""
+        """Return the records that the control log still has, oldest first."""
         return [record for record, _ in self._steps]
 
     def find_history_point(self, slot_time_or_run_id: str) -> PartitionHistoryPoint:
-        """Return a moment of the history: after a record of the control log, at a time, or after a run. Raises UsageError if there is none.
+        """Return a moment of the history: after a record of the control log, at a time, or after a run. Raises UsageError if it is not in
+        the history.
 
-        :param slot_time_or_run_id: number of the record (slot), time (milliseconds since 1970 or ISO 8601), or id of the run.
+        :param slot_time_or_run_id: position of the record (slot), time (milliseconds since 1970 or ISO 8601), or id of the run. A whole
+            number from MILLISECONDS_FROM on is a time.
         """
         if slot_time_or_run_id.isascii() and slot_time_or_run_id.isdigit():
             number = int(slot_time_or_run_id)
@@ -108,7 +117,10 @@ class PartitionHistoryInControlLog:
         return self._history_point_at_time(moment)
 
     def history_points_around_run(self, run_id: str) -> tuple[PartitionHistoryPoint, PartitionHistoryPoint] | None:
-        """Return the moments of the history before and after a run, or None if there is no run with this id."""
+        """Return the moments just before and after a run, or None if there is no run with this id.
+
+        A moment whose control records were deleted has only its cleaner offsets.
+        """
         run = self.latest_history_point.state.find_run(run_id) if self.latest_history_point.state else None
         if run is None:
             return None
@@ -118,7 +130,7 @@ class PartitionHistoryInControlLog:
         return before, self._history_point_after_run(run)
 
     def _history_point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
-        """Return the moment after a run; only with its cleaner offsets if the run's record was deleted."""
+        """Return the moment after a run. It has only the cleaner offsets if the run's control record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
             return self._history_point_at_slot(slot)
@@ -134,7 +146,9 @@ class PartitionHistoryInControlLog:
         return self._history_point_after_record(slot - self._base.slot - 1)
 
     def _history_point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
-        """Return the moment of the history at a time in milliseconds. Raises UsageError if the control log does not reach back so far."""
+        """Return the moment after the last record that was written at or before ``at_ms``. Raises UsageError if the control log does not
+        reach back so far.
+        """
         found = [number for number, (record, _) in enumerate(self._steps) if record.at_ms <= at_ms]
         if not found and self._base.slot > 0:
             first = self._steps[0][0].at_ms if self._steps else None
@@ -145,7 +159,10 @@ class PartitionHistoryInControlLog:
         return self._history_point_after_record(found[-1] if found else -1)
 
     def _history_point_after_record(self, step: int) -> PartitionHistoryPoint:
-        """Return the moment after a record, by its number in this history; -1 is the beginning of what the log still contains."""
+        """Return the moment after a record.
+
+        :param step: index of the record among those that the log still has; -1 for the moment before the first.
+        """
         if step < 0:
             return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)
         record, state = self._steps[step]
@@ -185,7 +202,7 @@ def _live_segment_changes(
 
 
 def _describe_leader(state: PartitionState) -> str:
-    """Return the leader as text; empty if there is none."""
+    """Return the compactor that leads the partition as text; empty if none does, or it has released the leadership."""
     leader = state.leader
     if leader is None or leader.released:
         return ""

@@ -31,11 +31,11 @@ SegmentDocument = dict[str, Any]
 def list_segments(
     state: PartitionState, sidecar_bytes_by_segment_id: Mapping[str, int], other_rows: Sequence[SegmentDocument] = ()
 ) -> list[SegmentDocument]:
-    """Return a row for each live segment, and for each other segment that still has objects: replaced, half-deleted, or of an open round or
-    import.
+    """Return a row for each live segment, and for each other segment that still has objects: replaced ones, half-deleted ones, and those
+    that an open round has uploaded.
 
-    :param sidecar_bytes_by_segment_id: size of each sidecar in bytes, by segment id.
-    :param other_rows: further rows, of segments that only the brokers' metadata name.
+    :param sidecar_bytes_by_segment_id: size in bytes of each stored sidecar (file with a segment's Bloom filter).
+    :param other_rows: further rows, for segments that are only in the brokers' metadata.
     """
     found = [_segment_row(segment, SegmentState.COPY_SEGMENT_FINISHED) for segment in state.live]
     for waiting in state.waiting:
@@ -50,7 +50,10 @@ def list_segments(
 
 
 def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
-    """Return rows of the segments that the brokers' metadata name and readers do not use: unfinished, half-deleted or superseded ones."""
+    """Return a row for each segment that is in the brokers' metadata and, according to ``state``, neither live, replaced nor being deleted.
+    Readers
+    do not use these: they are unfinished, half-deleted or superseded.
+    """
     shown = {segment.id for segment in state.live}
     shown.update(segment.id for group in state.waiting for segment in group.segments)
     shown.update(segment.id for segment in state.retiring)
@@ -62,7 +65,7 @@ def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[Se
 
 
 def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replaced_by: str | None = None) -> SegmentDocument:
-    """Return a segment's row in the list of segments. ``replaced_by``: id of the segment that replaced it, or None."""
+    """Return a segment's row in the list of segments. ``replaced_by``: id of the segment that replaced it; None if none did."""
     return {
         "id": segment.id,
         "state": state.value,
@@ -80,14 +83,15 @@ def _segment_row(segment: RemoteLogSegmentMetadata, state: SegmentState, replace
 def dump_segment(
     tier: Tier, partition: TopicPartition, segment_id: str, max_inflated_bytes: int, *, show_everything: bool = False
 ) -> SegmentDocument:
-    """Return the batches and records of one segment as a document. Keys and values are text if they are UTF-8, else ``base64:...``. Long
-    ones are cut after SHOWN_BYTES.
+    """Return the batches and records of one segment as a document.
+
+    Keys and values are text if they are printable UTF-8, else ``base64:...``. They are cut after SHOWN_BYTES.
 
     :param segment_id: the id, or its first characters.
     :param max_inflated_bytes: largest size of a decompressed batch, in bytes.
     :param show_everything: cut nothing, and include headers.
     :raises UsageError: if no segment, or more than one, has an id that begins so.
-    :raises BadData: if the segment is damaged.
+    :raises BadData: if the segment is damaged, or a decompressed batch is larger than ``max_inflated_bytes``.
     :raises StoreError: if the store fails.
     """
     state = tier.open_partition_log(partition).refresh()
@@ -110,7 +114,9 @@ def dump_segment(
 def _batch_documents(
     source: SourceSegment, first_batch: int, end_batch: int, max_inflated_bytes: int, *, show_everything: bool
 ) -> list[SegmentDocument]:
-    """Return the batches from ``first_batch`` up to ``end_batch``, exclusive, with their records."""
+    """Return the batches with numbers from ``first_batch`` to ``end_batch``, exclusive, each with its records. The other parameters are
+    those of ``dump_segment``.
+    """
     found = []
     buffers = RecordRowBuffers()
     for chunk in source.read_chunks(first_batch, end_batch, np.ones(end_batch - first_batch, np.bool_), max_inflated_bytes, None):
@@ -126,9 +132,11 @@ def _batch_documents(
 def _batch_document(
     source: SourceSegment, chunk: BatchChunk, batch: int, rows: RecordRows, record_rows: range, *, show_everything: bool
 ) -> SegmentDocument:
-    """Return one batch with its records.
+    """Return one batch with its records as a document.
 
-    :param record_rows: rows of the batch's records.
+    :param batch: number of the batch in the segment.
+    :param rows: parsed records of the chunk.
+    :param record_rows: indexes in ``rows`` of the batch's records.
     """
     table = source.table
     attributes = int(table.attributes[batch])
@@ -179,7 +187,11 @@ def _header_documents(chunk: BatchChunk, rows: RecordRows, row: int) -> Iterator
 
 
 def _text_or_base64(chunk: BatchChunk, start: int, length: int, *, show_everything: bool) -> str | None:
-    """Return bytes of a chunk as text or ``base64:...``; None if the length is negative, as for a null key."""
+    """Return ``length`` bytes of a chunk as text if they are printable UTF-8, else as ``base64:...``; None if ``length`` is negative
+    (null).
+
+    Bytes after the first SHOWN_BYTES are left out, unless ``show_everything``.
+    """
     if length < 0:
         return None
     shown = length if show_everything else min(length, SHOWN_BYTES)

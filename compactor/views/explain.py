@@ -40,7 +40,9 @@ RemovedRecord = tuple[GroupAwaitingDeletion, FoundRecord]
 
 @dataclass(frozen=True)
 class ExplanationFact:
-    """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: the numbers in that line."""
+    """Finding that supports an explanation. kind: one word for scripts. text: a line for people. values: JSON fields with the data in that
+    line.
+    """
 
     kind: str
     text: str
@@ -59,7 +61,9 @@ class Explanation:
 
 
 def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Explanation:
-    """Explain why a partition is not cleaned now, or that the next round would clean it. Raises StoreError, BadControlRecord."""
+    """Explain why no round cleans a partition now, or that the next `run` will clean it. Raises StoreError, or BadControlRecord if its
+    control log is damaged.
+    """
     if not tier.kind.compacts:
         return _explain_listed_partition(tier, partition)
     log = tier.open_partition_log(partition)
@@ -104,7 +108,7 @@ def _answer_why_not_cleaned(
     outlook: RetentionOutlook,
     now_ms: int,
 ) -> str:
-    """Return the most important reason why no round cleans the partition now, as a sentence."""
+    """Return one sentence: the most important reason why no round cleans the partition now or, if the partition is due, why it is due."""
     led = lease is not None and lease.expires_ms >= now_ms
     if not state.has_segments:
         return "It holds no segments yet."
@@ -125,7 +129,7 @@ def _answer_why_not_cleaned(
 
 
 def _quarantine_advice(state: PartitionState) -> str:
-    """Return the commands that help with a quarantined partition."""
+    """Return as text the commands that help with a quarantined partition (one whose round failed on damaged data)."""
     restore = "restore the object from the store's versions or a backup"
     if not state.mirrored:  # brokers record no digests, without which `repair` recognises nothing
         restore = f"`repair {state.topic_partition} --from LOG_DIR|CONFIG` makes it good from a log directory or another tier, or {restore}"
@@ -202,7 +206,7 @@ def _dirty_segment_facts(
 
 
 def _retention_facts(state: PartitionState, outlook: RetentionOutlook, log_start: int) -> Iterator[ExplanationFact]:
-    """Yield facts about the log start, about what expires, and about a round that holds up expiry by brokers.
+    """Yield facts about the log start, about which segments expire, and about an open round that keeps brokers from expiring segments.
 
     :param log_start: first offset that readers may read.
     """
@@ -241,7 +245,9 @@ def _deletion_and_import_facts(state: PartitionState, tier: Tier, now_ms: int) -
 
 
 def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionState) -> Iterator[ExplanationFact]:
-    """Yield the reason why the latest round rewrote or skipped each segment, if its plan is still in the control log."""
+    """Yield the reasons why the latest round rewrote or skipped each segment. If its plan is no longer in the control log, yield one fact
+    that says so.
+    """
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
         (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunStatus.UNDONE), None
@@ -262,7 +268,7 @@ def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionS
 
 
 def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
-    """Yield a fact for each group that a plan rewrites and each segment that it skips."""
+    """Yield a fact for each group of segments that the plan of a round rewrites as one, and for each segment that it skips."""
     read = {segment.id: segment.reason for segment in plan.read}
     for task in plan.tasks:
         why = "; ".join(dict.fromkeys(read.get(name, "dirty") for name in task.sources))
@@ -281,8 +287,10 @@ def _planned_segment_facts(plan: CompactionPlan) -> Iterator[ExplanationFact]:
 def explain_key(
     tier: Tier, partition: TopicPartition, key: bytes, now_ms: int, on_bytes: OnRead = lambda size: None, shown_key: str = ""
 ) -> Explanation:
-    """Explain which offsets hold a key, which record sets its value, and which records with the key were removed, as far as replaced
-    segments still show it. Reads every live segment.
+    """Explain which offsets hold a key and which record sets its value. Also list removed records of the key, as far as replaced segments
+    that are not deleted yet still hold them.
+
+    Reads every live segment, and every replaced one that is not deleted yet.
 
     :param on_bytes: receives the size of each segment that was read.
     :param shown_key: the decoded key, for the answer; empty to show the key's bytes.
@@ -304,7 +312,8 @@ def explain_key(
 
 
 def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
-    """Explain which record is at an offset and why it is still there, or what became of it. Reads the segments from the offset on.
+    """Explain which record is at an offset and why it is still there, or what became of it. Reads the live segments from the offset on and,
+    if the record was removed, the replaced ones that contained the offset.
 
     :param on_bytes: receives the size of each segment that was read.
     """
@@ -344,9 +353,9 @@ def _explain_present_state(tier: Tier, partition: TopicPartition, explain_with: 
 def _explain_removed_offset(
     tier: Tier, state: PartitionState, later_segments: Sequence[RemoteLogSegmentMetadata], offset: int, on_bytes: OnRead
 ) -> Explanation:
-    """Explain what became of a record that is no longer at its offset.
+    """Explain what became of the record at an offset at which no live segment has a record any more.
 
-    :param later_segments: live segments from the offset on.
+    :param later_segments: live segments in ascending order, from the one whose range contains the offset.
     """
     segment = later_segments[0]
     epoch = state.published_by.get(segment.id)
@@ -385,8 +394,13 @@ def _explain_removed_offset(
 def _find_removed_records(
     tier: Tier, state: PartitionState, live_records: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[RemovedRecord]:
-    """Return the records of a key or offset that replaced segments still hold and live segments do not, each with the replaced group that
-    holds it.
+    """Return the records of a key, or at an offset, that are in replaced segments but not in ``live_records``. Each comes with the group of
+    replaced segments that holds it.
+
+    The outputs of undone rounds are not searched; a group that was deleted meanwhile is skipped.
+
+    :param key: the key, if an offset is not given.
+    :param offset: the offset, or -1 if a key is given.
     """
     still = {record.offset for record in live_records}
     found = []
@@ -404,7 +418,7 @@ def _find_removed_records(
 
 
 def _removed_record_facts(removed_records: Iterable[RemovedRecord], live_records: Sequence[FoundRecord]) -> list[ExplanationFact]:
-    """Return a fact for each removed record, latest first."""
+    """Return a fact for each removed record, highest offset first, which names the run that removed it."""
     facts = {}
     for group, record in removed_records:
         text = f"{_describe_record(record)}: removed by run {group.run_id}"
@@ -414,14 +428,19 @@ def _removed_record_facts(removed_records: Iterable[RemovedRecord], live_records
 
 @dataclass(frozen=True)
 class _RecordExplainer:
-    """Source of the reasons why records are still in the log, or when they will be removed. rounds: whether rounds clean this tier."""
+    """Source of the reasons why records are still in the log, and of when they will be removed. rounds: whether rounds clean this tier at
+    all.
+    """
 
     state: PartitionState
     now_ms: int
     rounds: bool
 
     def facts_about_records(self, records: Sequence[FoundRecord]) -> list[ExplanationFact]:
-        """Return a fact for each record, newest first: whether it sets the key's value, or why it is still there."""
+        """Return a fact for each of one key's records: that it sets the key's value, or why it does not and is still there.
+
+        :param records: newest first, as is the result.
+        """
         facts = []
         latest: FoundRecord | None = None
         for record in records:
@@ -447,7 +466,9 @@ class _RecordExplainer:
         return facts
 
     def reason_value_is_ignored(self, record: FoundRecord) -> str:
-        """Return the reason why a record does not set its key's value, and when it will be removed."""
+        """Return why a record does not set its key's value (it is a marker, aborted, undecided or keyless), and when a round will remove
+        it.
+        """
         if record.control:
             what, then = "a marker", "; a round removes it after its delete horizon, once no record of its transaction is left"
         elif record.outcome == "abort":
@@ -484,7 +505,10 @@ class _RecordExplainer:
         return f"and not removed yet because its segment {record.segment.id} was not rewritten since"
 
     def answer_about_offset(self, record: FoundRecord, later_records: Sequence[FoundRecord]) -> str:
-        """Return a sentence that states which record is at an offset, and whether a later record has its key."""
+        """Return a sentence about the record at an offset: whether it sets its key's value, or a later record supersedes it.
+
+        :param later_records: records with its key, from this offset on, newest first.
+        """
         what = "O" + _describe_record(record).removeprefix("o")
         if not record.sets_value_of_key:
             return f"{what}: {self.reason_value_is_ignored(record)}."
@@ -496,14 +520,18 @@ class _RecordExplainer:
 
 
 def _reason_code_of_ignored_record(record: FoundRecord) -> str:
-    """Return a machine-readable code of the reason why a record does not set its key's value."""
+    """Return for scripts the reason why a record does not set its key's value: marker, aborted, undecided or keyless."""
     if record.control:
         return "marker"
     return {"abort": "aborted", "open": "undecided"}.get(record.outcome, "keyless")
 
 
 def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[ExplanationFact]) -> str:
-    """Return the answer to a question about a key in one sentence."""
+    """Return one sentence: the key's value and its offset, or that the key has none.
+
+    :param records: present records of the key, newest first.
+    :param facts: all facts about the key. If only these are there, the key was removed.
+    """
     latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:
         what = "deleted, by the tombstone" if latest.is_tombstone else f"a value of {format_size(latest.value_bytes)},"
@@ -527,7 +555,7 @@ def _describe_record(record: FoundRecord) -> str:
 
 
 def _record_document(record: FoundRecord) -> RecordDocument:
-    """Return the numbers of a record for scripts."""
+    """Return a record's offset, time, size and state as JSON fields, without its key and value."""
     return {
         "offset": record.offset,
         "timestamp": record.timestamp,
@@ -540,7 +568,7 @@ def _record_document(record: FoundRecord) -> RecordDocument:
 
 
 def _format_key(key: bytes) -> str:
-    """Return a key as `segments dump` prints it."""
+    """Return a key as quoted text if it is printable UTF-8, else as ``base64:...``."""
     try:
         text = key.decode()
         if text.isprintable():

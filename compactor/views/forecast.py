@@ -37,7 +37,10 @@ SavedBytesAndReason = tuple[int | None, str]
 
 
 class SegmentForecast(NamedTuple):
-    """Expected action of a round on one segment: expire, rewrite, skip or filter (its Bloom filter will decide), and the reason."""
+    """Expected action of a round on one segment, and the reason (``why``). end_offset: inclusive.
+
+    action: expire, rewrite, skip, or filter (skipped if the segment's Bloom filter shows that it holds none of the dirty keys).
+    """
 
     id: str
     start_offset: int
@@ -51,16 +54,17 @@ class SegmentForecast(NamedTuple):
 class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
-    due: whether `run` has something to do; also if only retention has.
-    retention: what retention does to the partition, in words; empty if it does not apply. The number
-        and size of the segments that expire first follow; these count neither as read nor as rewritten.
+    due: whether `run` has something to do, be it only for retention.
+    retention: what retention does to the partition, in words; empty if it does not apply.
+    segments_expired, bytes_expired: segments that expire first; they count neither as read nor as rewritten.
+    one_to_one: number of segments that are rewritten one to one, because brokers expire them soon.
     min_cleanable_dirty_ratio: the ratio above which a round is due. If it was chosen automatically, the two fields that follow say why, and
         how much it saves in comparison with Kafka's default.
-    skip: number of segments that the round is expected to skip. asked: number of segments that it skips if their filters say so; the same
-    share of them is expected to be skipped as in earlier rounds.
+    skip: number of segments that the round is expected to skip, a share of ``asked`` included.
+    asked: number of segments whose Bloom filters decide. The share that is skipped is taken from earlier rounds.
     cost_usd: price of the requests; 0 for a directory. stored_usd_month: monthly price of all live and replaced segments.
     expected_saving_bytes: by how much the store will shrink once the replaced objects are deleted; None if unknown.
-    expected_saving_why: the reason why it is unknown, or what the number is based on.
+    expected_saving_why: what that number is based on, or why it is unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
     listed: computes ``segments``.
     """
@@ -101,13 +105,13 @@ class RoundForecast:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Return topic, partition number and incarnation."""
+        """Return the partition, including the incarnation of its topic."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
     @property
     def segments(self) -> Sequence[SegmentForecast]:
-        """Return the expected action on each live segment. Computed on the first call if no round is due, because there may be very many
-        segments.
+        """Return the expected action on each live segment. If no round is due, the list is not computed before this call, because it may be
+        very long.
         """
         return self.listed()
 
@@ -119,8 +123,10 @@ class RoundForecast:
 
 @dataclass(frozen=True)
 class SidecarEvidence:
-    """Facts from sidecars by which a forecast expects segments to be skipped. heads: header of each sidecar, by segment id. record: reads
-    that filters saved in the partition's earlier rounds.
+    """Facts from sidecars (files with a segment's Bloom filter and counts) by which a forecast expects segments to be skipped.
+
+    heads: header of each sidecar, by segment id.
+    record: how often filters let the partition's earlier rounds skip a segment.
     """
 
     heads: Mapping[str, SidecarHead]
@@ -128,8 +134,8 @@ class SidecarEvidence:
 
 
 def read_sidecar_heads_for_forecast(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
-    """Read the heads of the sidecars that a due round would use to skip segments. Return None if no round is due or it would use no
-    sidecars.
+    """Read the headers of the sidecars by which a due round would skip segments, and the filters' record in earlier rounds. Return None if
+    no round is due, or the round would use no sidecar.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     :raises StoreError: if the sidecars cannot be read.
@@ -168,12 +174,12 @@ def forecast_from_summary(
     sidecar_evidence: SidecarEvidence | None = None,
     prices: PriceTable | None = None,
 ) -> RoundForecast:
-    """Return the forecast for a partition. Makes no request.
+    """Return the forecast of the next round over a partition. Makes no request.
 
-    :param frees_space: whether deleting frees space in the store; None if unknown.
+    :param frees_space: whether deleting objects frees space in the store; None if unknown.
     :param force: as for `run --force`: a round is due if anything is dirty.
     :param sidecar_evidence: facts from sidecars; None to use no sidecar.
-    :param prices: None for the prices of the tier's kind of store.
+    :param prices: prices of the store; None for those of the tier's kind of store.
     """
     prices = prices or price_table_of_tier(tier.settings.tier_url)
     cleaner, open_run = tier.cleaner_settings_for_topic(summary.topic), summary.open_run
@@ -262,6 +268,7 @@ def _segment_forecasts(
 ) -> list[SegmentForecast]:
     """Return the expected action on each live segment, and its reason.
 
+    :param outlook: the segments that retention removes first.
     :param key_count: expected number of keys in the dirty segments.
     """
     dirty, clean = {segment.id for segment in assessment.dirty}, {segment.id for segment in assessment.clean}
@@ -269,12 +276,12 @@ def _segment_forecasts(
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
-        """Return the expected action on a segment and its reason, retention included."""
+        """Return the expected action on a segment and its reason, which also says if the segment is rewritten alone."""
         action, why = action_of_round(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
     def action_of_round(segment: SegmentSummary) -> ActionAndReason:
-        """Return the expected action of a round on a segment and its reason."""
+        """Return the expected action on a segment and its reason, which leaves open whether the segment is rewritten alone."""
         if segment.id in gone:
             return "expire", outlook.reason
         if segment.end_offset < summary.log_start:
@@ -305,12 +312,12 @@ def _segment_forecasts(
 
 
 def _expected_peak_disk_bytes(cleaner: CleanerSettings, wanted_bytes: int) -> int:
-    """Return the expected peak use of local disk in bytes by a round that wants to use ``wanted_bytes``."""
+    """Return the expected peak use of local disk in bytes: ``wanted_bytes``, or the disk budget if that is less."""
     return min(wanted_bytes, cleaner.disk_budget_bytes) if isinstance(cleaner.disk_budget_bytes, int) else wanted_bytes
 
 
 def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, SidecarHead]) -> int | None:
-    """Return the number of tombstones in these segments by their sidecars, or None if a needed sidecar is missing."""
+    """Return the number of tombstones in these segments, as their sidecars count them; None if a segment has no sidecar in ``heads``."""
     known = [head.sidecar.due.tombstones for s in segments if (head := heads.get(s.id)) is not None and head.sidecar is not None]
     return sum(known) if len(known) == len(segments) else None
 
@@ -318,7 +325,11 @@ def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, S
 def _expected_saving_and_reason(
     summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, frees_space: bool | None, tombstone_count: int | None
 ) -> SavedBytesAndReason:
-    """Return by how many bytes the store will shrink and what the number is based on, or None and the reason why it is unknown."""
+    """Return by how many bytes the store will shrink, and what that is based on; or None and the reason why it is unknown.
+
+    :param bytes_to_write: most bytes that the round will write; the saving cannot be larger.
+    :param tombstone_count: tombstones that the round may remove if nothing is dirty; None if unknown.
+    """
     if not bytes_to_write:
         return 0, "nothing is rewritten"
     if frees_space is None:

@@ -17,7 +17,7 @@ StateAndRunId = tuple[PartitionState, str]
 def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
     """Return a round of a partition's history as the fields of its JSON document. What is not known is None.
 
-    ``status`` is one of
+    status: one of
 
     - running: not finished; `runs` shows it as interrupted until another process continues it;
     - published: published, but its end was not recorded;
@@ -30,8 +30,9 @@ def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, objec
     - repaired: it replaced damaged segments one to one;
     - quarantined: it failed on corrupt data.
 
-    ``undoable``: whether `undo` would accept it. ``balance``: batches and records that the round read, removed and wrote. ``content``: sum
-    of what readers had after the round.
+    undoable: whether `undo` would accept it.
+    balance: batches and records that the round read, removed and wrote.
+    content: number and digest sum of the batches that readers had after the round.
     """
     return {
         "run_id": run.run_id,
@@ -63,8 +64,8 @@ def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, objec
 def find_state_and_run_id(
     tier: Tier, run_id: str, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
 ) -> StateAndRunId | None:
-    """Search the partitions for a run. Return the state of the partition whose run history has it, and the run's complete id; None if
-    there is none.
+    """Search the partitions' run histories for a run. Return the state of the partition that has it, and the run's complete id; None if
+    none has.
 
     :param run_id: the id, or its first characters.
     :param on_partition: called after each partition.
@@ -87,8 +88,9 @@ def find_state_and_run_id(
 
 
 def undo_problem(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
-    """Return the reason why `undo` would refuse this run now, or an empty string. For information only: the rules in ``control.ordering``
-    decide when it is undone.
+    """Return the reason why `undo` would refuse this run now, or an empty string.
+
+    For information only: when the run is undone, the rules in ``control.ordering`` decide again.
     """
     if state.intent:
         return f"run {state.intent.plan.run_id} is open"

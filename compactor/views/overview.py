@@ -30,7 +30,7 @@ CachedSummary = tuple[ControlLogReadProgress, PartitionSummary]
 
 @dataclass(frozen=True)
 class PartitionSummaryOrError:
-    """Summary of a partition, or the error that prevented reading it. Exactly one of the two fields is set."""
+    """Summary of a partition, or the error that prevented reading it. Exactly one of ``summary`` and ``error`` is set."""
 
     partition: TopicPartition
     summary: PartitionSummary | None = None
@@ -45,10 +45,13 @@ def read_partition_summaries_or_errors(
     check_for_restored_logs: bool = False,
     on_partition: OnPartition = lambda: None,
 ) -> list[PartitionSummaryOrError]:
-    """Return a summary or an error for each partition, in the given order. Raises StoreError only if the catalog cannot be read.
+    """Return for each partition, in the given order, a summary of its control log or the error that prevented reading it.
 
-    :param max_age_ms: largest age of a summary from local state; with 0 every partition's log is read.
+    Raises StoreError only if the catalog (the log of the whole tier) cannot be read.
+
+    :param max_age_ms: largest age in milliseconds of a summary from local state; with 0 every partition's log is read.
     :param check_for_restored_logs: check each summary from local state with one request, in case its log was restored to an earlier point.
+    :param on_partition: called after each partition.
     """
     hints = tier.identity.read_catalog().partitions
     now = tier.ports.clock_ms()
@@ -92,11 +95,14 @@ def read_partition_summaries_or_errors(
 def is_summary_fresh(
     progress: ControlLogReadProgress, summary: PartitionSummary, latest_hint_number: int, now_ms: int, max_age_ms: int
 ) -> bool:
-    """Return whether a summary from local state is still valid. It is not while an import or a round is open, because the next control
-    record may then come without a change hint (a note in the catalog that the partition's log has grown).
+    """Return whether a summary from local state is still valid.
+
+    It is not while an import or a round is open, because the next control record may then come without a change hint (a note in the catalog
+    that the partition's log has grown).
 
     :param progress: how far the control log was read, and when.
     :param latest_hint_number: number of the latest catalog record about the partition.
+    :param max_age_ms: age in milliseconds from which the summary is no longer valid.
     """
     led = summary.leader is not None and not summary.leader.released
     at_work = led or summary.open_run or summary.imports
@@ -104,8 +110,8 @@ def is_summary_fresh(
 
 
 def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartition, progress: ControlLogReadProgress) -> bool:
-    """Return whether the control log still has the last record that local state includes. Return False also if the store fails, so that the
-    log is read.
+    """Return whether the control log still has the last record that local state includes. If the store fails, return False, so that the
+    caller reads the log.
     """
     try:
         return bool(open_partition_log(tier.ports, partition).contains_state(progress.slot, progress.mark))
@@ -123,8 +129,9 @@ def _read_summary(
 ) -> PartitionSummaryOrError:
     """Return a partition's summary from the tier, or the error that prevented it.
 
-    :param cached: the summary in local state. If the control log has no newer record it is returned, and its progress is added to
-        ``confirmed_progress``.
+    :param latest_hint_number: number of the latest catalog record about the partition.
+    :param cached: the summary in local state. If the control log has no newer record, it is returned.
+    :param confirmed_progress: changed in place: gets an entry if ``cached`` is returned, with the time of this check.
     """
     try:
         if cached:

@@ -15,7 +15,7 @@ from compactor.storage.schemes import DIRECTORY, StorePrices, store_kind
 
 @dataclass(frozen=True)
 class PriceTable(StorePrices):
-    """Prices of one store in USD, as documents and people see them."""
+    """Prices of requests and storage in one object store, in USD, with their date. Its ``str`` is one line for people."""
 
     def document(self) -> dict[str, Any]:
         """Return the table for JSON output."""

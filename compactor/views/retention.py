@@ -36,10 +36,10 @@ class RetentionOutlook:
 def retention_outlook(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
-    """Return which segments of a partition expire now and next.
+    """Return which segments of a partition expire now, and when the next one expires.
 
     :param assessment: the segments that a round would cover now.
-    :param cleaner: the settings for its topic. On a broker-managed tier ``retention_ms`` is the topic's own.
+    :param cleaner: the cleaner settings for the topic. On a broker-managed tier ``retention_ms`` is the topic's own.
     :param now_ms: this machine's clock. If the store's clock is behind, segments expire later.
     """
     if not state.has_segments:
@@ -66,7 +66,7 @@ def retention_outlook(
 def _retention_outlook_under_brokers(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
-    """Return what brokers expire of a partition, and which segments are therefore rewritten one to one."""
+    """Return which segments the brokers of a broker-managed tier expire, and how many are therefore rewritten one to one."""
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return RetentionOutlook(0, 0, state.log_start)
     next_ms = min(NEVER_MS, state.live[0].max_timestamp_ms + cleaner.retention_ms)

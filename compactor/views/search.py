@@ -24,8 +24,8 @@ _OUTCOMES = {ABORT: "abort", COMMIT: "commit"}
 class FoundRecord:
     """A record that a search has found.
 
-    value_bytes: size of its value; -1 for a tombstone.
-    horizon_ms: delete horizon of its batch; None if not set yet.
+    value_bytes: size of its value; -1 for a null value.
+    horizon_ms: delete horizon of its batch in milliseconds; None if not set yet.
     outcome: outcome of its transaction (commit, abort or open); empty outside a transaction.
     control: abort, commit or control for a control record, else empty.
     """
@@ -42,7 +42,7 @@ class FoundRecord:
 
     @property
     def is_tombstone(self) -> bool:
-        """Return whether the record deletes its key."""
+        """Return whether the record has a null value and is not a control record."""
         return self.value_bytes < 0 and not self.control
 
     @property
@@ -54,8 +54,9 @@ class FoundRecord:
 
 
 class RecordSearch:
-    """Search for records in a partition's segments, from the log's end to its beginning. The outcomes of transactions come from the control
-    records read on the way.
+    """Search for records in a partition's segments, from the log's end to its beginning.
+
+    The outcomes of transactions come from the control records read on the way. A transaction whose marker is not among them counts as open.
 
     :param on_bytes: receives the size of each segment that was read.
     :param staging_purpose: word by which the staged files of this search are named.
@@ -75,6 +76,7 @@ class RecordSearch:
         """Yield the records with one of the keys (``key`` and ``keys``) and the record at ``offset``, latest first.
 
         :param segments: in ascending order.
+        :param offset: -1 to search for keys only.
         :raises NotFound: if an object is gone.
         :raises BadData: if an object differs from what was recorded.
         :raises OutOfBudget: if an object is too large.
@@ -88,7 +90,9 @@ class RecordSearch:
                 self._on_bytes(segment.size_bytes)
 
     def _outcome_by_batch_number(self, source: SourceSegment) -> dict[int, str]:
-        """Return the transaction outcome of each transactional batch, by batch number."""
+        """Return the transaction outcome (commit, abort or open) of each transactional data batch, by number of the batch in the
+        segment.
+        """
         table = source.table
         kinds = txn_outcomes_by_batch(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
@@ -124,7 +128,7 @@ class RecordSearch:
 
 
 def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes]) -> Flags:
-    """Return which rows of a chunk have one of these keys."""
+    """Return a flag for each row of a chunk: whether its key is one of these."""
     matches = np.zeros(len(rows), np.bool_)
     for length in {len(key) for key in keys}:
         same = np.flatnonzero(rows.key_length == length)
@@ -141,7 +145,11 @@ def _rows_with_keys(chunk: BatchChunk, rows: RecordRows, keys: frozenset[bytes])
 def _found_record_of_row(
     source: SourceSegment, segment: RemoteLogSegmentMetadata, chunk: BatchChunk, rows: RecordRows, row: int, batch: int, outcome: str
 ) -> FoundRecord:
-    """Return the FoundRecord for one row of a chunk. ``outcome``: outcome of its transaction; empty outside a transaction."""
+    """Return the record in one row of a chunk.
+
+    :param batch: number of the row's batch in the segment.
+    :param outcome: outcome of the record's transaction; empty outside a transaction.
+    """
     table = source.table
     control = int(table.control[batch])
     start, length = int(rows.key_start[row]), int(rows.key_length[row])

@@ -26,7 +26,7 @@ def format_utc_time(at_ms: int) -> str:
 
 
 def format_clock_time(at_ms: int, now_ms: int) -> str:
-    """Return a time of the same day in UTC such as ``18:51 UTC``, any other with its date. Both times are in milliseconds."""
+    """Return a time as ``18:51 UTC`` if it is on the same UTC day as ``now_ms``, else with its date. Both times are in milliseconds."""
     day, _, clock = format_utc_time(at_ms).partition(" ")
     today = day == format_utc_time(now_ms).partition(" ")[0]
     return f"{clock[:5]} UTC" if today else f"{day} {clock[:5]} UTC"

@@ -34,7 +34,7 @@ PASSING = frozenset({UploadFailure.EPOCH, UploadFailure.BROKER, UploadFailure.FE
 
 @dataclass(frozen=True)
 class _LedPartition:
-    """A partition that this broker leads, with the values by which the list is sorted and filtered."""
+    """Entry of the list of partitions that this broker leads, with the values by which the list is sorted and filtered."""
 
     upload_state: PartitionUploadState
     name: str
@@ -55,8 +55,9 @@ UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
 class AgentPages:
     """Source of the pages that an agent (uploader on a broker) serves.
 
+    status: returns the agent's present status.
     config: path of the agent's configuration file, for the commands that pages show.
-    runbook_url: address of the runbook; empty for the documentation's own.
+    runbook_url: address of the runbook; empty for the one in the documentation.
     """
 
     status: Callable[[], AgentStatus]
@@ -71,11 +72,13 @@ class AgentPages:
         return self.status()
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return the agent's metrics for Prometheus. Kafka has no names for them, so that ``with_kafka_names`` has no effect."""
+        """Return the agent's metrics in Prometheus' text format. Kafka has no names for them, so ``with_kafka_names`` has no effect."""
         return render_metrics(agent_metrics(self.status()))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[AgentTotals, PartitionUploadRow]:
-        """Return the document of the console's start page, with the partitions that the query selects."""
+        """Return the document of the agent's start page, whose list holds the partitions that ``query`` selects among those that this
+        broker leads.
+        """
         status = self.status()
         led = [_led_partition(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
@@ -132,7 +135,7 @@ class AgentPages:
 
 
 def _led_partition(upload_state: PartitionUploadState, status: AgentStatus) -> _LedPartition:
-    """Return a partition that this broker leads with its condition and the lag of its upload."""
+    """Return the list entry of a partition, with its condition and the lag of its upload."""
     found = upload_lag(upload_state)
     return _LedPartition(
         upload_state,
@@ -143,8 +146,9 @@ def _led_partition(upload_state: PartitionUploadState, status: AgentStatus) -> _
 
 
 def _upload_condition(upload_state: PartitionUploadState, lag: UploadLag, *, is_uploading: bool) -> PartitionCondition:
-    """Return the condition of a partition that this broker leads: failing, being uploaded, unknown, waiting for upload, or up to date.
-    ``is_uploading``: whether an upload runs.
+    """Return the condition of a partition: failing, being uploaded, unknown, waiting for upload, or up to date.
+
+    :param is_uploading: whether an upload of this partition runs now.
     """
     if upload_state.trouble is not None:
         return PartitionCondition.ATTENTION
@@ -175,7 +179,9 @@ def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partiti
 
 
 def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbook_url: str) -> NeedsAttention:
-    """Return the entry of a failing partition for the list of problems, with the first command to run."""
+    """Return the entry of a failing partition for the page's list of problems, with the first command to run. There is none if the failure
+    is not caused by the partition itself.
+    """
     trouble = upload_state.trouble
     return NeedsAttention(
         partition=str(upload_state.partition),
@@ -191,7 +197,7 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbo
 
 
 def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> RunningWork:
-    """Return the entry of a running upload for the list of jobs, with its progress."""
+    """Return the entry of a running upload for the page's list of jobs, with the time since it began. How much is done is not known."""
     return RunningWork(
         partition=str(partition),
         action="upload",
@@ -208,7 +214,7 @@ def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int)
 
 
 def _upload_row(led: _LedPartition, now_ms: int) -> PartitionUploadRow:
-    """Return the row of a partition that this broker leads in the list of partitions."""
+    """Return the row that the page's list has for a partition which this broker leads."""
     upload_state, end = led.upload_state, led.upload_state.end
     why = "it failed before" if upload_state.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"
     return PartitionUploadRow(

@@ -20,10 +20,10 @@ MOST_SPANS = 240
 
 
 def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], history: PartitionHistory | None) -> OffsetAxis:
-    """Return the data for the drawing of a partition's offsets, its segments and their states.
+    """Return the data for the drawing of a partition's offset range, with its segments and their states.
 
     :param segments: live segments, ascending.
-    :param history: None if only a summary of the control log is known; replaced ranges and leader epochs are missing then.
+    :param history: None if only a summary of the control log is known; replaced segments and leader epochs are missing then.
     """
     replaced = history.replaced if history else ()
     end = max(status.end_offset + 1, status.start_offset, *(each.end_offset + 1 for each in replaced), 0)
@@ -51,10 +51,12 @@ def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], his
 def _segment_spans(
     segments: Sequence[SegmentSummary], first_dirty_offset: int, first_uncleanable_offset: int, skipped_ranges: Sequence[SkippedRange]
 ) -> Iterable[SegmentSpan]:
-    """Yield a span for each segment, or one for several similar neighbours if there are more than MOST_SPANS.
+    """Yield a span (drawn part of the axis) for each segment. If there are more than MOST_SPANS segments, draw neighbours with the same
+    state and the same reason as one.
 
+    :param segments: live segments, ascending.
     :param first_uncleanable_offset: first offset that no round may clean yet.
-    :param skipped_ranges: offset ranges that the latest published round skipped.
+    :param skipped_ranges: offset ranges that the latest published round skipped, with the reasons.
     """
     step = -(-len(segments) // MOST_SPANS) if segments else 1
     found: list[SegmentSpan] = []
@@ -88,7 +90,7 @@ def _segment_spans(
 
 
 def last_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedRange]:
-    """Return the offset ranges that the latest published round skipped.
+    """Return the offset ranges that the latest published round skipped, with the reasons. Rounds that were undone do not count.
 
     :param runs: oldest first.
     """
@@ -97,7 +99,12 @@ def last_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedRange]:
 
 
 def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> Iterable[LeaderEpochSpan]:
-    """Yield the leader epochs that overlap the axis."""
+    """Yield the leader epochs that overlap the axis, each cut to the axis.
+
+    :param lineage: leader epochs with their start offsets, ascending.
+    :param start: first offset of the axis.
+    :param end: end offset of the axis, exclusive.
+    """
     bounds = [(entry.epoch, entry.start_offset) for entry in lineage]
     for (epoch, low), (_, high) in pairwise([*bounds, (-1, end)]):
         if max(low, start) < min(high, end):
@@ -105,13 +112,13 @@ def _leader_epoch_spans(lineage: Sequence[EpochEntry], start: int, end: int) -> 
 
 
 def position_percent(axis: OffsetAxis, offset: int) -> float:
-    """Return the position of an offset on the axis, from 0 to 100."""
+    """Return the position of an offset on the axis in percent of its width: 0 at the start offset, 100 at the end offset."""
     width = axis.end_offset - axis.start_offset
     return round(100 * (offset - axis.start_offset) / width, 4) if width > 0 else 0.0
 
 
 def axis_ticks(axis: OffsetAxis) -> list[int]:
-    """Return two to five round offsets to be written below the drawn axis, none of them near its ends."""
+    """Return a few round offsets as labels below the drawn axis. None is within 4 percent of an end. An empty axis has none."""
     width = axis.end_offset - axis.start_offset
     if width <= 0:
         return []

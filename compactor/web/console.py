@@ -37,13 +37,13 @@ def read_asset(name: str) -> bytes:
 
 
 def render_template(template: str, **values: Any) -> bytes:
-    """Return a template filled with these values, as HTML in UTF-8."""
+    """Return a page as HTML in UTF-8. ``template``: file name of the template. ``values``: its variables."""
     return _template_environment().get_template(template).render(**values).encode()
 
 
 @cache
 def _template_environment() -> Environment:
-    """Return the template environment with the filters that templates use."""
+    """Return the Jinja environment with the filters and globals that the page templates use."""
     found = Environment(
         loader=PackageLoader("compactor.web"),
         autoescape=True,
@@ -78,7 +78,7 @@ def asset_url(name: str) -> str:
 
 
 def _format_percentage(ratio: float) -> str:
-    """Return a ratio as percents, such as ``12 %``. A small ratio is shown as ``< 1 %``, never as 0."""
+    """Return a ratio as a percentage, such as ``12 %``. A ratio other than 0 and 1 is never rounded to these: ``< 1 %``, ``> 99 %``."""
     percents = 100 * ratio
     if 0 < percents < 1:
         return "< 1 %"
@@ -98,7 +98,7 @@ def _line_chart_points(values: Sequence[int]) -> str:
 
 
 def _width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
-    """Return the distance between two offsets on the axis, in percent."""
+    """Return the distance between two offsets on the axis in percent of the axis's width."""
     return round(position_percent(axis, high_offset) - position_percent(axis, low_offset), 4)
 
 
@@ -118,7 +118,7 @@ THERE_ARE = f"there are /, {_PATHS}"
 
 
 class HttpResponse(NamedTuple):
-    """Status, content type and body of an HTTP response. cache_control: value of its Cache-Control header."""
+    """HTTP response. code: status code. kind: content type. cache_control: value of the Cache-Control header."""
 
     code: HTTPStatus
     kind: str
@@ -159,7 +159,7 @@ class RequestRouter:
     """Router that maps the path of an HTTP request to a page of the service.
 
     :param ms_since_loop_turn: returns the milliseconds since the service's loop last completed a turn.
-    :param interval_ms: the service's scan interval in milliseconds.
+    :param interval_ms: the service's scan interval in milliseconds. Health fails if the loop is silent for this long and SILENT_MS more.
     """
 
     def __init__(self, pages: ServicePages, ms_since_loop_turn: Callable[[], int], interval_ms: int) -> None:
@@ -200,25 +200,28 @@ class RequestRouter:
         return text_response(HTTPStatus.NOT_FOUND, THERE_ARE)
 
     def _render_first_page(self, query: ListQuery) -> bytes:
-        """Return the first page as HTML."""
+        """Return the service's first page as HTML, with the partitions that ``query`` selects."""
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 
     def _liveness_response(self) -> HttpResponse:
-        """Return the response of /healthz, which states whether the service's loop still runs."""
+        """Return the response of /healthz: 200 while the service's loop runs, 503 if it has been silent for too long."""
         silent = self._silent_ms()
         if silent > self._limit_ms:
             return text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not scanned for {self._pages.looks_for} since {silent // 1000} s")
         return text_response(HTTPStatus.OK, "ok")
 
     def _readiness_response(self) -> HttpResponse:
-        """Return the response of /readyz, which states whether the service can work."""
+        """Return the response of /readyz: 200 if the service can work; 503 with the reason if it cannot, is starting or is stopping."""
         health = self._pages.health_status()
         if health.ready:
             return text_response(HTTPStatus.OK, "ok")
         return text_response(HTTPStatus.SERVICE_UNAVAILABLE, health.problem or ("it is stopping" if health.stopping else "it is starting"))
 
     def _find_partition_document(self, partition_name: str) -> StrictFrozenModel | None:
-        """Return the document of a partition; None if there is no such partition. ``partition_name``: last part of a path, URL-quoted."""
+        """Return the document of a partition; None if the service knows no such partition, or the name is not valid.
+
+        :param partition_name: last part of the request's path, URL-quoted.
+        """
         try:
             return self._pages.partition_document(TopicPartition.parse_partition_store_prefix(unquote(partition_name)))
         except UsageError:

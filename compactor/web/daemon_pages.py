@@ -56,7 +56,7 @@ MOST_RECENT_ROUNDS = 8
 
 @dataclass(frozen=True)
 class _ListedPartition:
-    """A partition of the tier, with the values by which the list is sorted and filtered."""
+    """Entry of the list of the tier's partitions, with the values by which the list is sorted and filtered."""
 
     schedule: PartitionSchedule
     name: str
@@ -100,10 +100,13 @@ PARTITION_COLUMNS: dict[str, ListColumn[_ListedPartition]] = {
 
 @dataclass(frozen=True)
 class DaemonPages:
-    """Source of a daemon's pages.
+    """Source of the pages that a daemon serves.
 
-    config: path of the daemon's configuration file, for the commands that pages show. prices: prices for costs and savings.
-    runbook_url: address of the runbook, to which reasons are linked; empty for the documentation's own.
+    status: returns the daemon's present status.
+    details: returns all that the daemon knows of one partition; None if the tier does not hold it.
+    config: path of the daemon's configuration file, for the commands that pages show.
+    prices: prices from which costs and savings are computed.
+    runbook_url: address of the runbook, to which reasons are linked; empty for the one in the documentation.
     cleaner_settings_for_topic: returns the settings in force for a topic.
     """
 
@@ -122,11 +125,14 @@ class DaemonPages:
         return self.status()
 
     def metrics_text(self, *, with_kafka_names: bool) -> bytes:
-        """Return the daemon's metrics for Prometheus; with ``with_kafka_names`` also under the names of Kafka's LogCleaner."""
+        """Return the daemon's metrics in Prometheus' text format.
+
+        :param with_kafka_names: whether to repeat metrics under the names that Kafka's LogCleaner gives them.
+        """
         return render_metrics(daemon_metrics(self.status(), include_kafka_names=with_kafka_names))
 
     def status_page_document(self, query: ListQuery) -> StatusDocument[DaemonTotals, PartitionRow]:
-        """Return the document of the console's start page, with the partitions that the query selects."""
+        """Return the document of the daemon's start page, whose list holds the partitions that ``query`` selects."""
         status = self.status()
         working = {work.job.partition for work in status.running_jobs}
         seen = [
@@ -186,7 +192,9 @@ class DaemonPages:
 
 
 def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> OutputState:
-    """Return how far a partition's output is, and why it shows no more."""
+    """Return the state of a partition's output, such as an Iceberg table: up to which offset it shows the partition, how far that is behind
+    the cleaned part of the log, and why it shows no more.
+    """
     content = output.content
     lag = status.first_dirty_offset - content.end_offset if content else None
     return OutputState(
@@ -235,7 +243,7 @@ def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ..
 
 
 def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: str, runbook_url: str) -> NeedsAttention:
-    """Return the entry of a failing partition for the list of problems, with the first commands to run."""
+    """Return the entry of a failing partition for the page's list of problems, with the first commands to run."""
     seen, step = schedule.status, planned_action(schedule, now_ms)
     kind = "unreadable" if schedule.unreadable else "failing" if schedule.problem else "quarantined"
     failures = {"unreadable": schedule.poll_failures, "failing": schedule.failures}.get(kind, seen.quarantine_failures if seen else 0)
@@ -254,7 +262,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
 
 
 def _running_job_entry(job: RunningJob, now_ms: int) -> RunningWork:
-    """Return the entry of a running job for the list of jobs, with its progress and expected end."""
+    """Return the entry of a running job for the page's list of jobs, with its progress and expected end."""
     return RunningWork(
         partition=str(job.job.partition),
         action=job.job.action.value,
@@ -271,7 +279,9 @@ def _running_job_entry(job: RunningJob, now_ms: int) -> RunningWork:
 
 
 def _describe_state(condition: PartitionCondition, status: PartitionStatus | None, now_ms: int) -> str:
-    """Return a partition's condition for people, such as ``Clean, 33.8 MiB in grace until 18:51 UTC``."""
+    """Return a partition's condition for people. If replaced segments wait for deletion, it states their size and until when they are kept:
+    ``Clean, 33.8 MiB in grace until 18:51 UTC``.
+    """
     if condition is not PartitionCondition.WAITING or status is None or status.retire_at_ms >= NEVER_MS:
         return STATE_WORDS[condition.value]
     until = "in grace until " + format_clock_time(status.retire_at_ms, now_ms) if status.retire_at_ms > now_ms else "past its grace"
@@ -279,7 +289,7 @@ def _describe_state(condition: PartitionCondition, status: PartitionStatus | Non
 
 
 def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, now_ms: int) -> PartitionRow:
-    """Return the partition's row in the list of partitions."""
+    """Return the row that the page's list has for a partition."""
     seen, step = schedule.status, planned_action(schedule, now_ms)
     return PartitionRow(
         partition=str(schedule.partition),
@@ -317,7 +327,10 @@ def _round_outcome(last: LastRound) -> RoundOutcome:
 
 
 def _round_entry(run: RunHistoryEntry, prices: PriceTable) -> RoundEntry:
-    """Return a round of the run history as the partition's page shows it, with its cost by these prices."""
+    """Return a round of the run history as the partition's page shows it.
+
+    Its cost and its saving are computed from ``prices``; None if the store costs nothing, or the round's sizes were not recorded.
+    """
 
     def read_statistic(name: str) -> int | None:
         return int(run.stats[name]) if name in run.stats else None

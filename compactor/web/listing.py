@@ -32,7 +32,8 @@ SortKey = Callable[[ItemT], tuple[object, ...]]
 class ListQuery:
     """Search, filter, order and page of a list, from a query string such as ``?q=orders&state=due&sort=dirty&dir=desc&page=2&per_page=50``.
 
-    Values that are not understood are ignored.
+    Values that are not valid are ignored. An empty ``search``, ``condition`` or ``sort``, or None for ``descending``, stands for the
+    default.
     """
 
     search: str = ""
@@ -43,8 +44,9 @@ class ListQuery:
     per_page: int = PER_PAGE
 
     def query_string_with_changes(self, **changes: object) -> str:
-        """Return the query string, beginning with a question mark, of this query with some fields changed. Any change except that of
-        ``page`` leads to the first page.
+        """Return the query string of this query with some fields changed. It begins with a question mark.
+
+        Any change of a field other than ``page`` leads to the first page.
         """
         new = replace(self, **({"page": 1} | changes))  # type: ignore[arg-type]  # templates name the fields
         pairs = [
@@ -59,7 +61,7 @@ class ListQuery:
 
 
 def parse_list_query(query: str) -> ListQuery:
-    """Return the list query of a URL's query string. Unknown parameters and values are ignored."""
+    """Parse the query string of a URL into a list query. Unknown parameters and invalid values are ignored."""
     values = {name: found[-1] for name, found in parse_qs(query, max_num_fields=50).items()}
     return ListQuery(
         search=values.get("q", "").strip()[:300],
@@ -72,13 +74,17 @@ def parse_list_query(query: str) -> ListQuery:
 
 
 def _parse_positive_number(text: str, default: int) -> int:
-    """Return the positive whole number in a text, or the default if it is not one."""
+    """Return the positive whole number that a text consists of; the default if it is anything else, or has ten digits or more."""
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else default
 
 
 @dataclass(frozen=True)
 class ListColumn(Generic[ItemT]):
-    """A column by which the list can be sorted. descending: whether it is sorted in descending order unless the query says otherwise."""
+    """A column by which the list can be sorted.
+
+    key: returns the sort key of an item.
+    descending: whether the order is descending unless the query says otherwise.
+    """
 
     key: SortKey[ItemT]
     descending: bool = False
@@ -87,9 +93,10 @@ class ListColumn(Generic[ItemT]):
 def list_partitions_page(
     items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
 ) -> PartitionList[RowT]:
-    """Return one page of the list of partitions, as the query selects and sorts it. The first column is the default order.
+    """Return the page of the list that the query asks for, or the last page if there are fewer.
 
-    :param columns: sortable columns by name.
+    :param items: all partitions, from which the query selects.
+    :param columns: sortable columns by name. The first one is the default.
     :param make_row: makes a row of the document from an item.
     """
     sort = query.sort if query.sort in columns else next(iter(columns))

@@ -26,15 +26,15 @@ HEADERS = {
 
 
 class HttpResponder(Protocol):
-    """Source of the responses to HTTP requests."""
+    """Source of the responses to HTTP requests. ``RequestRouter`` is the implementation that maps paths to pages."""
 
     def respond_to_request(self, target: str) -> HttpResponse:
-        """Return the response to a request for this path with its query string."""
+        """Return the response to a GET request. ``target``: path with its query string."""
 
 
 @contextmanager
 def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.listen") -> Iterator[str]:
-    """Serve the pages while the block runs, and yield the address, in which port 0 is replaced by the real port.
+    """Serve the pages while the block runs, and yield the address (host and port). Port 0 in ``listen`` stands for any free port.
 
     :param listen: host and port.
     :param setting_name: the setting that ``listen`` comes from, for messages.
@@ -53,7 +53,7 @@ def serve_pages(listen: str, pages: HttpResponder, setting_name: str = "daemon.l
             self._send_response(with_body=False)
 
         def _send_response(self, *, with_body: bool) -> None:
-            """Answer the request with the response for its path; ``with_body`` is False for HEAD."""
+            """Send the response for the request's path. ``with_body``: false for HEAD, which gets the headers only."""
             answer = pages.respond_to_request(self.path)
             self.send_response(answer.code)
             headers = {

@@ -24,7 +24,7 @@ ORDER = {condition: place for place, condition in enumerate(PartitionCondition)}
 
 
 def runbook_link(runbook_url: str, section: str) -> str:
-    """Return the link to a section of the runbook at ``runbook_url``, or in the documentation if that is empty."""
+    """Return the link to a section of the runbook. ``runbook_url``: address of the runbook; empty for the one in the documentation."""
     return f"{runbook_url or RUNBOOK_FILE}#{section}"
 
 
@@ -45,9 +45,10 @@ def status_document(
     """Return the document of a service's first page.
 
     :param document_class: class of the document.
-    :param partitions: all partitions, from which ``query`` selects those of the list.
-    :param needs_attention: the failing partitions to show, out of ``totals.attention_partitions``.
-    :param running_jobs: the jobs to show as running.
+    :param partitions: list entries of all partitions, from which ``query`` selects those to show.
+    :param columns: columns by which the list can be sorted, by name.
+    :param make_row: makes a row of the list from an entry.
+    :param needs_attention: the failing partitions to show; all of them are counted in ``totals.attention_partitions``.
     :param due_partitions: number of partitions that wait for work.
     """
     counts = Counter(each.condition for each in partitions)
@@ -91,10 +92,9 @@ def make_verdict(
 ) -> ServiceVerdict:
     """Return the service's condition at a glance.
 
+    :param ready: whether the latest scan for work succeeded.
     :param problem: why the service cannot work, or an empty string.
     :param has_scanned: whether it has scanned the partitions at least once.
-    :param failing_partitions: number of failing partitions.
-    :param running_jobs: number of running jobs.
     :param due_partitions: number of partitions that wait for work.
     """
     level, text, detail = _verdict_level_text_and_detail(
@@ -108,7 +108,9 @@ def make_verdict(
 def _verdict_level_text_and_detail(
     *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int
 ) -> tuple[Level, str, str]:
-    """Return level, text and detail of the verdict about a service. The detail is empty if there is no reason to state."""
+    """Return level, text and detail of the verdict about a service. The detail is empty if level and text need no reason; the caller then
+    states the present work.
+    """
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"
     if problem:

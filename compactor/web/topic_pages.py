@@ -48,14 +48,16 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
 
 
 def hour_totals(hours: Iterable[HourlyStorageFigures]) -> tuple[HourTotals, ...]:
-    """Return the figures of each hour in the form that the documents use."""
+    """Return the storage figures of each hour in the form that the pages' documents use."""
     return tuple(
         HourTotals(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed) for each in hours
     )
 
 
 def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
-    """Return when the due rounds will be done if they go on as fast as those that this process has finished, or None if that is unknown.
+    """Return the time, in milliseconds since 1970, when all due rounds will be done if they go on as fast as this process's rounds so far.
+
+    Return None if nothing is due, or this process has finished no round.
 
     :param due_bytes: dirty bytes of partitions that wait for a round.
     """

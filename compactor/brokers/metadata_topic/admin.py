@@ -141,8 +141,9 @@ class KafkaAdmin:
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
     def describe_topics(self, topics: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicDescription]:
-        """Return partitions, offsets and settings of these topics. needs_append_right: report a missing permission to append to them,
-        too.
+        """Return descriptions of these topics by topic name: partitions, offsets, settings and missing permissions.
+
+        :param needs_append_right: whether a missing permission to append to a topic is listed, too.
         """
         if not topics:
             return {}
@@ -166,7 +167,7 @@ class KafkaAdmin:
     def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered.
 
-        :param needs_append_right: report it, too, if this user may not append to the topic.
+        :param needs_append_right: whether a missing permission to append to the topic is listed in the description, too.
         """
         return self.describe_topics([TOPIC], needs_append_right=needs_append_right)[TOPIC]
 
@@ -190,8 +191,8 @@ class KafkaAdmin:
     def first_offsets_at_or_after_timestamps(
         self, timestamps_ms: Mapping[TopicAndNumber, int]
     ) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return offset and timestamp of the first record at or after a timestamp, by topic and partition. Partitions without such a
-        record, and those that no leader answers for, are left out.
+        """Return offset and timestamp of the first record at or after a partition's timestamp, by topic and partition. Partitions without
+        such a record are left out, as are those whose leader gives no offset.
 
         :param timestamps_ms: timestamp in milliseconds by topic and partition.
         """
@@ -230,8 +231,14 @@ class KafkaAdmin:
         *,
         requires_write_right: bool,
     ) -> TopicDescription:
-        """Return the facts about one topic from the client's description, its leaders' offsets and its settings. Refused settings, and
-        rights that this user lacks, become missing rights."""
+        """Return the description of one topic, put together from several answers. Permissions that this user lacks are listed in
+        ``missing_rights``.
+
+        :param topic: the admin client's description.
+        :param leaders: offsets and leader epoch of each partition whose leader has answered.
+        :param settings: the topic's settings, or the error if this user may not read them.
+        :param requires_write_right: whether a missing permission to append to the topic is listed, too.
+        """
         allowed = {operation.name for operation in topic.authorized_operations or ()}
         needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if requires_write_right else {})
         missing = [MissingPermission(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
@@ -246,7 +253,11 @@ class KafkaAdmin:
         return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
     def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, LeaderOffsets]:
-        """Return offsets and leader epoch of partitions whose leader answers."""
+        """Return offsets and leader epoch by topic and partition, without partitions whose leader does not answer. The field ``leader`` is
+        not set.
+
+        :param partitions: partition numbers by topic.
+        """
         kafka = load_confluent_kafka()
         spec, isolation = kafka.admin.OffsetSpec, kafka.IsolationLevel
         wanted = [kafka.TopicPartition(name, number) for name, numbers in partitions.items() for number in numbers]
@@ -277,7 +288,9 @@ class KafkaAdmin:
         return {(at.topic, at.partition): answer for at, answer in found.items()}
 
     def _request_topic_settings(self, topics: Sequence[str]) -> dict[str, dict[str, KafkaSetting] | Refused]:
-        """Return the settings of topics, in one request, or one request per topic if the cluster refuses the joint one."""
+        """Return the settings by topic name, or Refused for a topic whose settings this user may not read. Sends one request, or one per
+        topic if the cluster refuses the joint one.
+        """
         try:
             return dict(self._describe_settings("TOPIC", topics))
         except Refused as error:
@@ -314,7 +327,10 @@ def metadata_topic_problem(topic: TopicDescription) -> ReasonOrEmpty:
 
 
 def _parse_settings(entries: Mapping[str, Any], resource_type: str) -> dict[str, KafkaSetting]:
-    """Convert the client's answer to settings: all of a broker, TOPIC_SETTINGS of a topic."""
+    """Convert the client's answer to settings by name. For a broker these are all settings, for a topic those in TOPIC_SETTINGS.
+
+    :param resource_type: ``TOPIC`` or ``BROKER``.
+    """
     wanted = entries if resource_type == "BROKER" else [entry for entry in TOPIC_SETTINGS if entry in entries]
     return {entry: KafkaSetting(entries[entry].value or "", _SETTING_SOURCES.get(entries[entry].source, "unknown")) for entry in wanted}
 
@@ -328,7 +344,9 @@ def _describe_broker(broker_id: int, address: str, settings: Mapping[str, KafkaS
 
 
 def _version_from_broker_settings(settings: Mapping[str, KafkaSetting]) -> str:
-    """Return the version from a broker's settings, like 3.9 for "3.9-IV0". A pinned protocol version is a lower bound."""
+    """Return the version from a broker's settings, like 3.9 for "3.9-IV0", or an empty string if no settings are known. The broker may be
+    newer if the setting pins an older protocol version.
+    """
     if not settings:
         return ""
     message = settings.get(_VERSION_SETTING)

@@ -171,7 +171,7 @@ class RemoteLogMetadataCache:
         return finding
 
     def find_segment(self, epoch: int, offset: int) -> RemoteLogSegmentMetadataRecord | None:
-        """Return the readable segment for an offset of this epoch, or None (Kafka's remoteLogSegmentMetadata)."""
+        """Return the readable segment that holds an offset of this epoch (Kafka's remoteLogSegmentMetadata), or None if there is none."""
         state = self.epochs.get(epoch)
         raw_id = state.segment_id_at_or_before(offset) if state else None
         found = self.segments.get(raw_id) if raw_id else None
@@ -182,7 +182,9 @@ class RemoteLogMetadataCache:
         return list(self.segments.values())
 
     def _add_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> MetadataFinding | None:
-        """Apply a record that introduces a segment."""
+        """Apply a record that introduces a segment. Return a finding if brokers would ignore the record or the segment was deleted before,
+        else None.
+        """
         existing = self.segments.get(record.segment_id)
         if existing is not None and existing.state is not record.state:
             return self._dropped_transition_finding(existing.state, record.state, record.segment_id, record_offset)
@@ -195,7 +197,9 @@ class RemoteLogMetadataCache:
         return None
 
     def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, record_offset: int, topic: str) -> MetadataFinding | None:
-        """Apply a record that changes a segment's state."""
+        """Apply a record that changes a segment's state. Return a finding if brokers would ignore the record, else None. Raises BadData if
+        brokers would stop at it.
+        """
         existing = self.segments.get(update.segment_id)
         if existing is None:
             what = "is finished" if update.segment_id in self.finished else "was never introduced"
@@ -227,7 +231,11 @@ class RemoteLogMetadataCache:
         return None
 
     def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, record_offset: int) -> MetadataFinding:
-        """Return the finding for an invalid state transition."""
+        """Return the finding for a record that brokers drop because the state transition from ``before`` to ``after`` is invalid.
+
+        :param raw_id: id of the segment, 16 bytes.
+        :param record_offset: offset of the record in the metadata topic.
+        """
         message = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
         return MetadataFinding(MetadataFindingKind.DROPPED_TRANSITION, self.partition, raw_id, record_offset, message)
 

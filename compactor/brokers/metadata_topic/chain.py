@@ -126,8 +126,9 @@ def _has_same_epochs_as_lineage(read_range: SegmentReadRange, lineage: Sequence[
 def lineage_from_segments(cache: RemoteLogMetadataCache) -> tuple[EpochEntry, ...]:
     """Derive the leader epoch lineage from the tier's readable segments, without asking a broker.
 
-    As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. The epoch before
-    another one is taken from a segment that holds both, else it is the next lower one. Epochs without tiered records are missing.
+    As in Kafka's LeaderEpochFileCache, an epoch that begins at or above the start of a later one is not part of the log. The predecessor of
+    an epoch is taken from a segment that holds both; without such a segment, it is the next lower epoch. Epochs without tiered records are
+    missing.
     """
     begins = {epoch: state.starts[0] for epoch, state in cache.epochs.items() if state.starts}
     before = _preceding_epochs(cache)
@@ -160,7 +161,7 @@ def offset_gaps(ranges: Sequence[SegmentReadRange]) -> list[FirstAndLastOffset]:
 
 
 def without_empty_epochs(lineage: Sequence[EpochAndStartOffset]) -> list[EpochAndStartOffset]:
-    """Drop leader epochs without records (Kafka's buildFilteredLeaderEpochMap).
+    """Return the lineage without leader epochs that have no records (Kafka's buildFilteredLeaderEpochMap).
 
     Of epochs that begin at the same offset, only the last one stays.
     """

@@ -194,8 +194,8 @@ class ConfluentMetadataTopic:
         return self._retry_request(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
     def _retry_request(self, send_once: Any) -> Any:
-        """Call ``send_once`` with growing timeouts (seconds) until it returns. Raises Unavailable when the connection's timeout is
-        over.
+        """Call ``send_once`` with the seconds that one attempt may take, until it returns. Raises Unavailable if that takes longer than the
+        connection's ``timeout_s``.
         """
         return retry_until_answered(self._connection, self._listener, self._topic, send_once)
 

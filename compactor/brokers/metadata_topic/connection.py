@@ -187,10 +187,12 @@ def create_kafka_client(factory: Callable[[], Any]) -> Any:
 def retry_until_answered(
     connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str, send_once: Callable[[float], T]
 ) -> T:
-    """Call ``send_once`` until it returns, for at most the connection's timeout. Raises Unavailable, Refused or NotFound.
+    """Call ``send_once`` until it returns, and return its result. Raises Unavailable if that takes longer than the connection's
+    ``timeout_s``. An error that a retry cannot solve is raised at once, as Refused, NotFound or Unavailable.
 
-    :param send_once: one attempt; receives the seconds that it may take.
+    :param listener: recorder of the errors that the client has reported; cleared by an answer.
     :param request_name: the request, for messages.
+    :param send_once: one attempt; receives the seconds that it may take.
     """
     kafka = load_confluent_kafka()
     began = time.monotonic()
@@ -276,7 +278,11 @@ class AdminSession:
         return self._client
 
     def send_request(self, request_name: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
-        """Send a request and return all answers. Raises Unavailable, Refused or NotFound."""
+        """Send a request and return the answers by the keys of what ``send`` returns. Raises Unavailable, Refused or NotFound.
+
+        :param request_name: the request, for messages.
+        :param send: sends the request once, and returns a future for each answer.
+        """
         return retry_until_answered(self._connection, self._listener, request_name, RetriedAdminRequest(self.client, send))
 
     def cluster_metadata(self, request_name: str) -> Any:
@@ -307,7 +313,7 @@ def store_error_from_kafka_error(error: KafkaError, servers: str, request_name: 
 
 
 def _error_after_retries(error: KafkaError, connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
-    """Return the error to raise when retries end: the most severe one that the client reported, else ``error``."""
+    """Return the error to raise when retries end: the most severe one that the client reported to ``listener``, else ``error``."""
     refusal = listener.tls_or_login_error(connection.bootstrap_servers, request_name)
     if refusal is not None:
         return refusal
@@ -317,7 +323,7 @@ def _error_after_retries(error: KafkaError, connection: KafkaConnection, listene
 
 
 def no_answer_error(connection: KafkaConnection, listener: ClientErrorRecorder, request_name: str) -> StoreError:
-    """Return the error for a request without an answer: the one that the client reported, else a timeout."""
+    """Return the error for a request without an answer: the most severe one that the client reported to ``listener``, else Unavailable."""
     received = listener.last_error
     if received is not None:
         return store_error_from_kafka_error(received, connection.bootstrap_servers, request_name)

@@ -137,7 +137,8 @@ class FoldingMetadataTopicReader:
         return self._folds
 
     def fold_records_to_topic_end(self, timeout_s: float) -> MetadataFoldResult:
-        """Fold the records that the topic has when the call begins, for at most ``timeout_s`` seconds.
+        """Fold (apply) the records that the topic has when the call begins, for at most ``timeout_s`` seconds. If that was not enough,
+        ``unread`` of the result states how many records are left.
 
         Raises Unavailable, Refused or NotFound.
         """
@@ -180,14 +181,16 @@ class FoldingMetadataTopicReader:
                 ) from error
 
     def metadata_partition_number(self, topic_id: bytes, partition: int) -> int:
-        """Return the metadata partition that holds this user partition's records."""
+        """Return the number of the metadata partition that holds this user partition's records. Raises Unavailable if the topic was not
+        read yet.
+        """
         with self._lock:
             if not self._reached:
                 raise Unavailable(f"{self._topic.name} has not been read yet")
             return metadata_partition(topic_id, partition, self._partitions)
 
     def tiered_partitions(self) -> list[TieredPartition]:
-        """Return all user partitions that the topic names, by topic id and number."""
+        """Return all user partitions that the topic has records about, in order of topic id and partition number."""
         with self._lock:
             return list(self._states.tiered_partitions())
 
@@ -202,7 +205,7 @@ class FoldingMetadataTopicReader:
         return self._leaderless
 
     def compactor_records_by_minute(self) -> Mapping[int, int]:
-        """Return how many of the folded records were written by compactors, by minute since 1970 (token_bucket)."""
+        """Return how many of the folded records were written by compactors, by minute since 1970. The token bucket limits their number."""
         with self._lock:
             total: Counter[int] = Counter()
             for reached in self._reached.values():
@@ -210,7 +213,7 @@ class FoldingMetadataTopicReader:
             return total
 
     def _fold_until_end_or_deadline(self, deadline: float) -> MetadataFoldResult:
-        """Fold records up to the current end of the topic or the deadline."""
+        """Fold records up to the end that the topic has now, or until the deadline (``time.monotonic``) has passed."""
         identity = self._topic.identity()
         if identity != self._identity:
             self._reached = self._states.load_fold_positions(identity)
@@ -227,7 +230,9 @@ class FoldingMetadataTopicReader:
         return MetadataFoldResult(folded, self._count_unread_records(bounds))
 
     def _seek_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> None:
-        """Continue reading each metadata partition at its fold position, or at the last folded record if that was not verified yet."""
+        """Continue reading each metadata partition at its fold position. If the last folded record was not yet compared with the topic,
+        begin at that record, so that it can be.
+        """
         positions = {}
         for number, (start, end) in bounds.items():
             reached = self._reached[number]
@@ -247,7 +252,9 @@ class FoldingMetadataTopicReader:
             self._forward_read = positions
 
     def _count_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> dict[int, int]:
-        """Return the number of unread records by metadata partition."""
+        """Return the number of unread records by metadata partition. Partitions that are read to their end, or have a record at which
+        brokers stop, are left out.
+        """
         behind = {}
         for number, (_, end) in bounds.items():
             reached = self._reached[number]
@@ -256,7 +263,7 @@ class FoldingMetadataTopicReader:
         return behind
 
     def _read_chunk(self, bounds: Mapping[int, OffsetBounds], deadline: float) -> dict[int, _ReadChunk]:
-        """Read records until a chunk is full, the end is reached or the deadline has passed."""
+        """Read records until a chunk is full, the end is reached or the deadline has passed. Return them by metadata partition."""
         read: dict[int, _ReadChunk] = {}
         count = size = 0
         wanted = self._count_unread_records(bounds)
@@ -328,7 +335,8 @@ class FoldingMetadataTopicReader:
     def _verified_unfolded_records(
         self, metadata_partition: int, fold_position: FoldPosition, chunk: _ReadChunk
     ) -> list[RawMetadataTopicRecord]:
-        """Verify the last folded record if that was not done yet, and return the records after it.
+        """Return the records of a chunk that are not folded yet. The first time, compare the last folded record with the one in the topic,
+        to detect a topic that was truncated or created again.
 
         Raises _TopicChangedError if that record is absent or different.
         """

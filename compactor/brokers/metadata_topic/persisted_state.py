@@ -49,7 +49,7 @@ class FoldPosition:
     last, digest: offset and SHA-256 of the last folded record.
     missing: first existing offset if the topic has lost its beginning, otherwise 0.
     stopped: why the record at ``position`` cannot be folded (brokers stop there, too), or an empty string.
-    compactor_records: number of records written by compactors, by minute (token_bucket).
+    compactor_records: number of records written by compactors, as pairs of minute since 1970 and count.
     """
 
     position: int = 0
@@ -140,8 +140,8 @@ class FoldedMetadataStore:
         self._stored: bytes | None = None
 
     def load_fold_positions(self, identity: TopicIdentity) -> dict[int, FoldPosition]:
-        """Return the fold position of each metadata partition. All are at the start if the stored ones belong to another topic or
-        format.
+        """Return the fold position of each metadata partition. If the stored positions belong to another topic or format, all stored states
+        are deleted and folding starts from the beginning.
         """
         message = json.dumps([packed.STATE_FORMAT, PERSISTED_FORMAT, identity.cluster_id, identity.topic_id, identity.partitions]).encode()
         keys = [_TOPIC_KEY, *map(_fold_position_key, range(identity.partitions))]
@@ -192,7 +192,7 @@ class FoldedMetadataStore:
         self._write_values({_fold_position_key(metadata_partition): position.to_json()})
 
     def tiered_partitions(self) -> Iterator[TieredPartition]:
-        """Yield all user partitions with records, by topic id and number."""
+        """Yield all user partitions with records, in order of topic id and partition number."""
         found = self._store.entries_with_prefix(_SUMMARY_PREFIX) | {
             key[len(_SUMMARY_PREFIX) :]: data for key, data in self._memory.items() if key.startswith(_SUMMARY_PREFIX)
         }
@@ -212,7 +212,9 @@ class FoldedMetadataStore:
         return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]
 
     def _write_values(self, values: dict[bytes, bytes]) -> None:
-        """Write values to the store, or to memory if the store is not writable."""
+        """Write values to the store, or to memory if the store was not writable from the start. Raises PersistedStateLost if the store
+        stops accepting writes.
+        """
         if not self._writable:
             self._memory.update(values)
             return

@@ -62,7 +62,7 @@ class MetadataTopic(Protocol):
         """Ask the cluster for the topic's identity. Never cached."""
 
     def bounds(self) -> Mapping[int, OffsetBounds]:
-        """Return first and end offset of every partition that has a leader now."""
+        """Return first and end offset (exclusive) by partition number. Partitions without a leader are left out."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
         """Read these partitions from these offsets in later polls, and no other partitions."""
@@ -91,7 +91,7 @@ class LocalKeyValueStore(Protocol):
         """Return the values of these keys, None for absent ones."""
 
     def entries_with_prefix(self, prefix: bytes) -> dict[bytes, bytes]:
-        """Return all values whose key has this prefix; the prefix is removed from the returned keys."""
+        """Return all values whose key has this prefix, by key. The prefix is removed from the returned keys."""
 
     def write(self, values: Mapping[bytes, bytes], deleted: Sequence[bytes] = ()) -> None:
         """Write ``values`` and delete the keys in ``deleted`` in one batch."""

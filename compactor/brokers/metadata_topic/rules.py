@@ -52,8 +52,8 @@ def reason_to_refuse_record(cache: RemoteLogMetadataCache, lineage: Sequence[Epo
 
 
 def _rule_violation_by_record_content(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
-    """Return how the record violates R1, R4 or R6 of the metadata rules (records at which brokers stop or that they could not serve), or an
-    empty string.
+    """Return how the record's content violates the metadata rules, or an empty string: brokers would stop at the record (R1), its leader
+    epochs do not match its offsets (R4), or its segment is empty (R6).
     """
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return "R1: only brokers delete a partition's tier"
@@ -76,7 +76,9 @@ def _rule_violation_by_record_content(cache: RemoteLogMetadataCache, record: Met
 
 
 def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRecord) -> ReasonOrEmpty:
-    """Return how the record violates R1 or R3 of the metadata rules (Kafka's state machine, custom metadata), or an empty string."""
+    """Return how the record's state transition violates the metadata rules, or an empty string: Kafka's state machine forbids it or custom
+    metadata would be lost (R1), or the segment was not introduced or is deleted already (R3).
+    """
     if isinstance(record, RemotePartitionDeleteMetadataRecord):
         return ""
     existing = cache.segments.get(record.segment_id)
@@ -95,7 +97,9 @@ def _transition_rule_violation(cache: RemoteLogMetadataCache, record: MetadataRe
 
 
 def _lookup_rule_violation(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], record: MetadataRecord) -> ReasonOrEmpty:
-    """Return how the record makes a readable offset unreadable, even briefly (R3b, R4, R8 of the metadata rules), or an empty string."""
+    """Return how the record makes a readable offset unreadable, even briefly, or an empty string (rules R3b, R4 and R8 in
+    docs/broker-protocol.md).
+    """
     after = TrialMetadataCache(cache)
     message = after.apply_record(record)
     if message:
@@ -192,7 +196,9 @@ def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegm
 
 
 def _would_supersede_segments_of_epoch(epoch_segments: LeaderEpochState | None, start_offset: int, end_offset: int) -> bool:
-    """Return whether a segment [start, end] of this epoch makes a broker remove existing entries."""
+    """Return whether a segment with this epoch's offsets from ``start_offset`` to ``end_offset`` (inclusive) makes a broker remove existing
+    entries of the epoch. Returns False if the epoch has no entries yet.
+    """
     if epoch_segments is None or not epoch_segments.starts or epoch_segments.highest is None:
         return False
     return epoch_segments.starts[-1] >= start_offset and epoch_segments.highest <= end_offset
@@ -226,6 +232,9 @@ def highest_offset_markers(
 
     A marker is permitted if the offset after the epoch belongs to a later epoch of the lineage and is tiered; otherwise brokers would count
     uncopied offsets as copied. ``reason_to_refuse_record`` refuses a replacement whose marker is needed and not permitted.
+
+    :param lineage: leader epochs with which brokers look up offsets.
+    :param event_timestamp_ms: timestamp of the markers, in milliseconds.
     """
     made = []
     for epoch in epochs_with_lookup_gap(cache, segment):
@@ -252,7 +261,8 @@ def reason_to_refuse_replacement(
 ) -> ReasonOrEmpty:
     """Return why this segment cannot replace what readers find in its offset range, or an empty string.
 
-    Called before the segment is introduced. Checks the metadata rules R4, R7 and R8 and that replacements come in ascending order.
+    Called before the segment is introduced. The segment must have the same offsets and leader epochs as what it replaces (R4) and no later
+    timestamp (R7), and must not replace the newest segment (R8). All its leader epochs must begin in the first replaced segment.
     """
     links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]
@@ -280,10 +290,11 @@ def _epochs_read_by_consumers(link: SegmentReadRange) -> tuple[EpochEntry, ...]:
 def reason_to_refuse_source_deletion(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
 ) -> ReasonOrEmpty:
-    """Return why the sources cannot all be deleted after the segment is finished, or an empty string. Tries the publication and
-    the deletions on a copy of the metadata.
+    """Return why the segments that this one replaces cannot all be deleted after it was finished, or an empty string. Tries the publication
+    and the deletions on a copy of the metadata.
 
-    :param sources: segment ids, 16 bytes each.
+    :param segment: the new segment.
+    :param sources: ids of the segments that it replaces, 16 bytes each.
     """
     after = TrialMetadataCache(cache)
     trial = after.cache
@@ -326,9 +337,11 @@ def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence
 def unfinished_copies(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return copies that brokers have begun and that lie at or below ``end_offset``, where readers already find every offset.
+    """Return the copies of segments that brokers have begun and not finished, and that end at or below ``end_offset`` in a range where
+    readers already find every offset.
 
-    An earlier leader is still writing them, or has died. If one finished after a round, values would return whose tombstones were removed.
+    An earlier leader is still writing them, or has died. If one finished after a round, it would bring back values whose tombstones the
+    round has removed.
     """
     links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
@@ -340,7 +353,9 @@ def reason_to_refuse_finish(
 ) -> ReasonOrEmpty:
     """Return why COPY_SEGMENT_FINISHED must not be appended for this segment, or an empty string.
 
-    Tries it on a copy of the metadata, after the highest-offset markers that it needs.
+    Tries the record on a copy of the metadata, after the highest-offset markers (``HighestOffsetMarker``) that must precede it.
+
+    :param event_timestamp_ms: timestamp of the markers, in milliseconds.
     """
     trial = TrialMetadataCache(cache)
     wanted = [

@@ -58,13 +58,13 @@ class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord
         return len(self._segments)
 
     def encoded_segments(self) -> dict[bytes, bytes]:
-        """Return all segments in encoded form."""
+        """Return all segments in encoded form, by segment id (16 bytes)."""
         return {
             raw_id: held if isinstance(held, bytes) else encode_unframed_segment_metadata(held) for raw_id, held in self._segments.items()
         }
 
     def store_encoded_segment(self, raw_id: bytes, data: bytes) -> None:
-        """Store an encoded segment."""
+        """Store an encoded segment, which is decoded at its first access."""
         self._segments[raw_id] = data
 
 
@@ -92,9 +92,8 @@ def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[Metada
 
 
 def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[MetadataFinding]]:
-    """Decode the folded segments and findings of a user partition from local storage.
-
-    Raises ValueError or struct.error if the bytes are corrupt.
+    """Decode the folded segments and findings of a user partition from local storage, and return both. Raises ValueError or struct.error if
+    the bytes are corrupt.
     """
     cache = RemoteLogMetadataCache(partition, LazilyDecodedSegments())
     cache.applied, deletion, epochs, segments, finished, reported_length = _HEAD.unpack_from(data)

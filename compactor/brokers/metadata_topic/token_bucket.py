@@ -42,7 +42,7 @@ def record_counts_with_timestamps_added(counts: RecordsByMinute, timestamps_ms: 
 
 
 def record_counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
-    """Return the counts of the minutes of the last hour, ascending. Up to an hour of the future is included, in case a
+    """Return the counts of the minutes of the last hour, by minute, ascending. Minutes up to one hour in the future are included, in case a
     clock was set back.
     """
     now = now_ms // MINUTE_MS
@@ -53,9 +53,9 @@ def record_counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dic
 class MetadataRecordReservation:
     """Metadata records that a partition still has to write.
 
-    round: number of records until the deletion of the replaced segments begins.
-    deletions: number of records that report their deletion, of this round and of earlier ones.
-    counted_ms: time of the last request. An hour later the reservation ends, because another process may have taken over the round.
+    round: number of records up to those that begin the deletion of the replaced segments.
+    deletions: number of records that will report the end of such deletions, for this round and earlier ones.
+    counted_ms: when the reservation was made or changed last. It ends an hour later, because another process may have taken over the round.
     """
 
     round: int
@@ -77,7 +77,9 @@ class WaitingRound:
 
 @dataclass(frozen=True)
 class MetadataTokenBucket:
-    """Token bucket with the reservations of admitted rounds and the waiting rounds in order of arrival, both by partition. Immutable."""
+    """Token bucket that limits how many metadata records rounds write per hour. Holds the reservations of admitted rounds and the waiting
+    rounds in order of arrival, both by partition. Immutable.
+    """
 
     reserved: Mapping[TopicPartition, MetadataRecordReservation] = field(default_factory=dict)
     waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
@@ -85,12 +87,12 @@ class MetadataTokenBucket:
     def admit_round(
         self, written_by_minute: Mapping[int, int], partition: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
     ) -> tuple[MetadataTokenBucket, RateLimitWait | None]:
-        """Admit a round, or return until when and why it has to wait. An admitted round may ask again for more records.
+        """Admit a round, or determine until when and why it has to wait. An admitted round may ask again for more records.
 
         :param written_by_minute: number of compactors' records in the topic, by minute.
         :param records: number of records that the round will write.
         :param max_records_per_hour: the cap.
-        :return: the new bucket, and None if the round is admitted.
+        :return: the new bucket, and the wait; None in place of the wait if the round is admitted.
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
         waiting = {of: one for of, one in self.waiting.items() if now_ms < one.retry_at_ms + MAX_WAITING_MS}
@@ -119,13 +121,16 @@ class MetadataTokenBucket:
         return self._change_reservation(partition, -records, -deletions, now_ms)
 
     def bucket_after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket after a publication. It releases the records reserved for the partition, except ``deletions`` records, which
-        are written when the grace period is over."""
+        """Return the bucket after a publication. It releases the records reserved for the partition's round, and reserves ``deletions``
+        records, which report the deletion of the replaced segments after the grace period (the time for which these remain).
+        """
         known = self.reserved.get(partition)
         return self if known is None else self._change_reservation(partition, -known.round, deletions, now_ms)
 
     def bucket_without_reservation(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket without the round of a partition, because it has ended or is no longer due."""
+        """Return the bucket after the round of a partition has ended or is no longer due. Only the partition's records about deletions
+        remain reserved.
+        """
         return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._bucket_without_round(partition)
 
     def _change_reservation(
@@ -139,7 +144,7 @@ class MetadataTokenBucket:
         return replace(self, reserved={**self.reserved, partition: more})
 
     def _bucket_without_round(self, partition: TopicPartition) -> MetadataTokenBucket:
-        """Return the bucket with only the records of deletions left in a partition's reservation."""
+        """Return the bucket in which a partition's reservation contains only the records that report deletions."""
         left = {of: replace(one, round=0) if of == partition else one for of, one in self.reserved.items()}
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})
 

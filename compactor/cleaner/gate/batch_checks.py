@@ -56,8 +56,8 @@ _UNCHANGED_FIELDS = {
 
 
 def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(None)) -> HeaderFields:
-    """Convert the batches in ``batch_range`` of a segment's batch table to header columns in the form that the gate (the independent
-    check of a round) uses. CRCs are left out. ``find_batch_table_mismatch`` compares the result with the segment's bytes.
+    """Convert the batches in ``batch_range`` of a segment's batch table to header columns in the form that the gate (the independent check
+    of a round) uses. The column of CRCs is 0, because a batch table does not contain them.
     """
     headers = np.zeros((len(col.FIELDS), len(table.position[batch_range])), np.int64)
     for field, name in FROM_TABLE.items():
@@ -66,8 +66,11 @@ def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(N
 
 
 def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_batch: int) -> BatchProblem | None:
-    """Return the first difference between the cleaner's batch table, from batch ``first_batch`` on, and the headers that the gate has read,
-    or None.
+    """Return the first difference between the batch headers that the gate has read and the cleaner's batch table, as its description and
+    the last offset of the batch that has it; None if there is no difference.
+
+    :param headers: headers of consecutive batches of the segment.
+    :param first_batch: number in ``table`` of the first batch in ``headers``.
     """
     some = slice(first_batch, first_batch + headers.shape[1])
     if len(table) < some.stop:
@@ -88,7 +91,9 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 
 class SourceBatchHeaders:
     """Batch headers of all source segments of a group (segments that are rewritten together), one segment after the other.
-    ``headers[field]`` returns the values of one header field, given by its number, for all batches. The array is a copy.
+
+    ``headers[field]`` returns the values of one header field, given by its number, for all batches. The array must not be changed, because
+    it may be a column of a segment's batch table.
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -141,7 +146,8 @@ def transaction_outcomes_by_source(
 ) -> list[BatchTransactionOutcomes]:
     """Return the outcomes of all transactions of a log, one BatchTransactionOutcomes per source segment.
 
-    :param open_txn_offset_by_producer: first offset by producer id, for transactions that were open at the start of the first source.
+    :param sources: all segments of the log, ascending.
+    :param open_txn_offset_by_producer: by producer id, the first offset of the transaction that was open at the start of the first source.
     """
     tables = [source.table for source in sources]
     lengths = np.cumsum([0, *(len(table) for table in tables)])
@@ -163,7 +169,7 @@ def transaction_outcomes_by_source(
 
 
 def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
-    """Join the columns of several segments to one array."""
+    """Return the columns of several segments joined to one array of 64-bit numbers."""
     return np.concatenate([column.astype(np.int64) for column in columns]) if columns else np.empty(0, np.int64)
 
 
@@ -171,13 +177,15 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 def resolve_txn_outcomes_by_batch(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
-    """Return the outcomes of all transactions of a log as three columns with one row per batch. The data batches of a producer since its
-    last marker form a chain; the next marker of the producer decides about the whole chain.
+    """Return the outcomes of all transactions of a log as three columns with one row per batch. A transaction consists of a producer's data
+    batches since its last marker; the next marker of the producer decides about all of them.
 
     aborted: whether the batch is data of an aborted transaction.
     idle: whether it is a marker whose transaction has no data left.
     began: for another marker, the offset of the first data that is left; -1 for other batches.
-    :param open_txn_offset_by_producer: where a producer's transaction was open at the start of the log; changed.
+    :param producer_index: number of each batch's producer, an index of ``open_txn_offset_by_producer``.
+    :param open_txn_offset_by_producer: first offset of each producer's open transaction before the first batch, or -1. Updated in place to
+        those that are open after the last batch.
     """
     aborted = np.zeros(control_kind.size, np.bool_)
     idle = np.zeros(control_kind.size, np.bool_)
@@ -209,8 +217,7 @@ def resolve_txn_outcomes_by_batch(
 @dataclass(frozen=True, slots=True)
 class SourceAndOutputBatches:
     """Batches of a group before and after cleaning: its source batches, its output batches without the filler (an empty batch at the end),
-    and for each output batch the number of its source batch
-    (``origin``).
+    and for each output batch the number of its source batch (``origin``).
     """
 
     source: SourceBatchHeaders
@@ -246,18 +253,18 @@ class MatchedBatchesOfSource:
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
-    """Return a flag per output batch: whether it equals its source batch byte for byte.
+    """Return a flag per output batch: whether it is a copy of its source batch. It is if both have the same size, CRC (which covers all
+    later bytes and was verified), magic, base offset and leader epoch.
 
-    Both have the same size and the same verified checksum.
+    :param sources: for each output batch, the header of its source batch.
     """
     same = [sources[c] == outputs[c] for c in (col.SIZE, col.STORED_CRC, col.MAGIC, col.BASE, col.LEADER_EPOCH)]
     return np.logical_and.reduce(same)
 
 
 def is_possible_filler(batch_header: Int64s, end_offset: int) -> bool:
-    """Return whether a batch header looks like a filler (an empty batch that extends a segment) that ends at ``end_offset``.
-
-    The header of a batch that must stay can look the same.
+    """Return whether a batch header looks like a filler (an empty batch that extends a segment) that ends at ``end_offset``. The header of
+    an emptied batch that must stay can look the same, so True does not prove a filler.
     """
     plain = {col.BASE: end_offset, col.LAST: end_offset, col.SIZE: 61, col.MAGIC: 2, col.COUNT: 0, col.ATTRIBUTES: 0,
              col.PRODUCER_ID: -1, col.PRODUCER_EPOCH: -1, col.BASE_SEQUENCE: -1}  # fmt: skip
@@ -274,8 +281,8 @@ def has_first_wrapper_without_offset(table: BatchTable) -> bool:
 def match_output_batches_to_source(
     source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
 ) -> SourceBatchNumbersAndProblem:
-    """Return the number of the source batch of each output batch, and the first problem or None. Batches are never merged, split or
-    reordered.
+    """Return two values: the number of the source batch of each output batch, and the first problem, such as an output batch without a
+    source; None for no problem. The numbers are only valid if there is none. The cleaner never merges, splits or reorders batches.
 
     :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
     """
@@ -299,9 +306,7 @@ def match_output_batches_to_source(
 
 def flag_batches_that_must_stay(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
-    producer, and the
-    batch that
-    ends at the high watermark.
+    producer, and the batch that ends at the high watermark.
     """
     entries = retention_rules.producers.entries
     stays = headers[col.LAST] + 1 == retention_rules.high_watermark
@@ -374,8 +379,11 @@ def find_changes_in_copied_batches(group: SourceAndOutputBatches) -> Iterator[Ba
 
 
 def flag_markers_given_delete_horizon(sources: HeaderFields, has_no_data_left: Flags, is_removed: Flags) -> Flags:
-    """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction
-    has no data left.
+    """Return a flag per batch: whether it is a transaction marker that gets its delete horizon in this round, because its transaction has
+    no data left.
+
+    :param has_no_data_left: a flag per batch: whether it is a marker whose transaction has no data left.
+    :param is_removed: a flag per batch: whether it is a marker that this round removes, so that it gets no horizon.
     """
     return has_no_data_left & ~is_removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
@@ -389,9 +397,11 @@ def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFie
 def find_headers_not_matching_records(
     sources: HeaderFields, outputs: HeaderFields, records: GateRecords, retention_rules: RetentionRules
 ) -> Iterator[BatchProblem]:
-    """Yield the problems of data batches whose headers do not match their records, such as a maximum timestamp that no record has.
+    """Yield the problems of output batches of data whose headers do not match their records, such as a maximum timestamp that no record
+    has. Each batch must have at least one record.
 
-    Each batch must have at least one record.
+    :param sources: for each output batch, the header of its source batch.
+    :param records: the records of the output batches.
     """
     begin, end = records.first_row[:-1], records.first_row[1:] - 1
     flags = np.bitwise_or.reduceat(records.flags, begin)

@@ -74,7 +74,8 @@ def raise_for_missing_or_superseded_record(
     must_be_removed_flags: Flags,
     checked_flags: Flags,
 ) -> None:
-    """Raise GateFailed for the first record that is missing from the output, or that is there although a later record has its key.
+    """Raise GateFailed for the first record that is missing from the output, or that is in the output and must not be. Return if there is
+    none.
 
     :param in_output_flags: a flag per source record: whether it is in the output.
     :param latest_offset_of_key: for each source record, the offset of the newest record with its key.
@@ -94,8 +95,8 @@ def raise_for_missing_or_superseded_record(
 def raise_for_record_that_explains_mismatch(
     segment_name: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch
 ) -> None:
-    """Raise GateFailed if a single missing or surplus record explains the mismatch of the sums; such a record is recognised by its
-    fingerprint.
+    """Raise GateFailed if a single record, missing or surplus, explains the mismatch of the sums: its fingerprint is the difference. Return
+    if none of these records does.
 
     :param in_output_flags: a flag per source record, set if it is in the output.
     """

@@ -153,7 +153,7 @@ class Gate:
             self._flag_aborted_batches(source.table)
 
     def compute_and_keep_txn_outcomes(self, sources: Sequence[SourceSegment]) -> None:
-        """Compute the outcome of all transactions from the beginning of the log. May be called again when more segments are known.
+        """Compute the outcomes of all transactions from the beginning of the log. May be called again when more segments are known.
 
         :param sources: all live segments, or substitutes made from their sidecars (``segment_without_bytes_from_sidecar``).
         :raises GateFailed: if an outcome differs from the one found when the dirty range was read from its end.
@@ -170,8 +170,8 @@ class Gate:
         self._settled = True
 
     def restrict_outcomes_to_rewritten_batches(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Restrict the transaction outcomes of a segment, which must be known for all its batches, to the batches with these numbers.
-        ``source`` is a segment that consists of only these batches.
+        """Keep the transaction outcomes of a segment, which must be known for all its batches, only for the batches with these numbers,
+        which are those to be rewritten. ``source`` is a segment that consists of only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.outcomes_of_batches(batch_numbers)
@@ -259,7 +259,7 @@ class Gate:
     def extract_key_table_rows_of_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, is_outside_dirty_range: bool = False
     ) -> KeyTableRowsAndBatchCount:
-        """Return the key table rows of a chunk's records in (or, if ``is_outside_dirty_range``, outside) the dirty range."""
+        """Return key table rows: a row per record with a key in the dirty range, or below that range if ``is_outside_dirty_range``."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
         mine = self._flag_batches_to_read(source, is_outside_dirty_range)[some]
@@ -271,7 +271,7 @@ class Gate:
 
     @measure_stage(WorkStage.GATE)
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
-        """Add rows to the key table. If the table is full, a smaller range of keys is checked from then on. Raises OutOfBudget."""
+        """Add rows to the key table. While it is full, halve the range of keys that it holds and checks. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
             self._table.halve_hash_range(self._terms.hash_point_of_checked_keys)
@@ -280,8 +280,8 @@ class Gate:
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def observe_chunk_decompressed_by_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Compute how many records outside the dirty range must remain of a chunk that pass 2 (the rewrite) has decompressed, and the sum
-        of their fingerprints.
+        """Count the records outside the dirty range that must remain of a chunk, and store their number and the sum of their fingerprints.
+        The chunk was decompressed by pass 2 (the rewrite).
         """
         if source.ordinal in self._left:
             return
@@ -307,7 +307,7 @@ class Gate:
     def _parse_batches(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
-        """Yield the records of the wanted batches in chunks, with the batch numbers. A chunk is valid until the next one is requested."""
+        """Yield the numbers of some of the wanted batches, with their records, which are valid until the next ones are requested."""
         waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
@@ -323,7 +323,7 @@ class Gate:
     def _latest_record_rows(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
     ) -> KeyTableRowsAndBatchCount:
-        """Return the rows for the key table of records inside the dirty range, or, with ``is_outside_dirty_range``, outside it."""
+        """Return key table rows: a row per record with a key in the dirty range, or below that range if ``is_outside_dirty_range``."""
         digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
         if is_outside_dirty_range:
@@ -360,8 +360,8 @@ class Gate:
         reported.known[batch_numbers] = True
 
     def _flag_records_with_checked_keys(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether the gate compares the record, because its key belongs to the checked keys or because its
-        offset is after the mapped range.
+        """Return a flag per record: whether the gate compares it: if its key is in the checked hash range, or its offset after the mapped
+        range.
         """
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
@@ -415,11 +415,11 @@ class Gate:
         map_bytes: MapSourceBytes = lambda source: nullcontext(),
         new_segment_balance: NewSegmentBalanceBuilder | None = None,
     ) -> GateReport:
-        """Check that a cleaned segment holds exactly the records and batches that must be left of its sources.
+        """Check that a cleaned segment holds exactly the records and batches that must be left of its sources. Return what was compared.
 
         :param path_by_kind: files of the cleaned segment by kind: log, index, timeindex, txnindex.
-        :param end_offset: last offset of the new segment, inclusive; None: as Kafka's cleaner leaves it.
-        :param map_bytes: returns a context manager that makes a source's bytes available.
+        :param end_offset: last offset that the new segment must have, inclusive; None if it may end earlier, as with Kafka's cleaner.
+        :param map_bytes: returns a context manager in which a source's bytes are available.
         :param new_segment_balance: receives the output's records as they are parsed.
         :raises GateFailed: if a record or batch is missing, surplus or different.
         """
@@ -494,7 +494,7 @@ class Gate:
         end_offset_of_first_batch: int,
         segment_name: str,
     ) -> SourceAndOutputBatches:
-        """Match output batches with source batches; leave out a filler that takes the place of a removed last batch."""
+        """Return the output batches with their source batches, without a filler (an empty batch in place of a removed last one)."""
         source = SourceBatchHeaders([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
         columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
@@ -542,7 +542,7 @@ class Gate:
     def _fingerprint_sums_and_max_timestamps_by_batch(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Return (count, sum of fingerprints, whether attributes are set) of each batch's records, and each batch's highest timestamp."""
+        """Return two arrays: rows of (record count, sum of fingerprints, attribute bits), and highest timestamps; a column per batch."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
             sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T
@@ -553,7 +553,7 @@ class Gate:
     # ---- output
 
     def _parse_and_check_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
-        """Yield the records of output batches in chunks, with their source batches, after checking the records against the headers."""
+        """Yield output records, with the numbers of their source batches. Raises GateFailed if they do not match their batch headers."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
@@ -576,7 +576,7 @@ class Gate:
     # ---- what to say
 
     def _raise_for_differing_record(self, pairs: MatchedBatchesOfSource, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
-        """Find the record that explains a mismatch of sums and raise GateFailed for it. Segment and output are parsed again."""
+        """Raise GateFailed for the record that explains a mismatch of sums, or for the sums if none does. Parses the batches again."""
         source, name = pairs.source, pairs.source.name
         headers = header_fields_of_batch_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted

@@ -95,16 +95,16 @@ class LatestRecordTable:
         self._set_table_state(cells, range_count, range_number)
 
     def put_rows_until_full(self, rows: LatestRecordRows) -> RowCount:
-        """Add records in any order; the one with the highest offset is kept of each key. Rows of other hash ranges are ignored. Return the
-        number of rows, or the number of the first row for which there is no space.
+        """Add records in any order. Of several records with the same key, the one with the highest offset stays. Rows of other hash ranges
+        are skipped. Return ``len(rows)``, or the number of the first row for which there is no space; the rows before it are added.
         """
         return int(_put_latest_record_rows(self._cells, self._state, rows))
 
     def halve_hash_range(self, hash_point_to_keep: int) -> None:
-        """Hold half of the range from now on: the half that contains ``hash_point_to_keep``, a 64-bit position in the order of the
-        ranges.
+        """Halve the hash range that the table holds, and remove the keys outside it. Raises OutOfBudget if so many keys share one hash that
+        no range is small enough.
 
-        Raises OutOfBudget if so many keys share one hash that no range is small enough.
+        :param hash_point_to_keep: position among the 2^64 hash values; the half that contains it is kept.
         """
         ranges = 2 * self.range_count
         if ranges > MAX_GATE_RANGES:
@@ -125,16 +125,17 @@ class LatestRecordTable:
         return out
 
     def add_expected_fingerprints(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Count the records of the dirty range that must remain, and add their number and fingerprints to ``out_sums``, one row per
-        segment. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]`` (exclusive).
+        """Add, for each segment, the number and the sum of fingerprints of the table's records that must remain (all but due tombstones) to
+        the row of the segment in ``out_sums``. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i +
+        1]`` (exclusive).
         """
         _add_expected_fingerprints(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_expected_fingerprints_outside_dirty_range(
         self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
     ) -> None:
-        """Count those of the given records that must remain because no record of the dirty range has their key, and add their number and
-        the sum of their fingerprints to ``out_sums``, one row per segment.
+        """Add, for each segment, the number and the sum of fingerprints of those given records whose key the table does not have, so that
+        they must remain, to the row of the segment in ``out_sums``. Records of other hash ranges are skipped.
 
         :param rows: records outside the dirty range.
         :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
@@ -143,7 +144,7 @@ class LatestRecordTable:
         _add_expected_fingerprints_outside_range(self._cells, self._state, rows, segment_base_offsets, out_sums)
 
     def _cell_count_for_rows(self, row_count: int) -> int:
-        """Return the number of cells that a table needs for so many rows, within the budget."""
+        """Return the number of cells for a table of ``row_count`` rows, or the most cells that the budget allows if that is less."""
         return max(8, min(self._most, int(row_count / _LOAD) + 64))
 
     def _set_table_state(self, cell_count: int, range_count: int, range_number: int) -> None:
@@ -202,7 +203,12 @@ def _stored_key_bits(h1: KeyHashHalf) -> np.uint64:
 
 @inline_kernel
 def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplement:
-    """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored."""
+    """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored.
+
+    :param capacity: number of cells of the table.
+    :param cell_tag: nonzero half of the key's hash, which determines where the search begins.
+    :param further_key_bits: 30 bits of the other half, as ``_stored_key_bits`` returns them.
+    """
     cell = np.int64(upper_64_bits_of_product(cell_tag, np.uint64(capacity)))
     while cells[WORDS * cell] != 0:
         if cells[WORDS * cell] == cell_tag and (cells[WORDS * cell + 2] & _KEY_BITS) == further_key_bits:

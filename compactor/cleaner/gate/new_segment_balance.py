@@ -139,7 +139,14 @@ def _add_record_digests(
     k1: HashKeyHalf,
     out_sums: DigestSumRows,
 ) -> None:
-    """Add the digests of v2 records, in which the length of the value follows the key."""
+    """Add the number of records and both halves of the sum of their digests to ``out_sums``, for the wanted batches, and clear the flags of
+    these batches. Records are of format v2, in which the length of the value follows the key.
+
+    :param batch_numbers: for each parsed batch, its number in the segment.
+    :param wanted_flags: a flag per batch of the segment: whether its records are still to be added.
+    :param first_row, offset, key_start, key_length: columns of the parsed records; ``first_row`` has each batch's first row.
+    :param k0, k1: halves of the balance key.
+    """
     for i in range(batch_numbers.size):
         if not wanted_flags[batch_numbers[i]]:
             continue

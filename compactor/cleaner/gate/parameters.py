@@ -18,8 +18,11 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """Summary of the gate's check of a group: number of compared batches, of compared records and of dirty keys that were looked up, and
-    the share of all dirty keys that these are.
+    """Summary of the gate's check of a group.
+
+    batches, records: number of batches and of records that were compared.
+    keys: number of keys of the dirty range that were looked up.
+    coverage: the share of all keys of the dirty range that these are, 1.0 for all.
     """
 
     batches: int
@@ -53,7 +56,9 @@ class GateCheckParameters:
 
     @property
     def hash_point_of_checked_keys(self) -> int:
-        """Return the position in the gate's 64-bit hash range around which keys are checked if memory does not suffice for all keys."""
+        """Return a position among the 2^64 values of the gate's key hash. If memory does not suffice for all keys, those in the hash range
+        that contains it are checked. It depends on the first dirty offset, so that each round checks other keys.
+        """
         return self.first_dirty * _STRIDE % 2**64
 
     def has_dirty_offsets(self, source: SourceSegment) -> bool:

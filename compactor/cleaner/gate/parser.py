@@ -154,8 +154,8 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @kernel
 def _parse_headers_from(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
-    """Fill ``out_headers`` with the batches from ``position`` on. Return (number of batches, position after the last one, whether all were
-    valid).
+    """Parse batch headers from ``position`` on into the columns of ``out_headers``, until these are full, or a batch is incomplete or has
+    an invalid header. Return three values: number of batches parsed, position after the last one, and False if an invalid header follows.
     """
     count = 0
     row = np.empty(len(out_headers), np.int64)
@@ -200,7 +200,9 @@ def _parse_headers_from(buf: Bytes, position: int, out_headers: HeaderFields) ->
 
 @inline_kernel
 def _parse_control_kind_and_coordinator_epoch(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
-    """Parse the marker of a control batch. Return its kind and its coordinator epoch."""
+    """Parse the marker of a control batch. Return its kind (ABORT, COMMIT, OTHER, or why it has none: EMPTIED, PACKED for compressed,
+    MALFORMED) and its coordinator epoch, -1 if it has none.
+    """
     if header[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
     if header[COUNT] == 0:
@@ -232,7 +234,7 @@ def _find_batch_with_crc_mismatch(buf: Bytes, headers: HeaderFields) -> BatchNum
 
 
 class GateRecordParser:
-    """Parser of the records of a few batches at a time. Results are valid until the next call."""
+    """Parser of the records of a few batches at a time. Returned records are valid until the next call, because buffers are reused."""
 
     def __init__(self, k0: HashKeyHalf, k1: HashKeyHalf, inflate_limit: int) -> None:
         self.on_records: Callable[[HeaderFields, GateRecords], None] | None = None
@@ -284,8 +286,8 @@ class GateRecordParser:
         return records
 
     def _inflate_bodies(self, buf: Bytes, headers: HeaderFields, out_body_bounds: Int64s) -> None:
-        """Decompress the bodies of batches into the reader's buffer, and set ``out_body_bounds`` to the positions where each body begins
-        and ends.
+        """Decompress the bodies of batches into the parser's buffer, and set ``out_body_bounds`` to the positions in it where each body
+        begins (first row) and ends (second row, exclusive).
         """
         position, magic, codec = headers[POSITION], headers[MAGIC], (headers[ATTRIBUTES] & CODEC_MASK).astype(np.int16)
         # A wrapper has a header of its own, its null key and the length of its value before the value.
@@ -346,7 +348,7 @@ def _count_records_by_batch(buf: Bytes, headers: HeaderFields, body_bounds: Int6
 
 @inline_kernel
 def _extend_digest_by_field(digest_state: np.uint64, buf: Bytes, start: int, length: int) -> np.uint64:
-    """Return the digest after one more part of a record: its length (-1 for null) and its bytes."""
+    """Return the state of a record's digest after one more field was added: its length (-1 for null) and its bytes."""
     digest_state = extend_word(digest_state, np.uint64(length))
     return extend(digest_state, buf, start, start + length) if length > 0 else digest_state
 
@@ -357,7 +359,13 @@ def _parse_records_into_columns(
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
 ) -> BatchNumberOrMinusOne:  # fmt: skip
-    """Fill the columns with the parsed records of all batches. Returns the first batch that cannot be parsed, or -1."""
+    """Parse the records of all batches into the columns from ``offset`` on. Return the number of the first batch that cannot be parsed, or
+    -1.
+
+    :param bounds: where each batch's records begin (first row) and end (second row, exclusive) in ``buf``.
+    :param first_row: number of each batch's first row in the columns, and the number of all rows at its end.
+    :param k0, k1: halves of the key of the key hash.
+    """
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
@@ -446,7 +454,9 @@ def _parse_records_into_columns(
 
 
 def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
-    """Return the digest that a record has after Java has rewritten it, which replaces each invalid UTF-8 sequence in its header names."""
+    """Return the digest that a record has after Kafka's cleaner has rewritten it. Java then replaces each invalid UTF-8 sequence in the
+    names of its headers.
+    """
     buf = records.buf
     key_end = int(records.key_start[row]) + max(int(records.key_length[row]), 0)
     end = len(buf)
@@ -476,8 +486,8 @@ def _length_and_bytes_of_field(key_or_value: bytes | None) -> tuple[bytes, bytes
 
 
 def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return per batch the number of counted records and the sum of their fingerprints, shape (batches, 2). ``counted_flags``: a flag per
-    record.
+    """Return, for each batch, the number of its counted records and the sum of their fingerprints, shape (batches, 2). Counted are the
+    records whose flag in ``counted_flags`` is set.
     """
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
     _sum_fingerprints(records.first_row, records.offset, records.digest, counted_flags, sums)

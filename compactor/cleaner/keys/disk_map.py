@@ -106,7 +106,7 @@ class DiskOffsetMap:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, _: hashes.nbytes)
     def add_keys_of_dirty_rows(self, hashes: Hashes, ordinals: RowOrdinals) -> None:
-        """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk share, or the disk, is used up.
+        """Add rows of the dirty range, newest first over all calls. Raises OutOfBudget if the disk budget, or the disk, is used up.
 
         :param hashes: key hashes, shape (n, 2).
         :param ordinals: the rows' numbers, less than 2^32 - 1, under which ``survivor_bitmap`` reports them.
@@ -137,9 +137,8 @@ class DiskOffsetMap:
         return answer
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Yield the key hashes that were added from the dirty range so far, in chunks, including repeated ones.
-
-        They are looked up in Bloom filters.
+        """Yield, in chunks of shape (n, 2), the key hashes that were added from the dirty range so far. A hash may occur more than once.
+        The caller looks them up in Bloom filters.
         """
         for rows in self._spool.read_rows_of_section(DIRTY):
             yield stored_key_hashes_of_rows(rows)
@@ -182,8 +181,8 @@ class DiskOffsetMap:
         self._spool.add_rows_to_section(section_number, rows)
 
     def _mark_survivors_in_range(self, range_number: int, subrange_count: int, subrange_number: int, out_bitmap: RowBitmap) -> None:
-        """Set the bits of the surviving rows of one hash range of the file. Of the range's rows, only those count whose tag (the upper
-        bits of the key's hash) lies in part ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
+        """Set the bits of the surviving rows of one hash range of the file. Only rows in one part of that range are processed: part
+        ``subrange_number``, counted from 0, of ``subrange_count`` equal parts.
         """
         if subrange_count > 2**32:
             raise OutOfBudget("more keys than the map budget holds share one tag: the key hashes are not uniform")
@@ -238,9 +237,12 @@ def _flag_keys_in_part(hashes: Hashes, range_count: int, first_range: int, part_
 def mark_newest_row_of_each_key(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, first_row: int, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> RowCount:
-    """Set the bit of the first row of each key, which is the newest, because rows come newest first. Return the number of rows, or the
-    number of the first row for which the key set has no space. Only rows whose tag (the upper bits of the key's hash) lies in range
-    ``range_number`` of ``range_count`` count.
+    """Set the bit of the newest row of each key, which is its first one because rows come newest first, and add the keys to the key set.
+    Return ``len(rows)``, or the number of the first row for which the key set has no space.
+
+    :param first_row: row to begin with, when the call continues an earlier one.
+    :param range_count, range_number: only rows in range ``range_number`` of ``range_count`` equal ranges of the key hash are processed.
+    :param out_bitmap: a bit for each row number (ordinal).
     """
     for row in range(first_row, len(rows)):
         if row + AHEAD < len(rows):
@@ -258,8 +260,10 @@ def mark_newest_row_of_each_key(
 def mark_rows_with_absent_keys(
     key_set_table: HashTable, state: KeySetState, rows: KeyRows, range_count: int, range_number: int, out_bitmap: RowBitmap
 ) -> None:
-    """Set the bits of the rows whose key is not in the set. Only rows whose tag (the upper bits of the key's hash) lies in range
-    ``range_number`` of ``range_count`` count.
+    """Set the bits of the rows whose key is not in the key set.
+
+    :param range_count, range_number: only rows in range ``range_number`` of ``range_count`` equal ranges of the key hash are processed.
+    :param out_bitmap: a bit for each row number (ordinal).
     """
     for row in range(len(rows)):
         if row + AHEAD < len(rows):

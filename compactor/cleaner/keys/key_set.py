@@ -55,7 +55,12 @@ def first_cell_to_probe(h1: KeyHashHalf, capacity: int) -> int:
 
 @inline_kernel
 def find_cell_or_complement(table: HashTable, capacity: int, tag: np.uint32, h1: KeyHashHalf) -> CellOrComplement:
-    """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored."""
+    """Return the cell that holds the key, or the bitwise complement of the empty cell where it would be stored.
+
+    :param capacity: number of cells in which a search can begin.
+    :param tag: 32 bits of the first half of the key's hash, never 0.
+    :param h1: second half of the key's hash, which determines where the search begins.
+    """
     low = np.uint32(h1 & np.uint64(0xFFFFFFFF))
     high = np.uint32(h1 >> np.uint64(32))
     cell = first_cell_to_probe(h1, capacity)
@@ -97,8 +102,8 @@ def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: K
 def put_keys_until_full(
     table: HashTable, state: KeySetState, hashes: Hashes, first_row: int, out_first_seen: npt.NDArray[np.bool_]
 ) -> RowCount:
-    """Add keys in order, from row ``first_row`` on, and set ``out_first_seen`` where the key was absent. Return the number of rows, or the
-    first row for which there is no space.
+    """Add keys in order, from row ``first_row`` on, and set ``out_first_seen[row]`` to whether the row's key was absent. Return
+    ``len(hashes)``, or the number of the first row for which there is no space.
     """
     rows = len(hashes)
     capacity = state[CAPACITY]
@@ -166,8 +171,8 @@ class KeyHashSet:
     def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
         """Create an empty set.
 
-        :param expected_key_count: number of keys for which memory is allocated at once.
-        :raises OutOfBudget: if the budget is less than LEAST_BYTES, or more memory than the system gives.
+        :param expected_key_count: number of keys for which the set is sized at first.
+        :raises OutOfBudget: if the budget is less than MIN_MAP_BYTES, or the system cannot provide so much memory.
         """
         self._most_homes = budget_bytes // ENTRY_BYTES - SPACE
         if self._most_homes < SMALLEST:
@@ -191,8 +196,8 @@ class KeyHashSet:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def insert_keys_until_full(self, hashes: Hashes, out_first_seen: npt.NDArray[np.bool_], first_row: int = 0) -> RowCount:
-        """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` where the key was absent. Return n, or the number of
-        the first row for which the budget has no space; the rows before it are inserted.
+        """Insert key hashes of shape (n, 2) in order, and set ``out_first_seen[row]`` to whether the row's key was absent. Return n, or the
+        number of the first row for which the budget has no space; the rows before it are inserted.
         """
         while True:
             first_row = put_keys_until_full(self.table, self.state, hashes, first_row, out_first_seen)
@@ -201,11 +206,13 @@ class KeyHashSet:
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
     def flag_contained_keys(self, hashes: Hashes, out_flags: npt.NDArray[np.bool_]) -> None:
-        """Set ``out_flags[row]`` to True where the row's key is in the set."""
+        """Set ``out_flags[row]`` to whether the row's key is in the set."""
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
     def grow_within_budget(self) -> bool:
-        """Enlarge the set, so that more keys fit. Return False if the budget is used up. ``table`` stays the same array."""
+        """Enlarge the set, so that more keys fit. Return whether it is larger: not if the budget is used up. ``table`` stays the same
+        array.
+        """
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False
@@ -257,7 +264,8 @@ def nonzero_hash_half(h0: KeyHashHalf) -> np.uint64:
 @kernel
 def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offsets: npt.NDArray[np.int64]) -> RowCount:
     """Add keys in ascending order of their offsets, as Kafka's pass 1 does, keeping the latest offset of each key, until the map is full.
-    Return the number of rows taken. As in Kafka, the first row after the table is full ends the pass, even if its key is in the table.
+    Return the number of rows taken. As in Kafka, the first row that comes when the map is full ends the pass, even if its key is in the
+    map.
     """
     cells = state[CELLS]
     for row in range(len(hashes)):
@@ -290,8 +298,10 @@ class BoundedOffsetMap:
     """Offset map with Kafka's limit (SkimpyOffsetMap): it is full with ``max_keys`` keys. It takes 32 bytes per key."""
 
     def __init__(self, max_keys: int, *, max_record_count: int) -> None:
-        """Create an empty map. ``max_record_count``: upper bound of the rows that will be put, which limits the memory. Raises
-        OutOfBudget.
+        """Create an empty map.
+
+        :param max_record_count: upper bound of the rows that will be put; memory is allocated for no more keys than that.
+        :raises OutOfBudget: if the system cannot provide the memory.
         """
         cells = min(max_keys, max_record_count) * 4 // 3 + 2
         try:

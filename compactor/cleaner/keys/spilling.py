@@ -76,8 +76,8 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def key_scan(self) -> KeyScanParameters:
-        """Return the parameters of the scan. After the first part of the keys they have no second reader, because it has read all
-        keys by then.
+        """Return the parameters of the scan. After the first part of the keys they have no second reader (the gate, which checks the
+        round), because it has read all keys by then.
         """
         return self._scan
 
@@ -90,7 +90,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
     @property
     def has_moved_keys_to_disk(self) -> bool:
-        """Return whether keys were moved to disk because memory did not suffice."""
+        """Return whether keys are or were on disk, because memory did not suffice for all of them."""
         return self._map is not None or self._entries > 0
 
     @override
@@ -98,6 +98,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads, *, cleans_chunks_while_reading: bool = True
     ) -> None:
         """Read the keys of one dirty segment. Segments are passed in descending order. Raises BadData, OutOfBudget, StoreError.
+
         :param wanted_batch_flags: a flag per batch: whether it may have rows of the dirty range.
         :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, because the outcomes of their transactions are
             known.
@@ -125,13 +126,14 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         return survives, False
 
     def iterate_dirty_key_hashes(self) -> Iterator[Hashes]:
-        """Return an iterator over arrays of key hashes: those of the dirty range's keys that belong to the current part of the keys. A key
-        may occur more than once."""
+        """Yield arrays of hashes, shape (n, 2), of the dirty range's keys that belong to the current part of the keys. A key may occur more
+        than once.
+        """
         return self._set.iterate_key_hashes() if self._map is None else self._map.iterate_dirty_key_hashes()
 
     def scan_clean_segment(self, source: SourceSegment, wanted_batch_flags: Flags, workers: WorkerThreads) -> None:
-        """Read the rows of a segment below the dirty range and add them to the disk map. Does nothing while the set in memory has all
-        keys. Raises BadData, OutOfBudget.
+        """Read the rows of a segment below the dirty range and add them to the disk map. Do nothing if the set in memory holds all keys,
+        because pass 2 looks such rows up in it. Raises BadData, OutOfBudget.
 
         :param wanted_batch_flags: a flag per batch: whether it may have rows below the dirty range.
         """
@@ -185,7 +187,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._map = self._open(self._part, self._parts) if self._part < self._parts else None
 
     def close(self) -> None:
-        """Remove the file of the disk map if one is open, as after a failed scan. A second call does nothing."""
+        """Remove the file of the disk map if it is still open, which it is after a failed scan. A second call does nothing."""
         if self._map is not None:
             self._map.close()
 

@@ -40,10 +40,10 @@ HashesAndRowNumbers = tuple[Hashes, Int64s]
 
 @dataclass(frozen=True, slots=True)
 class SurvivorCountsByBatch:
-    """Counts of pass 1 for each batch of a segment.
+    """Number of survivors (records without a later record of their key) for each batch of a segment, as pass 1 found them.
 
     kept: number of survivors, -1 if unknown.
-    tombstones: whether there are tombstones among them.
+    tombstones: whether there are tombstones among the survivors.
     """
 
     kept: Int32s
@@ -93,7 +93,7 @@ class KeyScanParameters:
     second_reader: SecondReader | None = None
 
     def dirty_segments_and_wanted_batch_flags(self) -> list[tuple[SourceSegment, Flags]]:
-        """Return the segments that pass 1 reads, with the batches whose records may enter the map."""
+        """Return the segments that pass 1 reads, each with a flag per batch: whether its records may enter the map."""
         dirty = [source for source in self.sources if source.end > self.first_dirty and source.base < self.end]
         return [(source, self.flag_batches_for_offset_map(source)) for source in dirty]
 
@@ -118,9 +118,11 @@ class KeyScanParameters:
         is_backwards: bool,
         hashes_rows_below_dirty_range: bool = False,
     ) -> list[HashedChunkKeys]:
-        """Hash the keys of a range of batches, chunk by chunk. The results use the thread's buffers.
+        """Hash the keys of the batches from ``first_batch`` up to ``end_batch`` (exclusive), chunk by chunk. The results use the thread's
+        buffers.
 
-        :param is_backwards: rows in descending order.
+        :param wanted_batch_flags: a flag per batch of this range: whether its keys are hashed.
+        :param is_backwards: return chunks, and rows within a chunk, in descending order of offsets.
         :param hashes_rows_below_dirty_range: whether rows below the dirty range are hashed, instead of those that may enter the map.
         """
         low, high = (-1, self.first_dirty) if hashes_rows_below_dirty_range else (self.first_dirty, _END)
@@ -143,8 +145,8 @@ class KeyScanParameters:
 
 @dataclass(frozen=True, slots=True)
 class HashedChunkKeys:
-    """Key hashes of the records of one chunk (consecutive batches). hashes: shape (n, 2).
-    picked: the rows of the hashes among all rows of the chunk.
+    """Key hashes of the records of one chunk (consecutive batches). hashes: shape (n, 2). picked: for each hash, the number of its row in
+    the chunk.
     rows: None if a range of batches came in several chunks, because only the other arrays outlive the next chunk.
     """
 
@@ -233,7 +235,7 @@ DecidedChunk = tuple[_SegmentScanState, HashedChunkKeys, Flags]
 
 class BackwardSurvivorScan:
     """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the dirty
-    range survive, and the key set tells which records before it.
+    range survive, and the key set tells which earlier records do: those whose key it does not have.
     """
 
     def __init__(self, key_scan: KeyScanParameters, key_set: KeyHashSet) -> None:
@@ -260,7 +262,8 @@ class BackwardSurvivorScan:
         """Read the keys of one dirty segment and find its surviving records. Segments are passed in descending order. Raises BadData;
         OutOfBudget if the set is full.
 
-        :param cleans_chunks_while_reading: compressed chunks may be cleaned at once, because the outcomes of their transactions are known.
+        :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as the outcomes of their transactions are
+            known.
         """
         self.scan_dirty_segments([(source, wanted_batch_flags)], workers, cleans_chunks_while_reading=cleans_chunks_while_reading)
 
@@ -326,8 +329,8 @@ class BackwardSurvivorScan:
         return _SegmentScanState(source, bits, decisions)
 
     def _clean_and_cache_decided_chunk(self, buffers: ReusableJobBuffers, decided: DecidedChunk | None) -> None:
-        """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Nothing is done if
-        ``decided`` is None, because then it is not known yet which of its records survive.
+        """Clean a compressed chunk now, while its records are decompressed, and store the result for pass 2. Do nothing if ``decided`` is
+        None (its survivors are not known yet), or if the chunk cannot be cleaned before all keys are known.
         """
         key_scan = self._scan
         if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_space:
@@ -417,7 +420,7 @@ class BoundedMapSurvivors:
         return superseded
 
     def add_keys_of_chunk_until_full(self, source: SourceSegment, hashed: HashedChunkKeys) -> bool:
-        """Add the rows of a chunk to the map. Return False if the map was full when another record with a key came."""
+        """Add the rows of a chunk to the map, and return whether all were added. If not, the map is full, and the scan must end."""
         offsets = hashed.offset[hashed.picked]
         taken = self._table.put_rows_until_full(hashed.hashes, offsets)
         chunk = hashed.chunk
@@ -550,7 +553,7 @@ def _hash_keys_of_row_numbers(
 
 @kernel
 def _rows_with_key_below_offset(offset: Int64s, key_length: Int32s, end_offset: int) -> Int64s:
-    """Return the numbers of the rows that have a key and lie below the dirty range."""
+    """Return the numbers of the rows that have a key and an offset less than ``end_offset``."""
     found = np.empty(offset.size, np.int64)
     count = 0
     for row in range(offset.size):
@@ -570,8 +573,7 @@ def _count_survivors_by_batch(
     out_tombstone_flags: Flags,
 ) -> None:
     """Set in ``out_survivor_counts`` the number of survivors of each batch flagged in ``complete_flags`` (-1 for the others), and in
-    ``out_tombstone_flags``
-    whether there are tombstones among them.
+    ``out_tombstone_flags`` whether there are tombstones among the survivors.
     """
     for batch in range(out_survivor_counts.size):
         count = 0
@@ -587,8 +589,8 @@ def _count_survivors_by_batch(
 def _unpack_superseded_flags(
     packed_survivor_bits: npt.NDArray[np.uint8], first_bit_by_batch: Int64s, first_row: FirstRowByBatch, out_superseded_flags: Flags
 ) -> None:
-    """Set a flag per row, True if the record is superseded, from the packed bits of its batch; rows of batches that are not in the map stay
-    as they are.
+    """Set ``out_superseded_flags`` for each row of a chunk to whether its bit among the survivors is 0. Rows of batches whose
+    ``first_bit_by_batch`` is -1 (not in the bitmap) keep their flags.
     """
     for batch in range(first_bit_by_batch.size):
         if first_bit_by_batch[batch] >= 0:

@@ -39,8 +39,8 @@ def summarize_timestamps_and_count(table: BatchTable) -> SegmentTimestampsAndCou
 
 
 def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the earliest time at which a delete horizon of a marker or tombstone passes, in milliseconds, or -1. Reads the records of
-    batches with a horizon.
+    """Return the earliest delete horizon of a marker or tombstone of a segment, in milliseconds, or -1 if none has one. Reads the records
+    of batches with a horizon. Raises BadData.
     """
     table = source.table
     due = _earliest_delete_horizon_of_markers_ms(table)
@@ -60,8 +60,9 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
 
 
 def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRecordCounts) -> int:
-    """Return the earliest time at which a delete horizon passes, in milliseconds, or -1, from the numbers of tombstones that were collected
-    for a sidecar.
+    """Return the earliest delete horizon of a marker or tombstone of a segment, in milliseconds, or -1 if none has one. No record is read.
+
+    :param removable_counts: summary of the segment's tombstones, as it is stored in the sidecar.
     """
     due = min(_earliest_delete_horizon_of_markers_ms(table), removable_counts.earliest_tombstone_horizon_ms)
     return due if due != NEVER_MS else NO_TIMESTAMP
@@ -74,12 +75,14 @@ def _flag_batches_with_horizon(table: BatchTable) -> npt.NDArray[np.bool_]:
 
 
 def _earliest_delete_horizon_of_markers_ms(table: BatchTable) -> int:
-    """Return the earliest delete horizon of a transaction marker, in milliseconds, or a time that is never reached if there is none."""
+    """Return the earliest delete horizon of a transaction marker, in milliseconds, or NEVER_MS if no marker has one."""
     return int(table.base_timestamp[_flag_batches_with_horizon(table) & (table.control != NOT_CONTROL)].min(initial=NEVER_MS))
 
 
 def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the offset of the last record, including control records, or -1. A batch may end after its last record. Raises BadData."""
+    """Return the offset of a segment's last record, including control records, or -1 if it has no record. Records must be read, because a
+    batch may end after its last record. Raises BadData.
+    """
     table, buffers = source.table, RecordRowBuffers()
     for batch in np.flatnonzero((table.count > 0) | (table.magic < 2))[::-1].tolist():
         for chunk in source.read_chunks(batch, batch + 1, np.ones(1, np.bool_), inflate_limit):

@@ -37,9 +37,11 @@ def group_segments(
     may_join_group: Callable[[list[S], S], bool] = _allow_every_join,
 ) -> list[list[S]]:
     """Return groups of neighbouring segments, each filled in order until the next segment does not fit. A segment larger than
-    ``segment_bytes`` is a group of its own; an empty one joins whatever its offsets are.
+    ``segment_bytes`` is a group of its own. An empty segment is not subject to the limit of offsets per segment.
 
-    :param may_join_group: returns whether a segment may join a group, in addition to the size limits.
+    :param segment_bytes, segment_index_bytes: most bytes of a group's segments, and of each kind of their indexes.
+    :param end_offset: offset after the last one of the last segment.
+    :param may_join_group: returns whether a segment may join a group, in addition to these limits.
     """
     groups: list[list[S]] = []
     for i, segment in enumerate(segments):
@@ -56,7 +58,9 @@ def group_segments(
 
 
 def _fits_group_limits(group: list[S], segment: S, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
-    """Return whether a group with one more segment stays within the limits. ``last_offset``: last offset of that segment."""
+    """Return whether a group with one more segment stays within the limits of size, index size and offset range. ``last_offset``: last
+    offset of that segment.
+    """
     return (
         sum(s.size for s in group) + segment.size <= segment_bytes
         and sum(s.index_bytes for s in group) + segment.index_bytes <= segment_index_bytes

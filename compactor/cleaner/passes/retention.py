@@ -139,7 +139,7 @@ def decide_batch_retention_by_records(
 
     :param superseded_flags: a flag per row: whether a later record of the key exists in the mapped range.
     :param header_decisions: decisions on the chunk's batches by their headers.
-    :param segment_mtime_ms: modification time of the segment; a v0/v1 tombstone stays only if it is above the legacy horizon.
+    :param segment_mtime_ms: modification time of the segment; v0/v1 tombstones stay only if it is later than the legacy horizon.
     """
     batches = table.select_rows(slice(chunk.first, chunk.last))
     horizon = np.full(len(batches), NO_HORIZON, np.int64)

@@ -35,8 +35,8 @@ class CleanedSegment:
     """A new segment: files ``<20 digits>.log``, ``.index``, ``.timeindex`` and, unless empty, ``.txnindex``.
 
     anew: a flag per batch: whether it is not a copy of a source batch.
-    sources: sum of the sources' batches for the balance.
-    sums: sums of the batches that are not copied unchanged, by account.
+    sources: number and digest sum of all source batches, for the balance.
+    sums: number and digest sum of the batches and records that are not copied, one row per account (reason for which they are counted).
     """
 
     base: int
@@ -82,8 +82,8 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceOpener:
-    """Function that opens a source segment of a group (segments that are rewritten together). The segment's bytes stay available until
-    its last chunk is written, while the next source is opened already.
+    """Source segment of a group (segments that are rewritten together) whose bytes stay available until its last chunk is written, while
+    the next source is opened already. A call opens it.
     """
 
     source: SourceSegment
@@ -252,7 +252,7 @@ class GroupRewriter:
 def _append_cleaned_chunk(
     file: BinaryIO, cleaned: CleanedChunk, source: SourceSegment, progress: _NewSegmentProgress, disk_reservation: DiskReservation
 ) -> None:
-    """Write a cleaned chunk. Raises BadData if the segment would exceed 2 GiB."""
+    """Append a cleaned chunk to the new segment's file, and add it to ``progress``. Raises BadData if the segment would exceed 2 GiB."""
     if progress.written + len(cleaned.encoded.data) > MAX_SEGMENT:
         raise BadData(
             "the cleaned segment would exceed 2 GiB",
@@ -271,7 +271,9 @@ def _append_cleaned_chunk(
 def _append_filler_batch_if_needed(
     file: BinaryIO, progress: _NewSegmentProgress, base_offset: int, end_offset: int, disk_reservation: DiskReservation
 ) -> None:
-    """Write a filler (an empty batch) if the segment would end before ``end_offset``."""
+    """Append a filler (an empty batch at ``end_offset``) to the file if the segment would end before that offset, and add it to
+    ``progress``.
+    """
     last = max((int(lasts[-1]) for lasts in reversed(progress.last_offsets) if len(lasts)), default=base_offset - 1)
     if last >= end_offset:
         return
@@ -285,7 +287,9 @@ def _append_filler_batch_if_needed(
 def _decide_batch_retention_by_survivor_count(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
-    """Decide those batches by the counts of pass 1 that need not be read again: no record survives, or all do and no tombstone is due."""
+    """Change ``decisions`` for batches that the counts of pass 1 decide, so that they are not read again. A batch without survivors is
+    dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or have no delete horizon yet.
+    """
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (survivor_counts.kept >= 0)
     nothing = open_ & (survivor_counts.kept == 0)

@@ -32,10 +32,11 @@ NO_BYTES = read_only_view(np.empty(0, np.uint8))
 class ChunkSummaryForSidecar:
     """Facts about the batches of a chunk that a sidecar needs.
 
+    hashes: key hashes of the records, shape (n, 2).
     first: number of the first of these batches.
     keys, flags: per batch, its number of keys and its flags in the segment's key directory; empty if no directory is wanted.
     undated: number of tombstones without a delete horizon.
-    earliest_ms: earliest delete horizon of a tombstone.
+    earliest_ms: earliest delete horizon of a tombstone, in milliseconds; NEVER_MS if there is none.
     """
 
     hashes: npt.NDArray[np.uint64]
@@ -62,10 +63,10 @@ class SidecarBuilder:
         counts_distinct_keys: bool,
         collects_key_directory: bool = False,
     ) -> None:
-        """Create an empty builder.
+        """Create an empty builder. Keys are hashed only if a filter, the number of distinct keys or a key directory is wanted.
 
         :param filter_design: parameters of the Bloom filter, for at least as many keys as the segment has records; None for no filter.
-        :param counts_distinct_keys: whether distinct keys are counted. Without filter, sketch and directory no key is hashed.
+        :param counts_distinct_keys: whether the number of distinct keys is wanted.
         :param collects_key_directory: whether ``build_key_directory`` will be called; all batches must be of v2 then.
         """
         self._source = source
@@ -104,7 +105,11 @@ class SidecarBuilder:
     def _key_counts_and_flags_by_batch(
         self, rows: RecordRows, first_row: FirstRowByBatch, chunk: BatchChunk, has_key_flags: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-        """Return number of keys and flags of each batch, for the key directory."""
+        """Return two arrays for the key directory: the number of records with a key in each batch, and flags for batches that have
+        tombstones or records without a key.
+
+        :param has_key_flags: a flag per row: whether it is a data record with a key.
+        """
         keys = _count_flagged_rows_by_batch(has_key_flags, first_row)
         keyless = self._data[chunk.first : chunk.last] & (keys < np.diff(first_row))
         buried = _count_flagged_rows_by_batch(has_key_flags & (rows.value_length < 0), first_row) > 0

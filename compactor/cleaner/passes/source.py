@@ -105,10 +105,8 @@ class SourceSegment:
 
     @property
     def upper_bound_of_record_count(self) -> int:
-        """Return an upper bound of the number of records.
-
-        Wrappers do not state how many messages they hold, and a header may claim more than its bytes can hold. Codecs seldom shrink more
-        than tenfold, and a record takes at least 7 bytes.
+        """Return an upper bound of the number of records: the numbers in the batch headers, but at most two records per byte. A v0/v1
+        wrapper, whose header states no number, counts as one record per byte.
         """
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
@@ -218,7 +216,9 @@ def open_source_segment(
 
     :param end_offset: base offset of the next segment, None for the last segment.
     :param previous_last_offset: last offset of the segment before.
-    :param read_bytes: how to read the bytes if they must not be mapped, because the file may shrink.
+    :param max_body_bytes: most bytes that a compressed control batch may inflate to; its body must be read.
+    :param txn_entries: entries of the segment's transaction index; None for none.
+    :param read_bytes: returns the bytes of a file; given if the file may shrink, so that it must not be mapped.
     """
     buf = read_bytes(path)
     table = scan_batches(buf, path.name, max(previous_last_offset, base_offset - 1))
@@ -256,8 +256,8 @@ def segment_of_batch_range(source: SourceSegment, first_batch: int, end_batch: i
 
 
 def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSegment:
-    """Return a segment without the batches after ``end_offset``, which must be before its last offset. A batch without records that
-    contains ``end_offset`` is left out; one with records raises BadData.
+    """Return a segment without the batches after ``end_offset``, an offset before the segment's last one. A batch that lies on both sides
+    of the cut is left out if it has no records. Raises BadData if it has some.
     """
     table = source.table
     last = int(np.searchsorted(table.last_offset, end_offset, side="right"))
@@ -273,8 +273,8 @@ def segment_cut_after_offset(source: SourceSegment, end_offset: int) -> SourceSe
 
 
 def batch_bytes_from_offset(source: SourceSegment, offset: int, inflate_limit: int) -> bytes:
-    """Return the batches of a segment without the records below an offset. A batch that holds records on both sides is written anew, as a
-    round writes it. Raises BadData if a batch cannot be read or written.
+    """Return the bytes of a segment's batches from ``offset`` (inclusive) on. A batch that holds records on both sides of ``offset`` is
+    rewritten without the earlier ones, as a round would do it. Raises BadData if a batch cannot be read or written.
     """
     table = source.table
     first = int(np.searchsorted(table.last_offset, offset))

@@ -45,11 +45,11 @@ class TransactionVerdicts:
 def transaction_verdicts_by_source(
     sources: list[SourceSegment], open_txn_offset_by_producer: Mapping[int, int] | None = None
 ) -> list[TransactionVerdicts]:
-    """Compute the outcomes of all transactions of a log, from its first segment on, and return them for each segment. Segments after the
-    round's range are only read
-    for outcomes.
+    """Return the outcomes of all transactions of a log, from its first segment on, one TransactionVerdicts per segment. Segments after the
+    round's range are given only because later markers decide about earlier data.
 
-    :param open_txn_offset_by_producer: first offset by producer id, for transactions that were open where these segments begin.
+    :param open_txn_offset_by_producer: by producer id, the first offset of the transaction that was open where these segments begin; None
+        if there is none.
     """
     before = open_txn_offset_by_producer or {}
     # Batches without a part in a transaction need no verdict: most logs have no others.
@@ -155,7 +155,9 @@ def reason_txn_index_is_invalid(index_entries: TxnEntries, source: SourceSegment
 
 
 def _previous_marker_offset_of_producer(table: BatchTable) -> Int64s:
-    """Return for each marker the offset of the previous marker of its producer, or -1."""
+    """Return a value per batch: for a transaction marker, the offset of the previous marker of its producer; -1 if there is none, and for
+    other batches.
+    """
     markers = np.flatnonzero((table.control == ABORT) | (table.control == COMMIT))
     by_producer = markers[np.argsort(table.producer_id[markers], kind="stable")]
     same = table.producer_id[by_producer[1:]] == table.producer_id[by_producer[:-1]]
@@ -176,13 +178,14 @@ def _transaction_state_by_batch(
     base_offset: Int64s,
     last_offset: Int64s,
 ) -> TransactionStateByBatch:
-    """Return (discardable, indexed, first offset, last stable offset) of each batch's transaction.
+    """Return four columns, one row per batch: whether it may be discarded, whether it is a marker that stays in the transaction index, and,
+    for such markers, first offset and last stable offset of the index entry.
 
     :param is_aborted: a flag per batch: whether its transaction was aborted.
     :param producer_index: number of each batch's producer.
     :param next_outcome_by_producer: outcome of each producer's first marker in these batches.
-    :param open_txn_offset_by_producer: where each producer's transaction was open before these batches, or -1.
-    :param producers_with_open_txn: producers with such a transaction, in the order in which these began.
+    :param open_txn_offset_by_producer: first offset of each producer's transaction that was open before these batches, or -1.
+    :param producers_with_open_txn: producers with such a transaction, in the order in which the transactions began.
     """
     batches = control_kind.size
     producers = open_txn_offset_by_producer.size

@@ -66,7 +66,10 @@ class _JobQueueWithBarriers(Generic[J]):
         self._draining = False
 
     def next_startable_job(self, *, are_all_results_taken: bool) -> J | None:
-        """Return the next job; None if there is none, or if a barrier blocks it until all results so far were taken."""
+        """Return the next job; None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken.
+
+        :param are_all_results_taken: whether they were taken. If so, no barrier blocks, and None means that there is no more job.
+        """
         if self._draining and not are_all_results_taken:
             return None
         for job in self._jobs:
@@ -103,7 +106,9 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
     def add_prepared_job_and_decide_jobs_in_order(
         self, job_number: int, job: _JobAwaitingDecision[A, R]
     ) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
-        """Add a prepared job; return the jobs that this thread has decided, in order: none if an earlier job is missing."""
+        """Add a job whose first step is done, and run the second step (decision) of all jobs that are next in order. Return these jobs with
+        their decisions. The list is empty if an earlier job is missing, or if another thread is deciding, which then takes this job, too.
+        """
         with self._lock:
             self._waiting[job_number] = job
             if self._deciding:

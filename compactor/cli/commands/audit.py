@@ -20,9 +20,9 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def is_requested_action(recorded: RecordedAction) -> bool:
-        """Return whether a recorded action concerns the partition or topic that the user named.
+        """Return whether the command's pattern matches a target of a recorded action, or no pattern was given.
 
-        The target of a recorded action may be a pattern, as for a pause.
+        The target of a recorded action may itself be a pattern, as for a pause. It counts if it matches the text that the user gave.
         """
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]
@@ -48,7 +48,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
 
 
 def _matches_whole_text(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern as a whole. A pattern that is not a valid expression matches nothing."""
+    """Return whether a regular expression matches a whole text. An invalid expression matches nothing."""
     try:
         return re.fullmatch(pattern, text) is not None
     except re.error:

@@ -73,7 +73,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
-    """Yield the records as lines of JSON, with decoded keys and values, block by block."""
+    """Yield for each block its records as lines of JSON, with decoded keys and values. ``formats``: that of keys, then that of values."""
     for block in blocks:
         lines = []
         for message in block.messages():
@@ -98,8 +98,12 @@ def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
 
 
 def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> dict[str, Any]:
-    """Return the JSON fields of a key or value: the decoded value, or base64 under another field name, then the id of its schema and the
-    reason why it was not decoded.
+    """Return the JSON fields of a key or value.
+
+    They are ``NAME`` with the decoded data, or ``NAME_base64`` if it cannot be decoded; ``NAME_schema_id`` if the data names a schema; and
+    ``NAME_error`` with the reason if it should have been decodable.
+
+    :param name: name of the field: key or value.
     """
     found = decoder.decode_field(data, field_format)
     schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
@@ -112,9 +116,12 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDe
 def _table_lines(
     blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat], width: int | None
 ) -> Iterator[bytes]:
-    """Yield the records as lines of a table, block by block, so that the first ones appear at once. Values are cut at the terminal's edge.
+    """Yield for each block its records as lines of a table, so that the first records appear at once.
 
     Columns are as wide as the first block needs; a longer offset or key moves the rest of its line.
+
+    :param formats: format of keys, then that of values.
+    :param width: columns of the terminal, at which lines are cut; None to cut nothing.
     """
     widths: tuple[int, int, int] | None = None
     for block in blocks:
@@ -140,7 +147,7 @@ def _table_lines(
 
 
 def _format_cell(data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> str:
-    """Return a key or value as one line of text for a table cell."""
+    """Return a key or value as one line of text for a table cell: ``null`` for None, ``base64:...`` if it cannot be decoded."""
     if data is None:
         return "null"
     found = decoder.decode_field(data, field_format)

@@ -144,7 +144,7 @@ def _is_checkpoint_file_path(path_or_partition: str) -> bool:
 
 
 def _print_checkpoint_files(paths: Sequence[str], out: Output) -> ExitCode:
-    """Parse and print checkpoint files of a Kafka broker, and return the exit code."""
+    """Parse and print checkpoint files of a Kafka broker, and return the exit code 0."""
     files = [read_kafka_checkpoint_file(Path(path)) for path in paths]
     documents = [_checkpoint_file_document(file) for file in files]
     out.print_result(documents[0] if len(files) == 1 else {"files": documents}, *(_checkpoint_file_table(file) for file in files))
@@ -152,9 +152,10 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output) -> ExitCode:
 
 
 def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
-    """Return a checkpoint file for JSON output, with the same fields as a partition of a tier.
+    """Return a Kafka checkpoint file as a JSON document.
 
-    A file has neither leases nor compactor epochs.
+    Partitions of a cleaner-offset-checkpoint have the fields of a tier's partitions. The lease and the compactor epoch are null, because
+    the file has neither.
     """
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
@@ -200,7 +201,7 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def _describe_lease(document: Document, now_ms: int) -> str:
-    """Return the leader and the time left of its lease as text; empty without a lease."""
+    """Return as text the leader and how long its lease still runs, or for how long it has been over; empty if there is no lease."""
     lease = document["lease"]
     if lease is None:
         return ""
@@ -210,7 +211,7 @@ def _describe_lease(document: Document, now_ms: int) -> str:
 
 
 def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
-    """Return a table of void records (records of the control log that have no effect), or no table if there are none."""
+    """Return a list with one table of void records (control records that have no effect), or an empty list if there are none."""
     if not fenced:
         return []
     rows = [
@@ -239,7 +240,10 @@ def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
 
 
 def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> Tree:
-    """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect."""
+    """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect.
+
+    :param document: document of the partition, with its lease.
+    """
     label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({format_iso_time(epoch['at_ms'])})"
     if epoch["granted"] is not None:
         label += f", granted up to {epoch['granted']}"
@@ -263,7 +267,9 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
 
 
 def _describe_run(run: Document, epoch: Document) -> str:
-    """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments."""
+    """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments, and the compactor that began it
+    if that is not the leader of ``epoch``.
+    """
     text = f"run {run['run_id']}  {run['status']}"
     if run["published_slot"]:
         text += f", published in slot {run['published_slot']}: {run['first_dirty_offset']} -> {run['next_dirty_offset']}, "
@@ -274,7 +280,7 @@ def _describe_run(run: Document, epoch: Document) -> str:
 
 
 def _describe_void_record(entry: Document) -> str:
-    """Return one line about a void record of the control log, one that has no effect."""
+    """Return one line about a void record: a record of the control log that has no effect."""
     claim = f" up to {entry['offset']}" if entry["offset"] is not None else ""
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 

@@ -30,7 +30,7 @@ def show_settings(args: argparse.Namespace, out: Output) -> None:
 
 
 def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
-    """Return key, value and source of all settings."""
+    """Return a row (key, value, source) for each setting. Source: a file, an environment variable or ``default``."""
     rows: list[tuple[str, object, str]] = []
     for section, kind in SECTION_TYPES.items():
         for key, value in settings.settings_of_section(section).model_dump(mode="json", include=set(setting_keys(kind))).items():
@@ -44,8 +44,10 @@ def _setting_rows(settings: Settings) -> list[tuple[str, object, str]]:
 
 
 def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str, object, str]]:
-    """Return key, value and source of the cleaner settings of one topic. On a broker-managed tier they include the topic's own settings in
-    Kafka.
+    """Return a row (key, value, source) for each cleaner setting of one topic. On a broker-managed tier ``retention_ms`` may come from the
+    topic's own settings in Kafka.
+
+    Raises UsageError if the tier has no such topic.
     """
     from compactor.cli import tiers
 
@@ -63,7 +65,7 @@ def _topic_setting_rows(args: argparse.Namespace, topic: str) -> list[tuple[str,
 
 
 def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
-    """Return client properties, with the values of passwords and other secrets replaced, also in tables within them."""
+    """Return a copy of client properties with ``(not shown)`` in place of passwords and other secrets, also in nested tables."""
     return {
         name: _hide_secrets(value)
         if isinstance(value, dict)
@@ -75,7 +77,7 @@ def _hide_secrets(properties: dict[str, object]) -> dict[str, object]:
 
 
 def _format_setting(key: str, value: object) -> str:
-    """Return a setting's value as TOML writes it, with a duration or a size in words behind it."""
+    """Return a setting's value as text. A size or duration is followed by the same value in larger units, in parentheses."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         return str(value).lower() if isinstance(value, bool) else str(value)
     is_size = key.endswith(("_bytes", "_bytes_per_s"))

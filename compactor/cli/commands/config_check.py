@@ -41,9 +41,9 @@ CHECK_BROKERS_S = 5.0
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
-    """Check stores, brokers, topics and folders that the settings name, and go on after a failed check.
+    """Check stores, brokers, topics and folders that the settings name. A failed check does not stop the others.
 
-    Return the exit code. Settings whose values are invalid were refused when they were loaded.
+    Return the exit code: 0 if no check found an error. Settings with invalid values were refused earlier, when they were loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
@@ -65,7 +65,9 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _with_short_first_answer_timeout(settings: Settings) -> Settings:
-    """Return the settings with a short timeout for the first answer of a store, because a person waits for the result of this command."""
+    """Return a copy of the settings in which the wait for the first answer of a store is at most CHECK_FIRST_ANSWER_MS, because a person
+    waits for the result of this command.
+    """
     sections = {name: getattr(settings, name) for name in type(settings).model_fields}
     waiting = {name: section for name, section in sections.items() if getattr(section, "first_answer_ms", 0) > CHECK_FIRST_ANSWER_MS}
     short = {name: section.model_copy(update={"first_answer_ms": CHECK_FIRST_ANSWER_MS}) for name, section in waiting.items()}
@@ -73,7 +75,7 @@ def _with_short_first_answer_timeout(settings: Settings) -> Settings:
 
 
 def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
-    """Check the store and the contents of a compactor-managed tier, and return the problems.
+    """Check the store, the contents and the settings of a compactor-managed tier, and return the problems and notes.
 
     Nothing is written if the data belongs to another tier.
     """
@@ -95,7 +97,7 @@ def _check_listed_tier(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_topic_deletion_has_brokers(settings: Settings) -> list[SettingFinding]:
-    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem if not."""
+    """Check that brokers are configured if ``on_topic_deletion`` needs them to find deleted topics. Return the problem, if any."""
     if settings.tier.on_topic_deletion == "keep":
         return []
     detail, hint = "it asks the cluster, and [kafka] bootstrap_servers names none", 'Name brokers, or set it to "keep"'
@@ -110,7 +112,7 @@ def _check_topic_deletion_has_brokers(settings: Settings) -> list[SettingFinding
 
 
 def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
-    """Return notes about settings that have no effect on this kind of tier."""
+    """Return a note for each setting that has no effect on a tier that brokers do not manage."""
     if not settings.publish.metadata_records_per_hour:
         return []
     detail, key = "a tier of kind object-log has no metadata records to limit", "publish.metadata_records_per_hour"
@@ -118,7 +120,9 @@ def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_storage_class(settings: Settings) -> list[SettingFinding]:
-    """Return a note about the least time for which the configured storage class is billed."""
+    """Return a note on the minimum time for which S3 bills an object in the configured storage class, or an empty list if it has no
+    minimum.
+    """
     name = settings.s3.storage_class
     if name not in MINIMUM_DAYS:
         return []
@@ -128,7 +132,7 @@ def _check_storage_class(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_state_dir(settings: Settings) -> list[SettingFinding]:
-    """Check that ``state_dir`` exists or can be created, and is writable. Return the problem if not."""
+    """Check that ``state_dir`` exists or can be created, and is writable. Return the problem, if any."""
     directory = Path(settings.tier.state_dir).absolute()
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
@@ -139,7 +143,7 @@ def _check_state_dir(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_stores(settings: Settings) -> list[SettingFinding]:
-    """Check each store to which this program writes, with a small object that is deleted again. Return the problems."""
+    """Check each store to which this program writes by writing a small object and deleting it again. Return the problems."""
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
     # Where brokers keep their segments, reading is all that is tried.
@@ -157,7 +161,9 @@ def _check_stores(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
-    """Return warnings about [topics] tables that match no topic. Regular expressions are easily mistaken for shell patterns."""
+    """Return a warning for each [topics] table whose pattern matches no topic, because regular expressions are easily mistaken for shell
+    patterns. Return none if the topics cannot be listed, which another check reports.
+    """
     try:
         topics = {name.topic for name in read_only_tier(open_tier(settings)).list_partitions()}
     except CompactorError:
@@ -185,7 +191,9 @@ def _hint_for_unmatched_topic_pattern(pattern: str) -> str:
 
 
 def _check_listed_tier_can_be_read(settings: Settings) -> list[SettingFinding]:
-    """Check that a listed tier (known only by listing its objects) can be read, and return the problems."""
+    """Check that a listed tier (known only by listing its objects) can be read. Return the problem, or a warning if there are no
+    segments.
+    """
     try:
         tier = open_tier(settings)
         names = tier.list_partitions()
@@ -229,9 +237,9 @@ def _check_brokers(settings: Settings) -> list[SettingFinding]:
 
 
 def _check_tier_identity(settings: Settings) -> list[SettingFinding]:
-    """Check that the stores answer, and that tier and control store belong together. Return the problem if not.
+    """Check that the stores can be reached, and that tier and control store belong together. Return the problem, if any.
 
-    An empty tier with an empty control store passes.
+    An empty tier with an empty control store passes. A store error other than Unavailable is left to ``_check_stores``.
     """
     tier = open_tier(settings)
     try:

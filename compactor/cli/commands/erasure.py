@@ -59,7 +59,10 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], ExitCode]:
-    """Search the topic for the keys and return the erasure report, which lists the objects that hold one, and the exit code."""
+    """Search the topic for the keys. Return the erasure report, which lists the objects that hold one of them, and the exit code.
+
+    With ``--expedite``, run rounds that remove the keys and search again before the report is made.
+    """
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
@@ -95,9 +98,13 @@ def _run_rounds_to_erase(
     done: list[str],
     out: Output,
 ) -> list[tuple[int, KeyRemovalRound]]:
-    """Run a round now in each partition that holds a key, so that it is erased earlier.
+    """Run a round now in each partition that holds a key, so that the key is erased earlier.
 
-    Return the rounds that removed records from what readers see, each with its partition number.
+    Return the rounds that took records of a key from readers, those of ``survey`` included. Each comes with the index of its key.
+
+    :param survey: result of the search for the keys.
+    :param question: the search, which is repeated in each partition after its round.
+    :param done: list to which a line for each step is added.
     """
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
@@ -124,7 +131,10 @@ def _run_rounds_to_erase(
 
 
 def _requested_keys(args: argparse.Namespace) -> list[bytes]:
-    """Return the keys from the options and the file, without duplicates. Raises UsageError."""
+    """Return the keys from the options and from the file that ``--keys-file`` names, without duplicates.
+
+    Raises UsageError if the file cannot be read.
+    """
     texts = list(args.key)
     if args.keys_file is not None:
         try:

@@ -35,7 +35,7 @@ def print_explanation(args: argparse.Namespace, out: Output) -> None:
 
 
 def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Namespace, out: Output) -> explaining.Explanation:
-    """Return the answer to the user's question about one partition: about a key, an offset, or the partition itself."""
+    """Return the answer to the user's question: about a key or an offset if one was given, else about why the partition is not cleaned."""
     now = command_parser.now_ms_from_arguments(args)
     searches = args.key is not None or args.offset is not None
     total = tiers.sum_stored_bytes(tier, [partition], out, with_replaced=True) if searches else None
@@ -52,7 +52,7 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
 
 
 def _facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
-    """Return the first facts as a table below the answer."""
+    """Return a table of the first MAX_EVENT_ROWS facts, and of the number of further ones. ``title``: the answer that the facts support."""
     rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
     if len(facts) > MAX_EVENT_ROWS:
         rows.append(("", f"and {len(facts) - MAX_EVENT_ROWS} more; --output json has all"))

@@ -79,8 +79,8 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _audit_import_with_safety_overrides(
     args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Return a context that records the import in the audit if an option permits what an import otherwise refuses; else a context that does
-    nothing.
+    """Return a context that records the import in the audit log if an option such as ``--allow-gaps`` permits what an import otherwise
+    refuses; else a context that does nothing.
     """
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
     given = {name: True for name in consents if getattr(args, name)}
@@ -95,7 +95,9 @@ def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
 def _record_cluster_of_imported_topics(
     tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
 ) -> None:
-    """Record which cluster has the topics of imported directories, if brokers are configured. Brokers that do not answer are reported."""
+    """Record in the catalog to which Kafka cluster the topics of imported directories belong. Does nothing if no brokers are configured;
+    prints a note if they do not answer.
+    """
     if options.opening.ask is not None:
         tier.catalog.refresh()
         try:
@@ -126,8 +128,10 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
 
 def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
-    """Return the name under which a directory is imported: the one given by options, else the partition after which the directory is named.
-    Raises UsageError if there is neither.
+    """Return the partition as which a directory is imported. Options name its topic and number; what they leave out comes from the
+    directory's name.
+
+    Raises UsageError if neither gives both.
     """
     reported = partition_of_directory(args.log_dir)
     if reported is None and (args.topic is None or args.partition is None):
@@ -184,6 +188,8 @@ def _import_with_progress(
     """Import many partitions with a progress display, print the result of each, and return the exit code.
 
     :param sizes: bytes of each partition in the source. A partition that is done counts with all of them.
+    :param import_all: imports the partitions and returns their results. Receives two functions: one to call with each partition's result,
+        and one to call with a partition and the bytes just handled, which reports each segment twice (checked, uploaded).
     """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     compile_kernels(out)

@@ -56,7 +56,10 @@ def list_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _query_each_partition(
     tier: Tier, args: argparse.Namespace, out: Output, query: Callable[[TopicPartition], T]
 ) -> tuple[list[tuple[TopicPartition, T]], ExitCode]:
-    """Call a function for each selected partition, ``daemon.threads`` at a time; return the results and the exit code."""
+    """Call a function for the selected partitions, ``daemon.threads`` at a time. Return each partition with its result, and the exit code.
+
+    Partitions of deleted topics are left out. So are partitions whose call fails; these are reported.
+    """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
     names = [name for name in tiers.select_partitions(tier, args.partitions) if name == tier.latest_incarnation(name)]
 

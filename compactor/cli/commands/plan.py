@@ -74,7 +74,9 @@ def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
-    """Return a line with the bytes that all due rounds together will save; an empty list if nothing is due or the saving is unknown."""
+    """Return one line with the bytes that all due rounds together will save; an empty list if nothing is due, or no due round's saving is
+    known.
+    """
     due = [f for f in forecasts if f.due and f.expected_saving_bytes is not None]
     if not due:
         return []
@@ -87,7 +89,9 @@ def _saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
 
 
 def _automatic_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
-    """Return a line about the dirty ratios that were computed from storage costs; an empty list if there are none."""
+    """Return one line about the dirty ratios that were chosen from storage costs (``min_cleanable_dirty_ratio = "auto"``); an empty list if
+    none was.
+    """
     chosen = [f for f in forecasts if f.min_cleanable_dirty_ratio_saves_usd_month is not None]
     if not chosen:
         return []
@@ -99,7 +103,9 @@ def _automatic_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
 
 
 def _storage_cost_lines(forecasts: Sequence[RoundForecast], prices: PriceTable) -> list[str]:
-    """Return a line with the present cost of storage; an empty list if the store costs nothing."""
+    """Return one line with the monthly cost of storage now and the part of it that the rounds will save; an empty list if the store costs
+    nothing.
+    """
     if not prices.stored_gib_month_usd or not forecasts:
         return []
     stored, saved = sum(f.stored_usd_month for f in forecasts), sum(f.expected_saving_usd_month or 0 for f in forecasts)
@@ -119,9 +125,10 @@ def _format_saving(forecast: RoundForecast) -> str:
 def _sample_savings(
     tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
 ) -> list[RoundForecast]:
-    """Return the forecasts, with savings that are estimated from samples.
+    """Return the forecasts, some with savings that are estimated from samples of their partitions.
 
-    :param sample_bytes: bytes of each partition to read; None for a small sample of the largest partitions about which nothing is known.
+    :param sample_bytes: bytes to read of each partition; 0 to sample nothing; None to read DEFAULT_SAMPLE_BYTES of each of the
+        SAMPLED_PARTITIONS largest due partitions whose saving is unknown.
     """
     unknown = [f for f in forecasts if f.due and f.expected_saving_bytes is None]
     largest = sorted(unknown, key=lambda f: -f.bytes_to_read)[:SAMPLED_PARTITIONS]
@@ -143,7 +150,7 @@ def _sample_savings(
 
 
 def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int, out: Output, prices: PriceTable) -> RoundForecast:
-    """Return the forecast with a saving that is estimated from a sample of the partition's bytes."""
+    """Return a copy of the forecast whose saving is estimated from ``sample_bytes`` bytes of the partition."""
     with (
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
         tier.counters.transfers_reported_to(progress.advance),

@@ -98,7 +98,10 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
 
 
 def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, count: str) -> None:
-    """Report one partition as soon as it is done, so that a user who interrupts the job knows what is finished."""
+    """Report the result of one partition at once, so that a user who interrupts the job knows which partitions are finished.
+
+    :param count: progress as text, such as ``3 of 12``.
+    """
     report = finished.report
     if finished.error is not None:
         outcomes.record_failure(str(finished.partition), finished.error)

@@ -39,10 +39,10 @@ def repair_partition_command(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _open_repair_source(source_name: str, tier: Tier, partition: TopicPartition) -> RepairSource:
-    """Open the source from which damaged objects are restored: a log directory, or another tier's configuration. Raises UsageError if
-    there is neither.
+    """Open the source from which damaged objects of a partition are restored: a Kafka log directory, or another tier.
 
-    :param source_name: path that the user gave with ``--from``.
+    :param source_name: path that the user gave with ``--from``: a directory, or the other tier's configuration file.
+    :raises UsageError: if the path is neither, the directory has no segments, or the file configures this tier.
     """
     path = Path(source_name)
     if path.is_dir():

@@ -29,10 +29,12 @@ NOTED_TOGETHER = 100
 
 @dataclass
 class _InspectionRecorder:
-    """Collector of the results of inspecting partitions, which it records in the catalog, many partitions per record.
+    """Collector of the results of inspecting partitions. It records them in the catalog, many partitions per record.
 
     records_next_deletion_times: whether to record also, for each partition, the time before which it has nothing to delete.
     now_ms: time of the inspection by the store's clock, in milliseconds.
+    behind: collected control logs whose length the catalog does not know yet.
+    looks: collected times of the next deletion, by name of the control log.
     """
 
     tier: Tier
@@ -70,7 +72,10 @@ def retire_replaced_segments_command(args: argparse.Namespace, out: Output) -> E
 
 
 def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Output) -> ExitCode:
-    """Delete the replaced segments whose grace is over in the selected partitions, print the result and return the exit code."""
+    """Delete the selected partitions' replaced segments whose grace period (the time that readers have to switch) is over.
+
+    Print the result and return the exit code.
+    """
     clock = GraceClock(args.now, args.force_now)
     tier = tiers.open_configured_tier(args, writing_command="retire")
     if args.now is not None and not args.force_now and args.now > tier.ports.clock_ms():
@@ -137,7 +142,10 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
 
 
 def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutcomes) -> list[str]:
-    """Delete topics that their cluster has deleted, if the settings say so, and return the names of their partitions."""
+    """Delete from the tier the topics that no longer exist in their Kafka cluster, if ``on_topic_deletion`` says so.
+
+    Return the names of the deleted partitions. A failure is recorded in ``outcomes``, and the list is empty.
+    """
     try:
         ask = partial(query_topic_ids, kafka_connection_settings(tier.settings))
         return [str(name) for name in delete_partitions_of_missing_topics(tier, ask)]
@@ -147,7 +155,10 @@ def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutco
 
 
 def _sweep_unfinished_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
-    """Abort unfinished uploads of dead writers, and return their names."""
+    """Abort unfinished uploads of dead writers, and return the objects that were being uploaded; with ``--dry-run`` only return them.
+
+    A failure is recorded in ``outcomes``, and the result is empty.
+    """
     try:
         now = tier.ports.clock_ms()
         if args.now is not None:
@@ -159,8 +170,10 @@ def _sweep_unfinished_uploads(tier: Tier, args: argparse.Namespace, outcomes: ti
 
 
 def _count_segments_objects_and_format_size(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[int, int, str]:
-    """Return the numbers of segments and of objects, and the size of the objects. The objects of a segment differ in their suffix, and the
-    size of unfinished uploads is not known.
+    """Return the number of segments, the number of objects, and the total size of the objects as text.
+
+    Objects whose keys differ only in the suffix belong to one segment. An object without an entry in ``object_sizes``, such as an
+    unfinished upload, counts as 0 bytes.
     """
     return (
         len({key.rpartition(".")[0] for key in object_keys}),

@@ -69,9 +69,9 @@ def run_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
-    """Read and return a summary of each partition's control log, without those that cannot be read.
+    """Read the control log of each partition and return a summary of each.
 
-    Summaries are read quickly and show which partitions have nothing to do.
+    A summary shows whether a partition has something to do. Partitions that cannot be read are left out; their rounds report the error.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_partition_summaries_or_errors(tier, partitions, max_age_ms=0, on_partition=progress.advance)
@@ -79,7 +79,10 @@ def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], ou
 
 
 def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
-    """Tell the user who holds the lease for which the command waits: a killed process leaves its lease unreleased."""
+    """Print who holds the partition's lease and how long the command waits for its end at most. Print nothing if no lease is in force.
+
+    A process that was killed leaves its lease unreleased.
+    """
     log = tier.open_partition_log(partition)
     log.refresh()
     lease = current_lease(tier.ports, log)
@@ -99,10 +102,11 @@ def _run_due_rounds(
     out: Output,
     outcomes: tiers.PartitionOutcomes,
 ) -> dict[TopicPartition, dict[str, object]]:
-    """Run a round on each of these partitions, and return a row of the result for each.
+    """Run a round on each of these partitions. Return for each the fields of its JSON result.
 
     :param expected_bytes: largest number of bytes that each round will read and write, for the progress display.
     :param led_elsewhere: partitions that another process leads, or led when it was killed.
+    :param outcomes: receives the success or failure of each partition.
     """
     process_spool_folder(tier.state_dir)  # before anything is announced that could not be worked on
     if tier.engines is not None:
@@ -140,12 +144,17 @@ def _run_due_rounds(
 
 
 def _pause_reasons(paused: list[dict[str, object]]) -> str:
-    """Return a line with the reason for each due partition that was not cleaned because it is paused; empty if there are none."""
+    """Return a line with the reason for each partition that was due but not cleaned, because it is paused; an empty text if there is none.
+
+    :param paused: JSON rows of all partitions.
+    """
     return "\n".join(f"{tiers.partition_text_of_row(row)} is {row['reason']}" for row in paused if row["status"] == RoundStatus.PAUSED)
 
 
 class _StageDisplay:
-    """Display of a round's progress: its stage, the bytes moved in it, and with ``-v`` a line for each step. Called for each stage."""
+    """Display of one round's progress. The round calls it at the start of each stage; it shows the stage and, with ``-v``, a line for each
+    step.
+    """
 
     def __init__(self, progress: Progress, reported: JobProgress) -> None:
         self._progress = progress

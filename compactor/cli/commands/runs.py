@@ -74,7 +74,9 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
 
 
 def _batch_and_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
-    """Return table rows with a run's balance: checksums which show that each batch and record of its sources was kept or removed."""
+    """Return table rows with a run's balance: counts and digest sums which show that each batch and record of its sources was kept or
+    removed. An empty list if the run recorded no balance.
+    """
     if run.balance is None:
         return []
     b = run.balance
@@ -89,7 +91,9 @@ def _batch_and_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, obje
 
 
 def _format_cleaned_offset_range(run: RunHistoryEntry) -> str:
-    """Return as text the offset up to which the log was clean before the run, and after it."""
+    """Return the first dirty offset before and after a run as text, such as ``1000 -> 2500``; ``?`` in place of the second if it is not
+    known, and empty if the first is not.
+    """
     if run.first_dirty_offset < 0:
         return ""
     return f"{run.first_dirty_offset} -> {run.next_dirty_offset if run.next_dirty_offset >= 0 else '?'}"
@@ -102,12 +106,12 @@ def _format_byte_stat(run: RunHistoryEntry, name: str) -> str:
 
 
 def _format_saved_bytes(run: RunHistoryEntry) -> str:
-    """Return as text the bytes by which a run made the segments smaller; empty if unknown."""
+    """Return as text the bytes by which a run made the segments smaller; empty if it published nothing, or its sizes were not recorded."""
     if not run.published_slot or "bytes_before" not in run.stats:
         return ""
     return format_size(int(run.stats["bytes_before"]) - int(run.stats["bytes_written"]))
 
 
 def _format_stat(name: str, value: float | str) -> str:
-    """Return a statistic's value as text."""
+    """Return a statistic's value as text: as a size, such as ``3.2 MiB``, if its name contains ``bytes``."""
     return format_size(value) if "bytes" in name and isinstance(value, int) else str(value)

@@ -36,7 +36,10 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
-    """Return a segment's state in a word for people. JSON has Kafka's names of the states."""
+    """Return a word for a segment's state, such as ``live`` or ``replaced``, in place of Kafka's name of the state, which JSON has.
+
+    :param live: ids of the live segments.
+    """
     if segment["state"] == "COPY_SEGMENT_FINISHED" and not segment["replaced_by"] and segment["id"] not in live:
         return "not read"
     words = {"COPY_SEGMENT_STARTED": "being made", "COPY_SEGMENT_FINISHED": "live", "DELETE_SEGMENT_STARTED": "being deleted"}
@@ -69,5 +72,5 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def _header_cells(record: dict[str, Any], *, is_shown: bool) -> tuple[str, ...]:
-    """Return a record's headers as one cell, or no cell if they are not shown."""
+    """Return a tuple with a record's headers as one cell, or an empty tuple if headers are not shown."""
     return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if is_shown else ()

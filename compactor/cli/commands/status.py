@@ -49,7 +49,7 @@ def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> Table:
-    """Return a table of the most important partitions, those that need help first, with the tier's overall condition as its title."""
+    """Return a table of the first SHOWN_PARTITIONS partitions, those that need help first. Its title is the tier's overall condition."""
     first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
     rows = []
@@ -72,7 +72,9 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
 
 
 def _totals_lines(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
-    """Return a few lines of text with the tier's sums: number of partitions, bytes stored, dirty, saved and reclaimed."""
+    """Return a few lines of text with the tier's totals: partitions, bytes stored, dirty, saved but not deleted yet, and reclaimed in 24
+    hours.
+    """
     totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
     lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []
     dirty, saved = format_size(totals.dirty_bytes), format_size(totals.waiting_bytes)

@@ -41,7 +41,11 @@ def list_topics(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _refuse_on_broker_managed_tier(args: argparse.Namespace, refused_action: str, hint: str) -> None:
-    """Raise UsageError on a broker-managed tier, where only brokers may do this."""
+    """Raise UsageError on a broker-managed tier, where brokers decide which topics and partitions exist.
+
+    :param refused_action: ``topics`` or ``partitions``, for the message.
+    :param hint: what to do instead.
+    """
     settings = command_parser.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
         raise UsageError(f"the brokers say which {refused_action} a tier of kind {settings.tier.kind} has", hint=hint)

@@ -16,9 +16,9 @@ from compactor.views.time_formats import format_iso_time
 
 
 def _run_id_needed_error(tier: Tier, given_name: str) -> UsageError:
-    """Return the error for a user who gave the name of a partition or topic, or a pattern, where the id of a run is needed.
+    """Return the error for a user who gave something other than a run's id, such as a partition, topic or pattern.
 
-    Its hint is the command that undoes the latest round. If ``given_name`` names no partition of the tier, the hint is the nearest name.
+    If it names partitions, the hint is the command that undoes their latest round. If not, the hint is the most similar name.
     """
     try:
         names = tiers.select_partitions(tier, [given_name])

@@ -50,7 +50,7 @@ def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> Ex
 
 
 def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:
-    """Verify one partition after the other.
+    """Verify the selected partitions one after the other, and return all findings.
 
     :param verify: function (tier, partition, function that receives the number of bytes read) -> the partition's findings.
     """
@@ -64,5 +64,5 @@ def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, ve
 
 
 def _verify_broker_managed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    """Verify a broker-managed tier and print the findings."""
+    """Verify a broker-managed tier, print the findings and return the exit code."""
     return tiers.print_findings(_verify_each_partition(tier, args, out, lambda *one: verify_broker_partition(*one, fast=args.fast)), out)

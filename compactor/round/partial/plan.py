@@ -63,6 +63,7 @@ class PartialRewritePlan:
 
     directory: function that loads the segment's key directory, which is too large to be held in memory during a round.
     table: all batches of the segment.
+    stretches: ranges of batches that are read or copied, alternating; together they are the whole segment.
     version: version of the segment's object, which must not change meanwhile.
     """
 
@@ -95,7 +96,7 @@ class PartialRewritePlan:
 
 
 def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> PositionAndLength:
-    """Return position and length in the log of consecutive batches."""
+    """Return position and length, in bytes, of consecutive batches in the log."""
     start = int(table.position[batch_range.first])
     return start, int(table.position[batch_range.last - 1] + table.size[batch_range.last - 1]) - start
 
@@ -104,8 +105,10 @@ def byte_range_of_batches(table: BatchTable, batch_range: BatchRange) -> Positio
 
 
 def is_key_directory_worthwhile(segment: RemoteLogSegmentMetadata, batch_count: int, copy_limits: CopyLimits | None) -> bool:
-    """Return whether a segment should get a key directory, which allows a later round to read only a part of the segment: the directory
-    must be small enough.
+    """Return whether a segment should get a key directory (an index of the keys in each batch), which allows a later round to read only a
+    part of the segment. The directory must be small in comparison with the segment.
+
+    :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
     """
     size = segment.size_bytes
     if (
@@ -128,6 +131,7 @@ def reason_to_read_whole_segment(
     """Return why a clean segment must be read completely, judged without its key directory, or an empty string if a part may be enough.
 
     :param dirty_key_count: number of keys of the dirty range.
+    :param copy_limits: the store's limits for copies of ranges; None if it cannot copy them.
     """
     if copy_limits is None:
         return "its store does not copy ranges"
@@ -150,6 +154,8 @@ def flag_batches_that_may_change(
     """Return a flag for each batch: whether cleaning may change it, so that it cannot be copied. The last batch always counts, because a
     filler may be needed after it (coverage, I1).
 
+    :param decisions: what the cleaner does with each batch, as far as its header decides.
+    :param directory: the segment's key directory, which shows batches with tombstones or records without a key.
     :param may_hold_dirty_key: flag for each batch: whether it may hold a dirty key.
     """
     waiting = ((table.attributes & np.int16(HORIZON)) != 0) & (table.base_timestamp > now_ms)
@@ -166,8 +172,8 @@ def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flag
     """Divide a segment into ranges of batches that are read and ranges that the store copies; return an empty tuple if too much would have
     to be read.
 
-    Between two copied ranges at least ``copy_limits.least_bytes`` that surely remain are read, so that the new part of the object is large
-    enough for the store.
+    Between two copied ranges at least ``copy_limits.min_run_bytes`` that surely remain are read, so that the new part of the object is
+    large enough for the store.
 
     :param may_change_flags: for each batch, whether it may change.
     """
@@ -245,8 +251,8 @@ def key_directory_of_composed_segment(
 
 
 def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTable) -> Iterator[FirstAndEndBatch]:
-    """Yield, for each range of source batches, the range of batches that the cleaner wrote in its place; (0, 0) if the store copies it. A
-    filler batch belongs to the last range.
+    """Yield, for each range of source batches, the first and the end index (exclusive) of the batches that the cleaner wrote in its place;
+    (0, 0) if the store copies the range. A filler batch belongs to the last range.
     """
     done = 0
     for number, stretch in enumerate(plan.stretches):

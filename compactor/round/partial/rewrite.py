@@ -56,9 +56,10 @@ class WholeSegmentNeededError(Exception):
 class SegmentPartToRead:
     """The part of a segment that is read when the store copies the rest.
 
+    splice: plan that states which batches are read and which the store copies.
     whole: all batches of the segment without their bytes, from which transaction outcomes are computed.
     rows: indexes of the batches that are read.
-    source, verdicts: the batches that are read, as a segment of their own.
+    source, verdicts: the batches that are read, as a segment of their own, and the outcomes of their transactions.
     """
 
     splice: PartialRewritePlan
@@ -93,7 +94,9 @@ class KeyDirectoryCache:
         self._lock = threading.Lock()
 
     def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
-        """Yield for each segment its key directory, or None if it has no usable one, and the number of bytes fetched. Raises StoreError."""
+        """Yield a pair for each segment: its key directory, or None if it has no usable one, and the number of bytes fetched for it. Raises
+        StoreError.
+        """
         found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
             is_its = directory is not None and digest_of_headers(directory.headers) == segment.recorded_size_and_digests("log").batches
@@ -107,8 +110,8 @@ class KeyDirectoryCache:
                 del self._kept[next(iter(self._kept))]
 
     def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that was found to have one. Raises StoreError, and WholeSegmentNeededError if it is
-        gone.
+        """Return the key directory of a segment that was found to have one. Raises StoreError, and WholeSegmentNeededError if the directory
+        no longer exists or does not match the segment.
         """
         with self._lock:
             kept = self._kept.get(segment.id)
@@ -135,7 +138,7 @@ class PartToReadResult:
 class PartToReadSearch:
     """Search for clean segments of which only a part must be read.
 
-    pieces: hashes of the dirty keys (bloom.directory).
+    pieces: the dirty keys' hashes, shortened to 32 bits as in key directories (bloom.directory).
     """
 
     reading: StagedSegmentReader
@@ -144,10 +147,10 @@ class PartToReadSearch:
     directories: KeyDirectoryCache
 
     def find_part_to_read(self, directory: KeyDirectory, header_source: SourceSegment, verdicts: TransactionVerdicts) -> PartToReadResult:
-        """Return which part of a segment must be read, by its key directory. Raises StoreError.
+        """Return which part of a segment must be read, according to its key directory. Raises StoreError.
 
         :param header_source: the segment's batch headers, taken from its sidecar.
-        :param verdicts: verdicts on these batches.
+        :param verdicts: outcomes of transactions for these batches.
         """
         may_hold_dirty_key = directory.flag_batches_with_keys(self.pieces)
         return PartToReadResult(
@@ -157,9 +160,11 @@ class PartToReadSearch:
     def _part_to_read_or_none(
         self, directory: KeyDirectory, may_hold_dirty_key: Flags, header_source: SourceSegment, verdicts: TransactionVerdicts
     ) -> SegmentPartToRead | None:
-        """Return the part of a segment to read, or None if it must be read completely.
+        """Return the part of a segment to read, or None if the segment must be read completely.
 
         :param may_hold_dirty_key: flag for each batch of the segment: whether it may hold a dirty key.
+        :param header_source: the segment's batch headers, taken from its sidecar.
+        :param verdicts: outcomes of transactions for these batches.
         """
         layout = self.reading.staging.layout
         copies = layout.log_file_copy_limits
@@ -205,10 +210,12 @@ class ComposedSegment:
 def describe_composed_segment(
     segment_part: SegmentPartToRead, segment_id: str, output: SourceSegment, hash_key: bytes, inflate_limit: int
 ) -> ComposedSegment:
-    """Return the description of a composed segment (most of whose bytes the store copies). Raises WholeSegmentNeededError if its parts do
-    not match.
+    """Return the key directory, batches and removable records of a composed segment (most of whose bytes the store copies). Raises
+    WholeSegmentNeededError if the segment would be too large or the offsets of its batches would not ascend.
 
+    :param segment_id: id of the composed segment.
     :param output: the cleaner's output for the batches that were read.
+    :param inflate_limit: bytes that one batch may inflate to.
     """
     splice = segment_part.splice
     builder = SidecarBuilder(output, None, hash_key, counts_distinct_keys=False, collects_key_directory=True)
@@ -227,10 +234,12 @@ def balance_including_copied_batches(
     recorded_source_sum: CountAndDigestSum | None,
     balance_key: BalanceKey,
 ) -> Balance:
-    """Return the group's balance, with the copied batches accounted as unchanged.
+    """Return the group's balance (sums which show that every batch was kept or dropped for a reason), with the copied batches added as
+    unchanged.
 
     :param balance_of_read_batches: balance of the batches that were read.
-    :param recorded_source_sum: the source's recorded sum; WholeSegmentNeededError is raised if its batches do not add up to it.
+    :param recorded_source_sum: sum over all batches of the source, from its metadata; WholeSegmentNeededError is raised if the read and the
+        copied batches do not add up to it.
     """
     rest = digest_sum_of_headers(segment_part.splice.directory().headers[segment_part.splice.copied_batch_flags], balance_key)
     sources = balance_of_read_batches.sources.plus(rest)

@@ -36,6 +36,7 @@ class BloomFilterSettings:
     """Settings that decide whether and how new segments get Bloom filters.
 
     log_prefix: key prefix of the partition's control log.
+    record: statistics of the reads that filters saved in earlier rounds.
     probes: number of keys that a later round is expected to look up.
     """
 
@@ -50,9 +51,9 @@ class RoundTaskSettings:
 
     scratch: key prefix of this attempt's scratch objects.
     ranges: number of hash ranges that keys are divided into.
-    map_budget_bytes, disk_budget_bytes: budgets of one task.
-    gate: whether the gate checks the output (compactor.spark.round.gate_rows).
-    filters: settings for the filters of new segments; None if none are written.
+    map_budget_bytes, disk_budget_bytes: limits of memory for keys and of local disk for one task.
+    gate: whether the output is checked by the gate, which computes it independently from the sources.
+    filters: settings for the Bloom filters of new segments; None if none are written.
     topic_id: topic id in a broker-managed tier, because object keys contain it; otherwise empty.
     """
 
@@ -82,7 +83,8 @@ class RoundTaskSettings:
 class TaskCost:
     """Resources that tasks used.
 
-    gate_keys: number of keys whose last record the gate looked up.
+    gate_keys: number of keys whose last record the gate (the independent check of the output) looked up.
+    gate_coverage: share of keys that the gate checked.
     cpu_seconds: CPU time of the Python processes.
     exchanged_bytes: bytes that tasks passed to each other through scratch objects and the shuffle.
     """
@@ -100,7 +102,7 @@ class TaskCost:
     sidecar_bytes: int = 0
 
     def add_cost(self, other: TaskCost) -> None:
-        """Add the cost of another task. Of peaks, and of the gate's coverage (share of keys that it checked), keep the higher value."""
+        """Add the cost of another task to this one in place. Of peaks and of ``gate_coverage``, keep the higher value."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)
@@ -117,9 +119,8 @@ def open_tier_on_executor(settings_json: str, topic: str, topic_id: TopicId) -> 
 
 
 def open_task_tier(shared: RoundTaskSettings) -> Tier:
-    """Return this process's clients for the tier of a round.
-
-    Brokers are not contacted: what a task needs to know of them is in ``shared``.
+    """Return this process's clients for the tier of a round. They never contact the brokers, because ``shared`` holds everything that a
+    task needs to know from them.
     """
     return open_tier_on_executor(shared.settings.model_dump_json(), shared.plan.topic * bool(shared.topic_id), shared.topic_id)
 
@@ -162,7 +163,8 @@ def create_local_worker(
 ) -> LocalWorker:
     """Return a LocalWorker that cleans with the budgets of one task.
 
-    :param sent_files: segment files, by segment id and kind, whose content was sent along and need not be fetched.
+    :param stats: costs of the round, to which the worker adds; None if they are not needed.
+    :param sent_files: by segment id and file kind, content of segment files that was sent with the task and need not be fetched.
     """
     filters = shared.filters
     cleaner = shared.settings.cleaner_settings_for_topic(shared.plan.topic)

@@ -81,7 +81,11 @@ class VersionMismatch(CompactorError):
 
 
 def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan | None = None) -> TaskOutcome:
-    """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message."""
+    """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message.
+
+    :param index: index of the task's item in the job; -1 for work that belongs to no single item.
+    :param plan: plan with whose version this executor must agree, else the outcome is a VersionMismatch; None for no such check.
+    """
     cost, begin = TaskCost(), time.process_time()
     outcome = _run_work_and_catch_errors(index, work, plan, cost)
     cost.cpu_seconds += time.process_time() - begin
@@ -128,12 +132,14 @@ class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
     @override
     def zero(self, value: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
-        """Return an empty list."""
+        """Return an empty list, with which Spark starts the accumulator of each task."""
         return []
 
     @override
     def addInPlace(self, value1: list[tuple[int, TaskOutcome]], value2: list[tuple[int, TaskOutcome]]) -> list[tuple[int, TaskOutcome]]:
-        """Merge two lists of outcomes on an executor; deliver ``value2`` to the queues of its jobs on the driver."""
+        """Merge outcomes as Spark requires. On an executor, return both lists joined. On the driver, put each outcome of ``value2`` into
+        the queue of its job and return ``value1`` unchanged.
+        """
         if not self.on_driver:
             return [*value1, *value2]
         for job, outcome in value2:
@@ -145,7 +151,9 @@ class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):
 
 @dataclass(frozen=True)
 class RddPartitionTask:
-    """Function that runs on executors for each partition of an RDD and processes its items one after the other."""
+    """Function that runs on executors for each partition of an RDD, processes its items one after the other, and sends the outcome of each
+    to the driver.
+    """
 
     job: int
     work: TaskWork
@@ -176,7 +184,7 @@ class SparkCluster:
 
     @property
     def task_slots(self) -> int:
-        """Return the number of tasks that can run at the same time now. It changes as executors come and go."""
+        """Return the number of tasks that can run at the same time now. This number changes as executors come and go."""
         return max(1, self._context.defaultParallelism)
 
     @property
@@ -201,11 +209,12 @@ class SparkCluster:
     def shuffle_answers_to_targets(
         self, description: str, items: Sequence[Any], make_answers: Callable[[Any], Iterator[tuple[int, Any]]], targets: Sequence[Any]
     ) -> RDD[tuple[int, Any]]:
-        """Return an RDD that groups the answers of all items by target index, together with the target itself.
+        """Return an RDD of (target index, group), in which the group of a target holds the target itself and all answers for it.
 
         :param description: name of the answering stage in the Spark UI.
+        :param items: inputs from which answers are made, one task each.
         :param make_answers: function that returns (target index, answer) pairs for one item.
-        :param targets: the targets; each is grouped with its own answers.
+        :param targets: the targets; the target index is the position in this sequence.
         """
         parts = min(len(targets), self.task_slots * SHUFFLE_PARTS_PER_SLOT)
         with name_started_stages(self._context, description):
@@ -245,7 +254,9 @@ class SparkCluster:
 
 
 def shuffle_partition_of_target(target: int) -> int:
-    """Return the shuffle partition that a target's answers go to: its own index."""
+    """Return the number of the shuffle partition that receives the answers for a target, which is the target's index. Spark takes it modulo
+    the number of partitions.
+    """
     return target
 
 

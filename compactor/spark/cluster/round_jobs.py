@@ -44,7 +44,7 @@ class RoundJobRunner:
             yield from self.run_tasks_over_rdd(step, self.cluster.distribute_items(items), TaskWithSettings(work, self.shared), len(items))
 
     def delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
-        """Delete scratch objects of this attempt. An error is only logged, because `retire` deletes what remains."""
+        """Delete scratch objects of this attempt. An error is only logged, because the command ``retire`` deletes what remains."""
         try:
             self.control.delete(object_keys)
         except CompactorError as error:

@@ -140,7 +140,7 @@ def _load_kernels_and_report_version(task_number: int) -> tuple[int, str]:
 
 
 def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
-    """Return one of the versions that arrived for a shuffle key."""
+    """Return the version that one task of the first job reported, given (task number, its versions)."""
     return next(iter(gathered[1]))
 
 

@@ -39,11 +39,11 @@ class IndexedSegment:
     """Result of pass 1 for one segment.
 
     table: headers of those batches only that decide about transactions.
-    places: the batch numbers of these headers; ``batches`` is the number of all batches.
+    places: the batch numbers of these headers. batches: number of all batches.
     undecided: whether keys can be indexed only once it is known which transactions were aborted.
-    first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the bundle's object; ``first`` is -1 if
-        no keys were indexed.
-    rows: number of key rows.
+    first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the object that holds the rows of all
+        segments of a task; ``first`` is -1 if no keys were indexed.
+    rows: number of key rows; smaller than ``ordinals`` if some records have no key.
     """
 
     id: str
@@ -64,9 +64,10 @@ class IndexedSegment:
 
 @dataclass(frozen=True)
 class BatchScanSummary:
-    """Summary of the rows (records) of each batch of a segment, made while its records were scanned.
-    tombstones: whether the batch contains a tombstone.
-    counts: number of records in each batch, only if headers do not state it; otherwise empty.
+    """Facts about each batch of a segment, found while its records were scanned.
+
+    tombstones: by batch, whether it contains a tombstone.
+    counts: by batch, the number of its records; empty if the batch headers state it.
     """
 
     tombstones: npt.NDArray[np.bool_]
@@ -88,7 +89,8 @@ class IndexedBundle:
 
 @dataclass(frozen=True)
 class RowNumberRange:
-    """Range of row numbers [first, end) within one bundle (segments that one task has read). The rows belong to neighbouring segments.
+    """Range of row numbers [first, end) within one bundle (the rows of neighbouring segments that one task has read). All rows of the range
+    belong to segments that are neighbours.
 
     place: index of the bundle.
     """
@@ -106,9 +108,8 @@ def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
 def plan_segment_bundles(
     segments: Sequence[RemoteLogSegmentMetadata], task_slots: int, disk_bytes: int, row_bytes: int = KEY_ROW_BYTES
 ) -> list[IndexRange]:
-    """Divide segments into bundles (neighbours that one task reads) of about equal bytes. Return each bundle as indexes [begin, end).
-
-    There are BUNDLES_PER_SLOT bundles for each slot of the cluster.
+    """Divide segments into bundles (neighbours that one task reads) of about equal bytes, BUNDLES_PER_SLOT of them for each task slot of
+    the cluster. Return each bundle as a range of indexes [begin, end) of ``segments``.
 
     :param task_slots: number of tasks that run at the same time.
     :param disk_bytes: disk budget of one task; it must hold one segment and the bundle's rows twice, because they are sorted.

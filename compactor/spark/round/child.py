@@ -136,9 +136,10 @@ class SparkChild:
         raise answer if isinstance(answer, CompactorError) else CompactorError(f"Spark's process answered {answer!r}")
 
     def _receive_answer(self, child: _SparkChildProcess, check_stop: Callable[[], None], timeout_s: float | None = None) -> object:
-        """Return the child's next answer, or the error that the child ended or took too long.
+        """Wait for the child's next answer and return it. Return (not raise) an Unavailable error if the child has ended or has not
+        answered within ``timeout_s`` seconds (None: no limit).
 
-        :param check_stop: raises to end the child.
+        :param check_stop: called while waiting; its exception ends the child and is raised again.
         """
         begin = time.monotonic()
         try:
@@ -161,8 +162,8 @@ class SparkChild:
 
 
 def _serve_rounds(settings: Settings, pipe: Connection) -> None:
-    """Start Spark, report None or the error, and run the requested rounds until there was no request for ``[spark] idle_ms``. Runs in the
-    child.
+    """Start Spark, send None or the error to the parent, and run the requested rounds until none was requested for ``[spark] idle_ms``
+    milliseconds. Runs in the child process.
     """
     from compactor.spark.cluster.session import start_cluster
 

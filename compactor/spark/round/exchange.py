@@ -57,8 +57,9 @@ _GONE_HINT: Final = "Run it again: missing data is read from the segments again"
 class StoredKeyRows:
     """Location of the stored key rows of one bundle (neighbouring segments that one task has read).
 
-    size: bytes of the object.
-    ordinals: number of rows; all row numbers are below it.
+    size: bytes of the object. ranges: number of hash ranges by which the rows are sorted.
+    ordinals: upper bound (exclusive) of the row numbers, some of which have no row.
+    dirty_rows, clean_rows: number of rows in the two sections, at offsets in and below the dirty range.
     """
 
     key: str
@@ -71,8 +72,9 @@ class StoredKeyRows:
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
     def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
-        """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin and end, in the dirty and
-        the clean section. Raises BadData if they are inconsistent.
+        """Read at which row numbers the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line per
+        range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one. Raises BadData if the numbers
+        are inconsistent.
         """
         position = (self.dirty_rows + self.clean_rows) * KEY_ROW_BYTES + first_range * ROW_DIRECTORY_ENTRY_BYTES
         found = np.frombuffer(
@@ -147,9 +149,11 @@ def pack_key_rows(
     first_offset: int,
     end_offset: int,
 ) -> ExchangeRows:
-    """Return the key rows of a chunk's records with offsets from ``first_offset`` to ``end_offset`` (exclusive), last record first.
+    """Return a key row (hash and row number) for each record of a chunk that has a key and an offset from ``first_offset`` to
+    ``end_offset`` (exclusive), last record first.
 
-    :param begin: row number of each batch's last record.
+    :param first_row: index in ``rows`` of each batch's first record, and the number of all.
+    :param begin: by batch, the row number of its last record; the records before it have the next higher numbers.
     :param key_halves: the two halves of the hash key.
     """
     out = np.empty((len(rows), 4), np.uint32)
@@ -161,13 +165,18 @@ def pack_key_rows(
 
 
 def flag_unaborted_data_batches(source: SourceSegment, aborted: Flags) -> Flags:
-    """Return a flag for each batch: whether it has records that may enter the offset map or be looked up in it."""
+    """Return a flag for each batch: whether it holds data records and is not aborted. Only keys of such batches enter the offset map or are
+    looked up in it.
+    """
     wanted: Flags = (source.table.control == NOT_CONTROL) & ~aborted
     return wanted
 
 
 def last_row_numbers_of_batches(row_counts: Int64s) -> Int64s:
-    """Return the row number of each batch's last record, given the number of rows in each batch."""
+    """Return the row number of each batch's last record. Rows are numbered backwards: the last record of the last batch has number 0.
+
+    :param row_counts: number of rows in each batch.
+    """
     return np.concatenate((np.cumsum(row_counts[::-1])[::-1][1:], np.zeros(min(1, len(row_counts)), np.int64)))
 
 
@@ -183,9 +192,9 @@ class StoredSurvivors:
         self._segments: dict[int, tuple[Bytes, Int64s, SurvivorCountsByBatch]] = {}
 
     def add_survivors_of_segment(self, source: SourceSegment, verdicts: TransactionVerdicts, arrays: Arrays) -> None:
-        """Add the survivors of one segment.
+        """Add the stored survivors of one segment.
 
-        :param arrays: the arrays that ``write_survivors`` stored. Without a bitmap no record of the segment is superseded.
+        :param arrays: the arrays that ``write_survivors`` stored for it. If they hold no bitmap, all records of the segment survive.
         """
         if "bitmap" not in arrays:
             return
@@ -215,7 +224,9 @@ class StoredSurvivors:
 
 
 def encode_verdicts(verdicts: TransactionVerdicts) -> Arrays:
-    """Encode transaction verdicts (which batches are aborted, discardable or indexed) as arrays for a scratch object."""
+    """Encode a segment's transaction verdicts as arrays for a scratch object: which batches are aborted, which may be discarded, which stay
+    in the transaction index, and the entries of this index.
+    """
     return {
         "aborted": np.packbits(verdicts.aborted),
         "discardable": np.packbits(verdicts.discardable),
@@ -293,8 +304,8 @@ def create_scratch_object_idempotently(store: ObjectStore, object_key: str, data
 
 
 def read_scratch_bytes(store: ObjectStore, object_key: str, position: int = 0, size: int | None = None) -> bytes:
-    """Read a scratch object or a part of it. Raises StoreError, also if the object no longer exists: another compactor may have taken
-    over and deleted it.
+    """Read ``size`` bytes of a scratch object from byte ``position`` on; all that follow if ``size`` is None. Raises StoreError, also if
+    the object no longer exists: another compactor may have taken over and deleted it.
     """
     try:
         return store.get(object_key, position, size)
@@ -345,10 +356,12 @@ def _pack_key_rows(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
     first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> int:  # fmt: skip
-    """Write a key row for each record of a chunk with a key and an offset in [first_offset, end_offset) to ``out``, from the last record
-    to the first, and return the number of rows.
+    """Write a key row to ``out`` for each record of a chunk that has a key and an offset in [first_offset, end_offset), from the last
+    record to the first. Return the number of rows.
 
-    :param begin: by batch, the number that its last record gets; the records before it count upwards.
+    :param offset, key_start, key_length: by record, its offset, and where its key lies in ``buf``; a negative length means no key.
+    :param first_row: number of each batch's first record, and the number of all.
+    :param begin: by batch, the row number of its last record; the records before it have the next higher numbers.
     :param k0, k1: halves of the hash key.
     """
     count = 0
@@ -366,7 +379,9 @@ def _pack_key_rows(
 
 @kernel
 def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCount:
-    """Write the differences between ascending row numbers to ``out`` as varints. Return the number of bytes written."""
+    """Write ascending row numbers to ``out`` as varints: for each, how many numbers lie between it and the one before. Return the number of
+    bytes written.
+    """
     at = 0
     previous = np.int64(-1)
     for i in range(ordinals.size):
@@ -404,7 +419,11 @@ def try_decode_ordinal_gaps(data: Bytes, bitmap: Bytes) -> bool:
 
 @kernel
 def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) -> None:
-    """Set ``out`` for each batch of a chunk that contains a tombstone (a record without a value)."""
+    """Set ``out`` for each batch of a chunk that contains a tombstone (a record without a value).
+
+    :param first_row: number of each batch's first row, and the number of all rows.
+    :param value_length: by row, length of the value in bytes; negative for a tombstone.
+    """
     for batch in range(out.size):
         for row in range(first_row[batch], first_row[batch + 1]):
             if value_length[row] < 0:
@@ -414,7 +433,11 @@ def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 @kernel
 def _count_survivors_of_batches(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, out_kept: Int32s) -> None:
-    """Set, in ``out_kept``, the number of surviving rows of each batch that is marked in ``counted``."""
+    """Count the surviving rows of each batch that is marked in ``counted``, and write their number to ``out_kept``.
+
+    :param bitmap: one bit per row number, set if the row survives.
+    :param begin: by batch, its lowest row number. counts: by batch, its number of rows.
+    """
     for batch in range(begin.size):
         if counted[batch]:
             count = 0
@@ -425,7 +448,13 @@ def _count_survivors_of_batches(bitmap: Bytes, begin: Int64s, counts: Int64s, co
 
 @kernel
 def _flag_superseded_rows(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
-    """Set ``out`` for each row that does not survive, which is a row whose bit in ``bitmap`` is 0."""
+    """Set ``out`` for each row of a chunk whose bit in ``bitmap`` is 0, which means that the row does not survive.
+
+    :param bitmap: one bit per row number.
+    :param begin: by batch, the row number of its last record; the records before it have the next higher numbers. A negative one leaves out
+        the batch.
+    :param first_row: index of each batch's first row in the chunk, and the number of all.
+    """
     for batch in range(begin.size):
         if begin[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):

@@ -105,7 +105,8 @@ def compute_gate_sums(
     """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of their keys.
     Raises StoreError, BadData, OutOfBudget.
 
-    :param range_count: number of ranges that the hash is divided into.
+    :param ranges: numbers of the hash ranges, out of ``range_count`` into which the hash is divided.
+    :param budget_bytes: memory for the keys.
     :param bounds: first offset of each segment, and the end of the last one.
     """
     by_place, sums, keys, table = dict(enumerate(bundles)), zero_fingerprint_sums(len(bounds) - 1), 0, LatestRecordTable(budget_bytes, 0)
@@ -122,9 +123,11 @@ def add_sums_of_gate_range(
     bounds: HashBounds,
     sums: FingerprintSumsBySegment,
 ) -> KeyCount:
-    """Add to ``sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys.
-    If the table cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
+    """Add to ``sums`` the records that must remain in hash range ``range_number`` of ``range_count``, and return the number of keys. If
+    ``table`` cannot hold the keys of the range, the range is split and its rows are read again for each part. Raises OutOfBudget,
     StoreError, BadData.
+
+    :param bounds: first offset of each segment, and the end of the last one.
     """
     if range_count > MAX_GATE_RANGES:
         raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")

@@ -49,11 +49,12 @@ HashBounds = Int64s
 
 @dataclass(frozen=True)
 class StoredGateRows:
-    """Location of the rows that the gate (the independent check of the output) has stored of one bundle of segments.
+    """Location of the rows that tasks have stored for the gate (the independent check of the output), of one bundle of segments (neighbours
+    that one task has read).
 
-    size: bytes of the object.
+    size: bytes of the object. ranges: number of hash ranges by which the rows are sorted.
     dirty_rows: number of rows in the dirty range.
-    rows_below: number of rows outside the dirty range.
+    rows_below: number of rows at offsets below the dirty range.
     """
 
     key: str
@@ -65,8 +66,9 @@ class StoredGateRows:
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
     def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
-        """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin and end in both sections
-        (in the dirty range, and outside it), and the CRCs of both. Raises BadData if they are inconsistent.
+        """Read at which row numbers the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line per
+        range and one for the end of the last range. Column 0 is the section of rows in the dirty range, column 1 that of the others, column
+        2 holds the CRCs of both. Raises BadData if the numbers are inconsistent.
         """
         total = self.dirty_rows + self.rows_below
         size = (end_range - first_range + 1) * DIRECTORY_ENTRY_BYTES
@@ -84,14 +86,13 @@ class StoredGateRows:
         return np.frombuffer(data, np.uint64).reshape(-1, WORDS)
 
     def raise_damaged_rows_error(self) -> NoReturn:
-        """Raise BadData because the stored rows are not those that were written."""
+        """Raise BadData, which states that the stored rows are not those that were written."""
         raise BadData("the gate's rows in a scratch object are not what was written", segment=self.key, hint="Run it again")
 
 
 def write_gate_rows_and_directory(spool: HashRangeRowFile, path: Path, object_key: str) -> StoredGateRows:
-    """Write the gate's collected rows, and a directory of them, to a local file. The caller stores it under ``object_key``.
-
-    Raises StoreError if the disk fails.
+    """Write the rows collected for the gate (the independent check of the output), and a directory of them, to the local file ``path``.
+    Return their location in the object ``object_key``, to which the caller uploads the file. Raises StoreError if the disk fails.
     """
     with path.open("wb") as file:
         begins, crcs = write_spooled_rows(spool, file)
@@ -145,7 +146,8 @@ def decode_transaction_outcomes(arrays: Arrays, batches: int) -> BatchTransactio
 
 @dataclass(frozen=True)
 class ExpectedRecordSums:
-    """Sums over the records that must remain of each segment, with which the gate compares the output.
+    """Sums over the records that must remain of each segment. The gate, the independent check of the output, compares the rewritten
+    segments with them.
 
     bounds: the first offset of each segment, ascending, and the end of the last one.
     sums: for each segment, the number of its surviving records and the sum of their checksums (marks).
@@ -166,7 +168,9 @@ class ExpectedRecordSums:
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
     def expected_sum_of_segment(self, source: SourceSegment) -> Words:
-        """Return the sum that is expected for one segment. Raises CompactorError if the gate has not seen the segment."""
+        """Return the number of records that must remain of one segment and the sum of their checksums. Raises CompactorError if these sums
+        were not computed for the segment.
+        """
         place = int(np.searchsorted(self.bounds[:-1], source.base))
         if place >= len(self.sums) or int(self.bounds[place]) != source.base:
             raise CompactorError(f"the gate was not shown {source.name}", hint="This is a bug; please report it")
@@ -176,9 +180,11 @@ class ExpectedRecordSums:
 def create_gate_collecting_segment_rows(
     plan: CompactionPlan, hash_key: bytes, source: SourceSegment, outcomes: BatchTransactionOutcomes
 ) -> Gate:
-    """Return a gate (the independent check of the output) that collects rows of one segment in pass 1.
+    """Return a gate (an independent check of the output) that in pass 1 collects the rows of one segment with which the output is compared
+    later.
 
     :param hash_key: key of the cleaner's hash.
+    :param outcomes: outcomes of the segment's transactions.
     """
     gate = Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), {source.ordinal: outcomes})
     gate.start_reading_segment(source)
@@ -192,8 +198,9 @@ def create_gate_checking_rewritten_groups(
     outcomes: Sequence[BatchTransactionOutcomes],
     expected_sums: ExpectedRecordSums | None,
 ) -> Gate:
-    """Return a gate that compares rewritten groups of segments with their sources in pass 2.
+    """Return a gate (an independent check of the output) that compares rewritten groups of segments with their sources in pass 2.
 
+    :param outcomes: for each source, the outcomes of its transactions.
     :param expected_sums: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}

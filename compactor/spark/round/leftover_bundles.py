@@ -32,7 +32,9 @@ _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
 def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Return the key prefix of scratch objects that are written before a plan is announced. Attempts at the same plan share the prefix."""
+    """Return the key prefix of scratch objects that are written while a plan is only a draft, before it is recorded in the control log.
+    Attempts at the same plan share the prefix.
+    """
     below = " ".join(segment.id for segment in live_segments if segment.start_offset < plan.end_offset)
     facts = (plan.fingerprint, plan.policy.model_dump_json(), plan.vector, plan.first_dirty_offset, plan.end_offset, below)
     kin = hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:16]
@@ -42,12 +44,12 @@ def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_seg
 def plan_time_of_resumable_attempt_ms(
     store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTime
 ) -> int:
-    """Return the time for the new plan: that of the newest interrupted pass 1 that read exactly what the new plan would read, or ``now_ms``
-    if there is none.
+    """Return the time that the new plan must bear so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are none.
+    The newest attempt counts that read exactly what a plan of its time would read.
 
-    An attempt over other segments or with other settings does not match, because deletions could be due at its time that are not due now.
+    An attempt over other segments or with other settings is not used, because deletions could be due at its time that are not due now.
 
-    :param draft_at: returns the plan that would be made at a time.
+    :param draft_at: returns the plan that would be made at a time, or None.
     """
     prefix = scratch_key_prefix(log)
     found = (
@@ -84,8 +86,8 @@ def list_leftover_bundles_and_delete_others(jobs: RoundJobRunner, log: Partition
 
 
 def add_matching_leftover_bundles(jobs: RoundJobRunner, index: PassOneSegmentResults, leftovers: Sequence[ObjectInfo]) -> RoundJobRunner:
-    """Add those stored pass 1 results of earlier attempts to the index that match this round. Return the job runner with as many hash
-    ranges as these results have.
+    """Add those stored pass 1 results of earlier attempts that match this round to ``index``. Return a job runner that divides keys into as
+    many hash ranges as these results do; ``jobs`` itself if none was added.
 
     :param leftovers: stored results (bundles) of earlier attempts.
     """

@@ -93,8 +93,11 @@ ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 
 @dataclass(frozen=True)
 class SegmentToIndex:
-    """Segment to be read in pass 1. rows: whether its key rows are wanted, not just its headers. verdicts, outcomes: its transaction
-    results for the cleaner and for the gate, once the driver has determined which transactions were aborted.
+    """Segment to be read in pass 1.
+
+    rows: whether its key rows are wanted, not just its batch headers.
+    verdicts, outcomes: its transaction results for the cleaner and for the gate (the independent check of the output); None until the
+        driver has determined which transactions were aborted.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -125,7 +128,8 @@ class SparseTransactionVerdicts:
 
 
 def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
-    """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object.
+    """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object. Return
+    what was found and where the rows are stored.
 
     :param segments: the segments of the bundle, newest first.
     :raises BadData, StoreError, OutOfBudget: if a segment is corrupt, the store fails or disk is short.
@@ -170,7 +174,7 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
 
 @dataclass(frozen=True)
 class _TaskDiskReservation:
-    """Reservation of disk space that lasts until the task ends. A HashRangeRowFile extends it when it needs more space."""
+    """Space on local disk that a task has reserved and keeps until it ends. A HashRangeRowFile reserves more through it when it grows."""
 
     reserve_bytes: Callable[[int], None]
 
@@ -266,7 +270,9 @@ def _collect_key_rows(
     """Collect a segment's key rows from the last record to the first, numbered from ``next_ordinal`` on. Return the facts about its batches
     and the number of row numbers used.
 
-    The gate, an independent check of the output, reads the same decompressed chunks.
+    :param selected_batches: flag for each batch, whether its records are wanted.
+    :param key_rows: receives the key rows, by hash range.
+    :param gate, gate_rows: the independent check of the output, and the file that receives its rows from the same chunks; None without it.
     """
     table, plan, buffers, begun_at = source.table, shared.plan, ReusableJobBuffers(), next_ordinal
     halves, first_dirty = siphash_key_halves(shared.hash_key), plan.first_dirty_offset
@@ -302,16 +308,21 @@ def _collect_key_rows(
 
 @dataclass(frozen=True)
 class BloomFilterQuery:
-    """Segments, by id, whose Bloom filters one task compares with all dirty keys. bundles: locations of the stored dirty keys."""
+    """Work of one task that compares the Bloom filters of some segments with all dirty keys.
+
+    segments: ids of these segments.
+    bundles: locations of the stored dirty keys.
+    """
 
     segments: tuple[str, ...]
     bundles: tuple[StoredKeyRows, ...]
 
 
 def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost: TaskCost) -> ReadReasonsAndFetchedBytes:
-    """Compare Bloom filters with all dirty keys. Return, by segment id, why a segment must be read, and the number of bytes fetched.
+    """Compare Bloom filters with all dirty keys. Return two values: by segment id, the reason why the segment must be read, and the number
+    of bytes fetched.
 
-    Segments that match no dirty key are absent from the result. Raises StoreError.
+    Segments without a reason, because they match no dirty key, are absent from the first value. Raises StoreError.
     """
     sidecars = open_sidecars(shared)
     if sidecars is None:
@@ -331,8 +342,9 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
 class HashRangeInput:
     """Input of all tasks over hash ranges.
 
+    bundles: locations of the stored key rows; each bundle holds those of the segments that one task has indexed.
     dirty: ranges of rows of the dirty segments, newest first.
-    wanted_bundles: indexes of the bundles (segments indexed by one task) whose survivors are wanted.
+    wanted_bundles: indexes of the bundles whose survivors are wanted.
     """
 
     bundles: tuple[StoredKeyRows, ...]
@@ -351,10 +363,10 @@ class SegmentWithSurvivors:
 
 @dataclass(frozen=True)
 class SurvivorBundle:
-    """Segments whose surviving records are written as one object.
+    """Segments whose surviving records are written as one scratch object.
 
     name: last part of the object's key.
-    keys: where their key rows are stored; None if they have none.
+    keys: location of the segments' key rows; None if none were stored, so that all their records survive.
     """
 
     name: str
@@ -365,8 +377,8 @@ class SurvivorBundle:
 def find_survivors_of_ranges(
     shared: RoundTaskSettings, ranges: range, range_input: HashRangeInput, cost: TaskCost
 ) -> Iterator[BundleAnswer]:
-    """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded survivors). A bundle may appear several times
-    or never.
+    """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded row numbers of survivors). A bundle, the
+    segments that one task has indexed, may appear several times or never.
     """
     store = open_task_tier(shared).ports.control
     wanted = {place: bundle for place, bundle in enumerate(range_input.bundles) if bundle.dirty_rows or place in range_input.wanted_bundles}
@@ -378,8 +390,8 @@ def find_survivors_of_ranges(
 def _find_survivors_of_range(
     shared: RoundTaskSettings, range_number: int, range_input: HashRangeInput, range_rows: HashRangeRows, cost: TaskCost
 ) -> Iterator[BundleAnswer]:
-    """Find the surviving records of one hash range. If its keys exceed the memory budget, the range is split and its rows are read again
-    for each part.
+    """Find the surviving records of one hash range and yield (bundle index, encoded row numbers of survivors). If the keys exceed the
+    memory budget, the range is split and its rows are read again for each part; survivors may then be yielded twice.
     """
     clean = [place for place in sorted(range_input.wanted_bundles) if range_input.bundles[place].clean_rows]
     part, parts, guess = 0, 1, 0

@@ -45,7 +45,8 @@ class HashRangeRows:
     """Rows of one hash range from all bundles (each holds the rows of some neighbouring segments).
 
     directories: for each bundle, the row numbers where the range begins and where it ends in each section.
-    prefetched: by bundle and section, (first row, rows) of data that was fetched together with other ranges.
+    prefetched: by (bundle, section): the number of the first fetched row, and the rows, which were fetched together with those of other
+        ranges.
     """
 
     store: ObjectStore

@@ -26,9 +26,10 @@ from compactor.spark.round.gate_rows import ExpectedRecordSums, create_gate_chec
 
 @dataclass(frozen=True)
 class GroupRewriteWork:
-    """Work of pass 2 on one group (neighbouring segments that become one), with the metadata and stored survivors of its sources, in order.
+    """Work of pass 2 on one group (neighbouring segments that become one).
 
-    judged: the sums that the gate, an independent check, expects of the output; None if nothing is dirty.
+    sources, survivors: metadata and stored survivors of the group's segments, in the same order.
+    judged: location of the sums that the gate, an independent check, expects of the output; None if nothing is dirty.
     """
 
     task: CompactionTask
@@ -39,7 +40,7 @@ class GroupRewriteWork:
 
 @dataclass(frozen=True)
 class StoredPassOneAnswers:
-    """Results of pass 1 for the sources of one group, read from scratch objects for pass 2. Implements the port
+    """Results of pass 1 for the source segments of one group, read from scratch objects for pass 2. Implements
     round.pass_two.SurvivorScanAnswers.
     """
 
@@ -61,15 +62,15 @@ class StoredPassOneAnswers:
             yield self.sources[ordinal], self.verdicts[ordinal]
 
     def part_to_read_of_segment(self, ordinal: int) -> None:
-        """Return None: Spark always rewrites segments as a whole.
+        """Return None, which means that ``open_segment`` opens the whole segment: Spark never reads only a part of one.
 
         :param ordinal: position of the segment in the group.
         """
 
 
 def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskCost) -> CompactionReceipt | CompactionFailure:
-    """Rewrite one group of segments into one segment, and upload it under the announced id. Raises BadData, StoreError, OutOfBudget,
-    GateFailed.
+    """Rewrite one group of segments into one segment, upload it under the id that the task names, and return the receipt or the failure.
+    Raises BadData, StoreError, OutOfBudget; GateFailed if the independent check rejects the output.
     """
     with open_task_staging(shared, cost) as staging, WorkerThreads(1) as workers:
         stats, reading = RoundCosts(), shared.open_segments(staging, item.sources)
@@ -114,7 +115,9 @@ class PartitionCleaningWork:
 
 
 def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[CompactionReceipt | CompactionFailure]:
-    """Run all tasks of a plan with a local worker on this executor. Raises BadData, StoreError, OutOfBudget."""
+    """Run all tasks of a plan with a local worker on this executor, and return a receipt or failure for each. Raises BadData, StoreError,
+    OutOfBudget.
+    """
     shared, stats = item.shared, RoundCosts()
     known = {(item.live[-1].id, "snapshot"): item.snapshot} if item.snapshot else {}
     with open_task_staging(shared, cost) as staging:
@@ -126,7 +129,9 @@ def clean_partition(item: PartitionCleaningWork, cost: TaskCost) -> list[Compact
 
 
 class _ExecutorSession:
-    """Session of a worker on an executor (RoundWorkerSession). Its state is what the driver sent, and the driver keeps the leadership."""
+    """Session that a worker on an executor gets in place of the driver's (RoundWorkerSession). It holds the partition's state as the driver
+    has sent it, and never checks the leadership, because the driver does.
+    """
 
     scratch_objects_of_earlier_survivor_scan: tuple[ScratchObject, ...] = ()
 

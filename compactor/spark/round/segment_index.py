@@ -41,14 +41,14 @@ SEGMENTS_PER_GATHER_TASK = 256
 
 @dataclass
 class PassOneSegmentResults:
-    """Index of the live segments that the driver builds during pass 1.
+    """Results of pass 1 for the live segments, which the driver collects.
 
-    stand_ins: sidecars, by segment id, that take the place of segments which need not be read. Of a segment without one at least the
-        headers are read.
+    stand_ins: sidecars, by segment id, that take the place of reading a segment. Of a segment without one, at least the headers are read.
     segments: results for the segments that were read, by id.
     folded: transaction results of each segment, by id.
-    bundles, gate_bundles: locations of the key rows, and of the rows for the gate (the independent check of the output).
-    bundle_places: index of the bundle that holds a segment's keys, by segment id.
+    bundles, gate_bundles: locations of the key rows, and of the rows for the gate (the independent check of the output); one entry for each
+        task.
+    bundle_places: by segment id, index in ``bundles`` of the entry that holds the segment's keys.
     """
 
     live: Sequence[RemoteLogSegmentMetadata]
@@ -154,7 +154,10 @@ class PassOneSegmentResults:
         return SegmentToIndex(segment, True, known.verdicts, known.outcomes)
 
     def _index_bundles(self, jobs: RoundJobRunner, items: Sequence[SegmentToIndex], description: str) -> None:
-        """Index segments, one task for each bundle of neighbours, and add the results."""
+        """Index segments in Spark tasks, one for each bundle of neighbours, and add the results to this index.
+
+        :param description: text that the job's name in the Spark UI ends with.
+        """
         row_bytes = KEY_ROW_BYTES + (GATE_ROW_BYTES if jobs.shared.gate else 0)
         runs = plan_segment_bundles([item.metadata for item in items], jobs.cluster.task_slots, jobs.shared.disk_budget_bytes, row_bytes)
         what = f"pass 1, keys of {len(items)} segments{description}, in {len(runs)} bundles"
@@ -162,7 +165,9 @@ class PassOneSegmentResults:
             self.add_bundle_unless_known(result[1])
 
     def _determine_transaction_outcomes(self) -> None:
-        """Determine the outcome of all transactions from the segments' headers in order, once for the cleaner and once for the gate."""
+        """Determine the outcome of all transactions from the segments' headers in order: once for the cleaner, and once more for the gate
+        (the independent check of the output).
+        """
         sources = list(self._live_segment_headers())
         both = zip(sources, transaction_verdicts_by_source(sources), transaction_outcomes_by_source(sources, {}), strict=True)
         self.folded = {source.name: (source, verdicts, outcomes) for source, verdicts, outcomes in both}

@@ -56,7 +56,9 @@ class _QueuedPartition:
 
 
 class SharedJobRunner:
-    """Runner of background Spark jobs, each of which cleans several small partitions that threads have submitted. A context manager."""
+    """Runner of background Spark jobs, each of which cleans several small partitions that threads have submitted. To be used as a context
+    manager, which starts and ends its thread.
+    """
 
     def __init__(self, cluster: SparkCluster, tier: Tier, cost: TaskCost, job_listener: JobListener) -> None:
         self.cluster = cluster
@@ -70,7 +72,7 @@ class SharedJobRunner:
         self._starter = threading.Thread(target=self._start_jobs_until_closed, name="flow", daemon=True)
 
     def create_worker(self, cleaner: CleanerSettings, stats: RoundCosts) -> SharedJobWorker:
-        """Return a worker for the round of one partition."""
+        """Return a worker for one round of one partition. ``stats``: statistics of the round, which the worker fills in."""
         return SharedJobWorker(self, cleaner, stats)
 
     def submit_partition(self, partition: _QueuedPartition) -> None:
@@ -120,7 +122,9 @@ class SharedJobRunner:
             self._changed.notify_all()
 
     def _run_job_or_retry(self, partitions: list[_QueuedPartition], bins: list[list[int]]) -> None:
-        """Run one job. If Spark aborts it, retry each unfinished partition in a job of its own."""
+        """Run one job. If it fails, retry each partition that has no outcome yet in a job of its own. ``bins``: for each task, the indexes
+        in ``partitions`` of those that it cleans.
+        """
         done: set[int] = set()
         left = len(bins)
         try:
@@ -154,8 +158,11 @@ class SharedJobRunner:
     def _run_partition_bins(
         self, description: str, partitions: list[_QueuedPartition], bins: list[list[int]], done_indexes: set[int]
     ) -> Iterator[None]:
-        """Run a job with one task per bin (the partitions that one task cleans) and deliver the outcome of each partition. Yield once for
-        each task that ended.
+        """Run a job with one task per bin and deliver the outcome of each partition. Yield None each time a task has ended.
+
+        :param description: name of the job in the Spark UI.
+        :param bins: for each task, the indexes in ``partitions`` of those that it cleans.
+        :param done_indexes: receives the indexes of the partitions whose outcome was delivered.
         """
         items = [[(number, partitions[number].item) for number in members] for members in bins]
         for outcome in self.cluster.run_job(
@@ -186,9 +193,9 @@ class SharedJobWorker(RemoteWorker):
 
     @override
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Return that no clean segment is skipped, because the executor reads the whole partition.
+        """Return verdicts that skip no clean segment, because the executor reads the whole partition.
 
-        A small producer snapshot that was read for the plan is remembered and sent along with the work.
+        If the producer snapshot that was read for the plan is small, keep it to send it along with the work.
         """
         self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         return CleanSegmentVerdicts()
@@ -201,7 +208,9 @@ class SharedJobWorker(RemoteWorker):
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Submit the partition and yield its receipts once a task has cleaned it."""
+        """Submit the partition to the next shared job, wait until a task has cleaned it, and yield the receipt or failure of each of
+        ``tasks``.
+        """
         jobs, live = self.jobs, session.state.live
         shared = create_round_task_settings(jobs.cluster, jobs.tier, self.cleaner, plan, session.scratch_object_key(""), session.state)
         ticket = _QueuedPartition(

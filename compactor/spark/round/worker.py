@@ -88,8 +88,8 @@ SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
 class SparkWorker:
     """RemoteWorker that runs the rounds of one partition on a Spark cluster.
 
-    ``find_skippable_clean_segments`` keeps the pass 1 results of dirty segments. The next call of the worker uses them if its plan matches;
-    otherwise ``delete_unused_scan_results`` deletes them.
+    ``find_skippable_clean_segments`` keeps the pass 1 results of dirty segments. When the worker is then called with a plan that these
+    results match, it uses them; otherwise ``delete_unused_scan_results`` deletes them.
 
     open_cluster: returns the cluster, starting Spark if necessary; called when there is work for it.
     stats: statistics of the round, which the worker fills in.
@@ -111,7 +111,9 @@ class SparkWorker:
         return self.open_cluster()
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTime) -> int:
-        """Return the start time of an interrupted pass 1 whose results can be reused, or ``now_ms`` if there is none."""
+        """Return the time that the new plan must bear so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
+        none. ``draft_at``: returns the plan that would be made at a time.
+        """
         return plan_time_of_resumable_attempt_ms(
             self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
         )
@@ -152,7 +154,7 @@ class SparkWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        """Run the tasks of an announced plan and yield a receipt or failure for each."""
+        """Run the tasks of a plan that is recorded in the control log, and yield a receipt or failure for each."""
         prepared = None
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
@@ -168,12 +170,17 @@ class SparkWorker:
             self._used = TaskCost()
 
     def create_job_runner(self, plan: CompactionPlan, state: PartitionState, scratch_prefix: str, check: LeadershipCheck) -> RoundJobRunner:
-        """Return the job runner for one plan."""
+        """Return the runner of the Spark jobs of one plan.
+
+        :param check: called while a step runs; raises Fenced if another compactor leads the partition.
+        """
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
     def unannounced_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
-        """Return the key prefix of scratch objects that are written before this plan is announced."""
+        """Return the key prefix of scratch objects that are written while this plan is only a draft, before it is recorded in the control
+        log.
+        """
         return unannounced_scratch_prefix(self.tier.open_partition_log(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
@@ -195,10 +202,10 @@ def copy_cost_to_stats(stats: RoundCosts, cost: TaskCost) -> None:
 def create_round_task_settings(
     cluster: SparkCluster, tier: Tier, cleaner: CleanerSettings, plan: CompactionPlan, scratch_prefix: str, state: PartitionState
 ) -> RoundTaskSettings:
-    """Return the settings that all tasks of a round share.
+    """Return the settings that all tasks of a round share. Budgets are divided by the number of tasks that run on one executor at a time.
 
-    Budgets are divided by the number of tasks that run on one executor at a time. Only dirty keys are held in memory; clean records are
-    looked up among them.
+    Unless ``[spark] partitions`` sets it, the number of hash ranges is chosen so that the dirty keys of a range fit in memory; clean
+    records are only looked up among these keys.
     """
     each = cluster.task_slots_per_executor
     records = sum(max(segment.records, 1) for segment in _dirty_segments(state.live, plan))
@@ -229,7 +236,7 @@ def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: Com
 
 
 class _AnnouncedPlanRun:
-    """Work on one announced plan, from pass 1 to the receipts.
+    """Work on one plan that was recorded in the control log, from pass 1 to the receipts.
 
     prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
     """
@@ -289,8 +296,8 @@ class _AnnouncedPlanRun:
             )
 
     def _read_stored_survivor_locations(self) -> SurvivorLocations:
-        """Return where an earlier attempt stored the survivors of each segment, by segment id, and under GATE_SUMS_NAME the sums that the
-        gate expects.
+        """Return where an earlier attempt stored the survivors of each segment, by segment id. The extra key GATE_SUMS_NAME gives the
+        location of the sums that the gate (the independent check of the output) expects. Empty if nothing was stored.
         """
         store = self._worker.tier.ports.control
         found: SurvivorLocations = {}
@@ -321,10 +328,10 @@ class _AnnouncedPlanRun:
             )
 
     def _run_pass_one_and_record_survivors(self, sources: Sequence[RemoteLogSegmentMetadata]) -> SurvivorLocations:
-        """Run pass 1 and find the surviving records; record them so that later attempts skip this step.
+        """Run pass 1, write the surviving records to scratch objects, and record these objects, so that later attempts skip this step.
+        Return where the survivors are stored.
 
-        The result of a task is complete once its object exists. If the store or Spark fails, finished results are kept for the next
-        attempt.
+        If the store or Spark fails, the results of finished tasks are kept for the next attempt. A task is finished once its object exists.
         """
         index = self._prepared.index if self._prepared else PassOneSegmentResults(self._live, self._load_sidecars_by_segment_id())
         adopted = list(self._prepared.leftover_keys) if self._prepared else self._reuse_bundles_of_earlier_attempts(index)
@@ -357,7 +364,7 @@ class _AnnouncedPlanRun:
         return [info.key for info in left]
 
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
-        """Return the stored pass 1 results of all attempts at this plan, from before and after its announcement."""
+        """Return the stored pass 1 results of all attempts at this plan, from before and after it was recorded in the control log."""
         store = self._worker.tier.ports.control
         places = (self._session.scratch_object_key(""), self._worker.unannounced_scratch_prefix(self._plan, self._session.state))
         return [info for place in places for info in list_stored_bundles(store, place)]
@@ -420,9 +427,8 @@ def locate_survivors(object_key: str, parts: StoredSurvivorLocations) -> Survivo
 
 @dataclass(frozen=True)
 class HashRangeTask:
-    """Task that answers some hash ranges for all bundles and returns (target index, answer) pairs. A target is a bundle or the gate.
-
-    An error is sent to every target.
+    """Task that answers some hash ranges and yields (target index, answer) pairs. A target is a bundle (segments indexed by one task) or
+    the gate (the independent check of the output). An error is sent to every target.
 
     targets: target index of each bundle.
     gate_input: what the gate's part of the task reads; None without a gate.
@@ -503,7 +509,9 @@ class PreparedPassOneResults:
     leftover_keys: tuple[str, ...]
 
     def matches_plan(self, plan: CompactionPlan) -> bool:
-        """Return whether the plan covers the same range at the same time, and skips only segments that are known here."""
+        """Return whether these results can be used for ``plan``: it covers the same dirty range with the same policy at the same time, and
+        it skips only segments that these results include.
+        """
         same = ("topic", "partition", "now_ms", "first_dirty_offset", "end_offset", "vector", "policy")
         return all(getattr(plan, name) == getattr(self.jobs.shared.plan, name) for name in same) and all(
             segment.id in self.index.stand_ins or segment.id in self.index.segments for segment in plan.skipped

@@ -27,7 +27,7 @@ _FOLDER: Final = re.compile(rf"{LOCAL_TIER_FOLDER}/(.+-\d+)-[A-Za-z0-9_-]{{22}}/
 
 
 class KafkaLocalLayout(PlainLayout):
-    """SegmentLayout of Kafka's LocalTieredStorage."""
+    """SegmentLayout of Kafka's LocalTieredStorage: each file of a segment is one object below ``kafka-tiered-storage/``."""
 
     required_object_kinds = frozenset(FILE_KINDS) - {"txnindex"}
 

@@ -22,7 +22,10 @@ _FOLDER: Final = re.compile(rf"([^/]+-\d+(?:{INCARNATION_SUFFIX})?)/[^/]+")
 
 
 class NativeLayout(ComposableLayout):
-    """SegmentLayout of compactor-managed tiers. entropy_bits: number of binary digits in front of each partition's folder."""
+    """SegmentLayout of compactor-managed tiers: each file of a segment is one object, such as ``orders-0/00000000000000000042-<id>.log``.
+
+    entropy_bits: number of binary digits in front of each partition's folder; 0 for none.
+    """
 
     def __init__(self, store: ObjectStore, entropy_bits: int = 0) -> None:
         super().__init__(store)

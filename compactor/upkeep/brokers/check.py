@@ -87,9 +87,9 @@ def check_known_kafka_problems(admin: AdminQueries, topics: Sequence[str]) -> li
 
 
 def _topic_setting_findings(topic: str, settings: Mapping[str, str], cleanup_policy: str) -> Iterator[ConfigCheckFinding]:
-    """Yield the settings of a topic that rule out compaction, with one command that changes all of them.
+    """Yield a finding for each setting of a topic that rules out compaction, with one command that changes all these settings.
 
-    In two commands, the first could leave the topic with ``delete`` and the default retention of seven days, and brokers would delete data.
+    Two commands could leave the topic with ``delete`` and the default retention of seven days in between, and brokers would delete data.
     """
     wrong = [one for one in REQUIRED_TOPIC_SETTINGS if one in settings and topic_setting_problem(topic, one, settings[one], cleanup_policy)]
     alteration = ",".join(f"{setting}={REQUIRED_TOPIC_SETTINGS[setting][0]}" for setting in wrong)
@@ -122,7 +122,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
 
 
 def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
-    """Read the metadata topic, and return the tiered partitions and the problems found."""
+    """Read the metadata topic. Return the tiered partitions (none if it cannot be read) and the problems found."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
         names = tier.broker_metadata.list_topic_partitions()

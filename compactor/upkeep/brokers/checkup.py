@@ -101,7 +101,10 @@ def _examine_partition(
 
 
 def _partitions_without_segments(topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]) -> Iterator[TopicPartition]:
-    """Yield the partitions of topics with remote storage that are not among ``partitions``, those that the metadata topic names."""
+    """Yield the partitions of topics with remote storage for which the metadata topic names no segment.
+
+    :param partitions: those for which it names one.
+    """
     named = {(name.topic, name.partition) for name in partitions}
     for topic in topics:
         if _setting_values(topic).get("remote.storage.enable") == "true":
@@ -118,8 +121,8 @@ def _first_untiered_record_or_problem(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> UntieredRecordAndLookupProblem:
-    """Return the earliest record that is not tiered yet, or None; and the leader's error message if it cannot look up records by their
-    timestamps, else an empty string.
+    """Return two values: the earliest record that is not tiered yet, and the leader's error message if it cannot look up records by their
+    timestamps. The record is None and the message empty if all is tiered; with a message, the record is not known.
     """
     try:
         return _find_first_untiered_record_by_time(admin, partition, tiered, topics), ""
@@ -133,7 +136,8 @@ def _find_first_untiered_record_by_time(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> FirstUntieredRecord | None:
-    """Return the earliest record that is not tiered yet and later than all ``tiered`` segments, found by its time, or None.
+    """Return the earliest record after all ``tiered`` segments, found by its timestamp; None if there is none, or if the topic is not in
+    ``topics``. Raises Refused if the leader cannot look up timestamps.
 
     Timestamps of segments need not ascend: control records have the broker's time, and others the producer's.
     """

@@ -25,8 +25,8 @@ _FEW = 3
 class FirstUntieredRecord:
     """The first record of a log that is not tiered yet.
 
-    closed_ms: timestamp of the first record that segment.ms puts into a later segment, because brokers close a segment only when they
-        append; None if there is no such record.
+    closed_ms: latest time at which brokers closed the record's segment: the timestamp of the first later record that segment.ms puts into
+        another segment. None if there is no such record, since brokers close a segment only when they append.
     """
 
     offset: int
@@ -40,8 +40,8 @@ class PartitionHealthFacts:
 
     segments: in all states.
     settings: settings of the topic.
-    pending: the first record that is not tiered; None if everything is tiered, or the record is unknown.
-    lookup_problem: the leader's answer if it fails to find a record by its time; empty otherwise.
+    pending: the first record that is not tiered; None if everything is tiered, or, with a ``lookup_problem``, if the record is not known.
+    lookup_problem: the leader's error message if it cannot find a record by its time; empty otherwise.
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
     orphans, orphan_bytes: number and size of objects that no metadata names and that are too old to belong to a running upload.
@@ -106,7 +106,7 @@ def _finding_about_partition(
 
 
 def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
-    """Yield a finding for copies that brokers began long ago and never finished (Aiven#820)."""
+    """Yield at most one finding: copies of segments to the tier that brokers began long ago and never finished (Aiven#820)."""
     begun = [
         one
         for one in examined.segments
@@ -135,7 +135,9 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
 
 
 def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[HealthFinding]:
-    """Yield a finding if records should have been tiered long ago (Aiven#699)."""
+    """Yield at most one finding: records that should have been tiered long ago (Aiven#699), or that copying is switched off for the
+    topic.
+    """
     if examined.pending is None:
         return
     if examined.settings.get("remote.log.copy.disable") == "true":
@@ -173,7 +175,9 @@ def _failed_lookup_findings(examined: PartitionHealthFacts) -> Iterator[HealthFi
 
 
 def _max_copy_lag_ms(settings: Mapping[str, str]) -> int | None:
-    """Return the longest time after which a closed segment must be tiered, in milliseconds; None if there is no limit."""
+    """Return the time, in milliseconds, within which brokers must tier a closed segment: remote.copy.lag.ms, or local retention if that is
+    -1. None if there is no limit.
+    """
     lag_ms = int(settings.get("remote.copy.lag.ms", "0"))
     if lag_ms == -1:  # as long as local retention
         lag_ms = int(settings.get("local.retention.ms", "-2"))

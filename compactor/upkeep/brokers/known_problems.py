@@ -49,7 +49,7 @@ class HealthFinding:
 
 
 def describe_topics(admin: AdminQueries, topics: Sequence[str]) -> dict[str, TopicDescription]:
-    """Describe topics one by one; those that the cluster does not have, or does not describe to this user, are left out."""
+    """Return the descriptions of topics by name. Topics that the cluster does not have, or does not describe to this user, are left out."""
     found: dict[str, TopicDescription] = {}
     for name in topics:
         try:
@@ -110,7 +110,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
 
 
 def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[HealthFinding]:
-    """Yield a finding for each broker that builds new replicas from the newest tiered segment (KIP-1023)."""
+    """Yield at most one finding: the brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
         return
@@ -138,7 +138,9 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Hea
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version like ``4.3``. Text that is not a version is the lowest one, because its fixes are unknown."""
+    """Return the numbers of a version like ``4.3``, for comparisons. Text that is not a version becomes the empty tuple, which is lower
+    than any version, because it is unknown which fixes it has.
+    """
     parts = version.split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 

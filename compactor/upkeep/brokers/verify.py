@@ -146,9 +146,9 @@ OnBytes = Callable[[int], None]
 def verify_broker_partition(
     tier: Tier, partition: TopicPartition, on_bytes: OnBytes = lambda size: None, *, fast: bool
 ) -> list[BrokerTierFinding]:
-    """Return all problems of a partition.
+    """Return all problems of a partition of a broker-managed tier.
 
-    :param fast: check without reading segments.
+    :param fast: check metadata and objects without reading segments.
     :param on_bytes: called with the size of each segment that was checked.
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store or the brokers do not answer.
@@ -265,7 +265,7 @@ class _SegmentChecker:
     def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerTierFinding]:
         """Download a segment and return its problems.
 
-        :param scratch: directory for its files.
+        :param scratch_folder: directory for the downloaded files.
         """
         layout = self.tier.ports.layout
         segment = segment_from_broker_record(record)

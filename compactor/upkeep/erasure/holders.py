@@ -44,7 +44,7 @@ class KeyHoldingObjectState(StrEnum):
 class ObjectHoldingKey:
     """An object that contains a record or hash of a key, or may contain one.
 
-    key: index of the key in KeySearchRequest's keys, or ANY_KEY.
+    key: index of the key in KeySearchRequest's keys; ANY_KEY if it may be any of them.
     what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
         unknown.
     waits_for: what must happen before the object is deleted.
@@ -98,8 +98,9 @@ class KeyRemovalRound:
 class PartitionKeySurvey:
     """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
-    removals: rounds that took records of a key from readers, by key number.
-    movable: ids of live segments that a round would free of a key now, or bring a step nearer to it.
+    removals: rounds after which readers no longer get records of a key, by the key's number.
+    movable: ids of live segments from which a round that is forced now would remove a key, or in which it would give a tombstone of a key
+        its delete horizon.
     filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
@@ -118,7 +119,8 @@ class PartitionKeySurvey:
 class KeyRecordsInSegment:
     """Records of one key in one segment.
 
-    newest: the record with the highest offset. latest: the committed record with the highest offset; None if there is none.
+    newest: the record with the highest offset, whether committed or not.
+    latest: the committed record with the highest offset; None if there is none.
     """
 
     segment: RemoteLogSegmentMetadata
@@ -130,9 +132,9 @@ class KeyRecordsInSegment:
 
 
 def group_records_by_segment_and_key(records: Iterable[FoundRecord], keys: Sequence[bytes]) -> list[KeyRecordsInSegment]:
-    """Return the records grouped by segment and key, in the order in which the groups begin.
+    """Return the records grouped by segment and key. The groups are in the order of their first records.
 
-    :param records: newest first.
+    :param records: records of the keys, newest first.
     """
     numbers = {key: number for number, key in enumerate(keys)}
     found: dict[tuple[str, int], KeyRecordsInSegment] = {}
@@ -164,7 +166,8 @@ class KeyStatusInSegment:
     """Records of a key in a live segment, and what must happen to remove them.
 
     what: value (the latest one), tombstone, superseded, aborted or undecided.
-    movable: whether a round that is forced now would free the segment of the key, or bring it a step nearer to it.
+    until_ms: earliest time at which they can be removed, in milliseconds; None if no time is known.
+    movable: whether a round that is forced now would remove them, or give a tombstone its delete horizon.
     """
 
     what: str
@@ -175,7 +178,7 @@ class KeyStatusInSegment:
 
 @dataclass(frozen=True)
 class ErasureRules:
-    """Rules by which the cleaner removes records of one key, for one state of the partition.
+    """Rules that determine when the cleaner removes the records of a key, for one state of the partition.
 
     end: first offset that a round would not clean.
     compacts: whether the tier can be compacted at all.

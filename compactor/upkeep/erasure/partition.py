@@ -207,8 +207,8 @@ class _KeySearch:
     def _state_of_unknown_object(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
     ) -> StateAndWhatItWaitsFor:
-        """Return the state of an object that the control log does not mention, what it waits for, and when it can be deleted at the
-        earliest.
+        """Return three values for an object that the control log does not mention: its state, what it waits for, and the earliest time at
+        which it can be deleted, in milliseconds (None if no time is known).
         """
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
@@ -225,7 +225,7 @@ class _KeySearch:
         return KeyHoldingObjectState.ORPHAN, "orphan_age_ms, then `retire`: its control log does not know it", until
 
     def _search_old_object_versions(self) -> None:
-        """Search the versions that a bucket keeps of deleted objects."""
+        """Search the old versions of deleted objects, which a bucket with versioning keeps, for the keys."""
         folder = self.tier.ports.layout.partition_folder(self.partition)
         try:
             found = stores_of_old_versions(open_tier(self.tier.settings).ports.data, folder)
@@ -247,7 +247,7 @@ class _KeySearch:
     # --- what lies beside the segments ---
 
     def _search_for_stored_key_hashes(self) -> None:
-        """Find keyed hashes of the keys, in filters and in scratch objects of rounds."""
+        """Add to the result the filters and the scratch objects of rounds that contain, or may contain, keyed hashes of the keys."""
         control, state = self.tier.ports.control, self.state
         holding = {holder.segment: holder for holder in self.holders if holder.has_found_record}
         known = ordering.segment_ids_with_possible_objects(state)
@@ -311,7 +311,7 @@ class _KeySearch:
         run_id: str = "",
         object_name: str = "",
     ) -> list[KeyRecordsInSegment]:
-        """Search one segment for records of the keys, add it to the result if there are any, and return the records.
+        """Search one segment for records of the keys, add it to the result if there are any, and return them by key.
 
         Records in open and aborted transactions, and in batches after the segment's end, are included.
         """
@@ -367,7 +367,10 @@ class _KeySearch:
 
 
 def hash_keys_for_filters(keys: Sequence[bytes], hash_key: bytes) -> Hashes:
-    """Return the hashes of the keys as Bloom filters use them. hash_key: the tier's secret hash key."""
+    """Return the hashes of the keys as Bloom filters use them.
+
+    :param hash_key: the tier's secret hash key.
+    """
     lengths = np.array([len(key) for key in keys], np.int32)
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths[:-1], dtype=np.int64)))
     out = np.empty((len(keys), 2), np.uint64)

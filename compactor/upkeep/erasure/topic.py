@@ -66,8 +66,9 @@ KeyNumberAndRemoval = tuple[int, KeyRemovalRound]
 class TopicKeySurvey:
     """Objects of a topic that contain the keys.
 
-    beside: objects outside the topic's partitions that contain the keys or may contain them.
-    failed: partitions that could not be searched.
+    surveys: one for each partition that could be searched.
+    beside: objects outside the tier's partitions, such as unfinished uploads and exports, that contain the keys or may contain them.
+    failed: partitions that could not be searched, with the error.
     """
 
     surveys: tuple[PartitionKeySurvey, ...]
@@ -100,7 +101,9 @@ def survey_objects_holding_keys_in_topic(
     request: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
 ) -> TopicKeySurvey:
-    """Search the partitions of a topic for the keys. A partition that fails does not stop the others (isolation, I9)."""
+    """Search the partitions of a topic for the keys, and return the objects that contain them. A partition that cannot be searched is
+    listed in ``failed`` and does not stop the search of the others (isolation, I9).
+    """
     surveys: list[PartitionKeySurvey] = []
     failed: list[tuple[TopicPartition, CompactorError]] = []
     for name in partitions:
@@ -205,12 +208,13 @@ def _key_holding_objects_in_generations(tier: Tier, partition: TopicPartition, r
 def expedite_erasure(
     tier: Tier, survey: PartitionKeySurvey, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySurvey:
-    """Run rounds over the segments that contain the keys, then `retire`; return a new survey.
+    """Run rounds over the segments that contain the keys, until they make no more progress, then `retire`, which deletes replaced segments.
+    Return a new survey.
 
-    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Nothing is written except by
-    rounds and `retire`. Delete horizons of tombstones are never shortened, because slow readers rely on them.
+    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Nothing else is written. Delete horizons of tombstones are
+    never shortened, because slow readers rely on them.
 
-    :param shorten_grace: delete replaced segments before their grace is over.
+    :param shorten_grace: delete replaced segments although their grace (the time in which readers may still use them) is not over.
     :param report_step: receives a line about each step.
 
     Raises Leased, Fenced, StoreError, OutOfBudget.
@@ -228,8 +232,8 @@ def expedite_erasure(
 
 
 def round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRound:
-    """Return a function that assesses as usual whether a round is due, but includes the segments with these ids, if they lie below the
-    round's end offset.
+    """Return a function that assesses, as for any round, which segments the next round must read, and adds the segments with these ids if
+    they lie below the round's end offset. If there are any, the round is due.
     """
 
     def assess_round_with_segments(
@@ -299,8 +303,9 @@ class ErasureReportHeader:
 
 
 def key_digest(key: bytes, secret: bytes) -> str:
-    """Return a keyed digest that stands for a record key in a report, so that a filed report does not contain the key itself. :param
-    secret: the tier's hash key.
+    """Return a keyed digest that stands for a record key in a report, so that a filed report does not contain the key itself.
+
+    :param secret: the tier's hash key.
     """
     return "hmac-sha256:" + hmac.new(secret, b"tiered-compactor erasure\0" + key, hashlib.sha256).hexdigest()
 
@@ -347,7 +352,9 @@ def _holders_of_key(key_number: int, survey: TopicKeySurvey) -> list[ObjectHoldi
 
 
 def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
-    """Return the round that took the key's last record from readers; None if readers still get one or no round is known."""
+    """Return the round that took the key's last record from readers. Return None if a live segment still has a record of the key, or if
+    none does and no such round is known.
+    """
     if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
         return None
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)

@@ -74,7 +74,7 @@ class ParsedObjectKey(NamedTuple):
 
 
 class FetchedPart(NamedTuple):
-    """Part of a plain file, and the number of bytes that were received from the store for it."""
+    """Part of a segment's file after decryption and decompression, and the number of bytes received from the store for it."""
 
     data: bytes
     transferred: TransferredBytes
@@ -207,8 +207,8 @@ class SegmentEncoder:
     def _write_chunks(
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> tuple[ChunkIndex, SegmentCipherAndWrappedKey | None]:
-        """Write the log's chunks, leaving space for encryption, then encrypt them in place. Return the index of the chunks, and the sealed
-        data key, which is None without encryption.
+        """Write the log's chunks to ``file``, leaving space for encryption, then encrypt them in place. Return the index of the chunks, and
+        the cipher with its wrapped data key; None in place of the latter without encryption.
         """
         log, pair, chunk_size = contents["log"], self._settings.active_key_pair, self._settings.chunk_size
         overhead = ENCRYPTION_OVERHEAD if pair else 0
@@ -248,7 +248,7 @@ class SegmentEncoder:
         chunks: ChunkIndex,
         sealed: SegmentCipherAndWrappedKey | None,
     ) -> Mapping[str, FileContent]:
-        """Return the content of the segment's three objects. Encrypts the index files and builds the manifest."""
+        """Return the content of the segment's three objects. Encrypts the index files if ``sealed`` is given, and builds the manifest."""
         parts = [
             sealed.cipher.encrypt(derive_chunk_iv(_INDEX_FILES, number), content) if sealed and content else content
             for number, (_, content) in enumerate(_index_files_in_stored_order(contents))
@@ -264,7 +264,7 @@ class SegmentEncoder:
         chunks: ChunkIndex,
         key: SegmentKey | None,
     ) -> SegmentManifest:
-        """Create the manifest of a segment from its chunk index, index files and key."""
+        """Create the manifest of a segment from its chunk index, index files and key, which is None without encryption."""
         spans, at = {}, 0
         for kind, content in _index_files_in_stored_order(contents):
             spans[kind] = IndexFileRange(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
@@ -300,7 +300,7 @@ def _is_first_batch_compressed(log: FileContent) -> bool:
 
 @dataclass(frozen=True)
 class OpenedSegment:
-    """Manifest, object keys and unwrapped data key of a segment."""
+    """Manifest and object keys of a segment, and the cipher made from its data key, which is None for a segment that is not encrypted."""
 
     log_key: str
     indexes_key: str
@@ -370,7 +370,8 @@ class AivenLayout(WholeLogUploadLayout):
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
     ) -> ContentConflict:
-        """Create the segment's three objects: log, indexes and manifest.
+        """Create the segment's three objects: log, indexes and manifest. Return a message that names an existing object with other content,
+        or "".
 
         Compressed or encrypted data is staged beside the log, which needs as much disk again.
         """
@@ -475,8 +476,8 @@ class AivenLayout(WholeLogUploadLayout):
             return read()
 
     def _read_log_bytes(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedPart:
-        """Return bytes [start, end) of the log and the number of bytes transferred. ``start_byte`` must be less than ``end_byte``. Raises
-        BadData.
+        """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred. ``start_byte`` must be less than
+        ``end_byte``. Raises BadData.
         """
         manifest, chunks, key = opened_segment.manifest, opened_segment.manifest.chunks, opened_segment.log_key
         if not manifest.compressed and not opened_segment.cipher:
@@ -524,7 +525,7 @@ class AivenLayout(WholeLogUploadLayout):
     def _iterate_file_parts(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment, file_kind: str
     ) -> Iterator[FetchedPart]:
-        """Yield one file in parts, in order, each with the number of bytes transferred."""
+        """Yield the plain content of one file in parts, in order, each with the number of bytes transferred for it."""
         if file_kind != "log":
             data = self._retry_corrupt_read(lambda: self._read_index_file(partition, segment, opened_segment, file_kind))
             yield FetchedPart(data, len(data) + (opened_segment.manifest.overhead_bytes if data else 0))
@@ -536,7 +537,7 @@ class AivenLayout(WholeLogUploadLayout):
             yield self._read_log_bytes_with_retry(opened_segment, start, end)
 
     def _read_log_bytes_with_retry(self, opened_segment: OpenedSegment, start_byte: int, end_byte: int) -> FetchedPart:
-        """Return bytes [start, end) of the log and the number of bytes transferred, with one retry."""
+        """Return bytes [start_byte, end_byte) of the plain log and the number of bytes transferred; read once more if they are corrupt."""
         return self._retry_corrupt_read(lambda: self._read_log_bytes(opened_segment, start_byte, end_byte))
 
     def _check_object_sizes(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, opened_segment: OpenedSegment) -> None:

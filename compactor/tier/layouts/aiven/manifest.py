@@ -151,7 +151,9 @@ def segment_description(
 ) -> dict[str, Any]:
     """Return the manifest's part ``remoteLogSegmentMetadata``, with its fields in the plug-in's order.
 
-    It is the same for each attempt to upload a segment, because its time is that of the last append.
+    Each attempt to upload a segment gives the same result, because ``eventTimestampMs`` is the modification time of the segment's log.
+
+    :param has_transactions: whether the segment has a transaction index that is not empty (``txnIdxEmpty`` is the opposite).
     """
     partition = {"topicId": topic_id, "topicPartition": {"topic": name.topic, "partition": name.partition}}
     return {
@@ -167,7 +169,7 @@ def segment_description(
 
 
 def _flatten_json_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return all fields of nested JSON objects, each as its path of names and its value."""
+    """Return all fields of nested JSON objects, each as a pair: the path of names that leads to it, and its value."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, value in table.items():
         found += _flatten_json_fields(value, (*path, name)) if isinstance(value, dict) else [((*path, name), value)]

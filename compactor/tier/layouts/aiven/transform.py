@@ -43,7 +43,7 @@ def decode_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compre
 
 
 def _decompress_chunk(data: bytes, plain_bytes: int) -> bytes:
-    """Decompress a chunk, and refuse a frame whose stated size is not ``plain_bytes``."""
+    """Decompress a chunk. Raises InvalidAivenDataError if the size stated in its zstd frame is not ``plain_bytes``."""
     try:
         # A frame that lies about its size would be a bomb.
         if zstandard.frame_content_size(data) != plain_bytes:

@@ -58,7 +58,7 @@ class PinterestObjectKeys:
 
 
 def entropy_prefix(cluster: str, partition: TopicPartition, bits: int) -> str:
-    """Return the first binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
+    """Return the first ``bits`` binary digits of the MD5 of ``<cluster>-<topic>-<partition>``."""
     return md5_prefix_bits(f"{cluster}-{partition}", bits)
 
 
@@ -75,7 +75,7 @@ class PinterestFileName(NamedTuple):
 
 
 def parse_file_name(name: str) -> PinterestFileName | None:
-    """Return base offset and kind of a segment's file name, or None for another name."""
+    """Return base offset and kind of a segment's file name, or None for any other name."""
     match = _OBJECT.fullmatch(name)
     return PinterestFileName(int(match[1]), match[2]) if match else None
 

@@ -27,7 +27,7 @@ from compactor.tier.ports import ListedObject, SegmentRef
 
 
 class PinterestLayout(PlainLayout):
-    """SegmentLayout of Pinterest's tiered storage."""
+    """SegmentLayout of Pinterest's tiered storage: three files per segment, named by its base offset, since segments have no ids."""
 
     kinds = OBJECT_KINDS
 

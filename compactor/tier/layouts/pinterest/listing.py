@@ -51,7 +51,7 @@ class ListedSegment:
 
     @property
     def modified_ms(self) -> int:
-        """Return the latest modification time of its files, by the store's clock."""
+        """Return the latest modification time of the segment's files, in milliseconds by the store's clock."""
         return max(info.modified_ms for info in self.files.values())
 
 
@@ -59,9 +59,9 @@ class ListedSegment:
 class PartitionListing:
     """Contents of a partition's folder.
 
-    times: the rows of ``_metadata``, or None if it does not exist.
-    watermark: the uploader's watermark, or None if it does not exist.
-    problems: why one of the two cannot be read.
+    times: the rows of ``_metadata``, or None if it does not exist or cannot be read.
+    watermark: the uploader's watermark, or None if it does not exist or cannot be read.
+    problems: why ``_metadata`` or the watermark, though it exists, cannot be read; its field is then None.
     other_keys: keys of all other objects.
     """
 
@@ -107,7 +107,7 @@ class ListedTier:
     """Reader of a listed tier, whose partitions and live segments are found by listing the objects of one cluster. Every method makes LIST
     requests.
 
-    transactions: cache for code that reads batches; uploaded segments never change.
+    transactions: cache of the transactions open at a segment's end, for code that reads batches; uploaded segments never change.
     """
 
     store: ObjectStore
@@ -205,8 +205,8 @@ def segment_metadata(segment: ListedSegment, last_offset: int) -> RemoteLogSegme
 
 
 def read_last_offset(store: ObjectStore, segment: ListedSegment) -> int:
-    """Return the offset of a log's last record, from the batch headers after the last index entry. Raises BadData if they are
-    inconsistent.
+    """Return the offset of a log's last record, found by reading the batch headers after the last index entry. Raises BadData if the
+    headers do not lead to the log's end.
     """
     log = segment.files["log"]
     position, last = _last_indexed_position(store, segment, log.size), segment.base - 1
