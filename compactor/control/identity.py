@@ -151,7 +151,7 @@ class DataRootOwnership:
         """
         catalog = open_catalog(ports).refresh()
         stranger = _find_object_unknown_to_catalog(ports, catalog)
-        named = _find_live_segment_id_without_objects(ports, catalog)
+        named = _describe_live_segments_if_none_has_objects(ports, catalog)
         if named:
             raise UsageError(
                 f"{ports.data.url} holds nothing of tier {self.tier_id} in the control store {ports.control.url}, which names {named}",
@@ -195,7 +195,7 @@ def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogSta
     return ""
 
 
-def _find_live_segment_id_without_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
+def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
     """Return the text ``segments of <partition>``, for a message, if the catalog has live segments and the data root has objects of none of
     them, because then the URL must be wrong; else an empty string.
     """

@@ -303,7 +303,7 @@ def explain_key(
         found = [record for record in all_found if record.offset >= log_start]
         below = [record for record in all_found if record.offset < log_start]
         facts = _RecordExplainer(state, now_ms, tier.kind.compacts).facts_about_records(found)
-        facts += _removed_record_facts(_find_removed_records(tier, state, found, on_bytes, key=key), found)
+        facts += _removed_record_facts(_find_removed_records(tier, state, found, on_bytes, key=key))
         hidden = f"; no reader sees it, as the log starts at {log_start}"
         facts += [ExplanationFact("below_log_start", _describe_record(record) + hidden, _record_document(record)) for record in below]
         return Explanation(_answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
@@ -417,7 +417,7 @@ def _find_removed_records(
     return found
 
 
-def _removed_record_facts(removed_records: Iterable[RemovedRecord], live_records: Sequence[FoundRecord]) -> list[ExplanationFact]:
+def _removed_record_facts(removed_records: Iterable[RemovedRecord]) -> list[ExplanationFact]:
     """Return a fact for each removed record, highest offset first, which names the run that removed it."""
     facts = {}
     for group, record in removed_records:

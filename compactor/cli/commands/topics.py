@@ -40,15 +40,15 @@ def list_topics(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def _refuse_on_broker_managed_tier(args: argparse.Namespace, refused_action: str, hint: str) -> None:
+def _refuse_on_broker_managed_tier(args: argparse.Namespace, what_brokers_decide: str, hint: str) -> None:
     """Raise UsageError on a broker-managed tier, where brokers decide which topics and partitions exist.
 
-    :param refused_action: ``topics`` or ``partitions``, for the message.
+    :param what_brokers_decide: ``topics`` or ``partitions``, for the message.
     :param hint: what to do instead.
     """
     settings = command_parser.load_command_settings(args)
     if tier_kind(settings).is_broker_managed:
-        raise UsageError(f"the brokers say which {refused_action} a tier of kind {settings.tier.kind} has", hint=hint)
+        raise UsageError(f"the brokers say which {what_brokers_decide} a tier of kind {settings.tier.kind} has", hint=hint)
 
 
 def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
