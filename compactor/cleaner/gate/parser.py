@@ -359,13 +359,7 @@ def _parse_records_into_columns(
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
 ) -> BatchNumberOrMinusOne:  # fmt: skip
-    """Parse the records of all batches into the columns from ``offset`` on. Return the number of the first batch that cannot be parsed, or
-    -1.
-
-    :param bounds: where each batch's records begin (first row) and end (second row, exclusive) in ``buf``.
-    :param first_row: number of each batch's first row in the columns, and the number of all rows at its end.
-    :param k0, k1: halves of the key of the key hash.
-    """
+    """Parse the records of all batches into the columns from ``offset`` on. Return the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
