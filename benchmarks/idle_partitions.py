@@ -16,10 +16,10 @@ from pathlib import Path
 
 from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
-from compactor.control.logs import collect_queued_hints, record_retire_inspections
+from compactor.control.logs import move_queued_change_hints_into_catalog, record_retire_check_results
 from compactor.control.records import RetireCheckResult
 from compactor.daemon.daemon import Daemon
-from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect, retire_partition
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect_for_deletions, retire_partition
 from tests.support.idle_tier import HOUR, INTERVAL, Idle
 
 COLUMNS = ("", "requests", "CPU seconds", "of one core")
@@ -27,18 +27,18 @@ COLUMNS = ("", "requests", "CPU seconds", "of one core")
 
 def retire_once(tier: Tier) -> None:
     """Inspect the partitions that are due, and record it, as the command does."""
-    collect_queued_hints(tier.catalog)
+    move_queued_change_hints_into_catalog(tier.catalog)
     every = tier.list_partitions()
     inspected: dict[str, RetireCheckResult] = {}
-    for name in partitions_to_inspect(tier.catalog.state, every, tier.ports.clock_ms()):
-        log = tier.open_partition_log(name)
+    for name in partitions_to_inspect_for_deletions(tier.catalog.state, every, tier.ports.clock_ms()):
+        log = tier.open_control_log_of_partition(name)
         report = retire_partition(tier.ports, log, tier.lease, tier.retention)
         inspected[str(name)] = RetireCheckResult(log.state.slot, report.next_ms, tier.ports.clock_ms())
         if len(inspected) == 100:
-            record_retire_inspections(tier.catalog, inspected)
+            record_retire_check_results(tier.catalog, inspected)
             inspected.clear()
     if inspected and len(every) > MAX_UNHINTED_INSPECTIONS:
-        record_retire_inspections(tier.catalog, inspected)
+        record_retire_check_results(tier.catalog, inspected)
 
 
 class RequestMeter:

@@ -23,7 +23,7 @@ from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.model.ids import TopicPartition
-from compactor.records.batches import HEADER, map_file, scan_batches, verify_crcs_of_batches
+from compactor.records.batches import HEADER, memory_map_file, parse_batch_headers_of_segment, verify_crcs_of_batches
 from compactor.records.build import RecordToEncode as Row, encode_batch
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD, GrowingByteBuffer, decompress_body_into
 from compactor.transfer.import_ import import_directory
@@ -95,8 +95,8 @@ def inflating(source: Path, target: Path) -> None:
     """The same, and every batch is checked and inflated."""
     buffer = GrowingByteBuffer()
     for path in sorted(source.glob("*.log")):
-        data = map_file(path)
-        table = scan_batches(data, path.name)
+        data = memory_map_file(path)
+        table = parse_batch_headers_of_segment(data, path.name)
         verify_crcs_of_batches(data, table, 0, len(table), path.name)
         view = data.data
         for codec, position, size in zip(table.codec_ids.tolist(), table.position.tolist(), table.size.tolist(), strict=True):

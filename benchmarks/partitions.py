@@ -21,7 +21,7 @@ from benchmarks.doc_tables import BenchmarkTable, report_table
 from compactor.access.tier import Tier
 from compactor.agent.agent import UploadAgent
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import load_settings
 from compactor.errors import StoreError
 from compactor.model.ids import TopicPartition
@@ -47,9 +47,9 @@ class AllLed:
         self.asked += 1
         return ClusterLeaders(CLUSTER, dict.fromkeys(self.names, 1))
 
-    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def query_log_ends_from_leaders(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         self.asked += 1
-        return dict.fromkeys(names, LogEnd(0, RECORDS * (SEALED + 1)))
+        return dict.fromkeys(names, LeaderReportedLogEnd(0, RECORDS * (SEALED + 1)))
 
     def topic_ids(self, names: Sequence[str]) -> ClusterTopicIds:
         self.asked += 1

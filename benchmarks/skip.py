@@ -64,13 +64,13 @@ def measured(tier: Tier, dirty: int, trials: int) -> tuple[int, int]:
     """(filters asked, wrong answers) about random keys that are in no segment."""
     sidecars, dice = tier.open_sidecar_store(NAME), np.random.default_rng(dirty)
     asked = wrong = 0
-    for segment in tier.open_partition_log(NAME).refresh().live:
+    for segment in tier.open_control_log_of_partition(NAME).refresh().live:
         found = sidecars.load_sidecar(segment.id)
         if found is None or found.filter is None:
             continue
         for _ in range(trials):
             asked += 1
-            wrong += bool(found.filter.flag_contained_hashes(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
+            wrong += bool(found.filter.flag_possibly_contained_key_hashes(dice.integers(0, 2**64, (dirty, 2), np.uint64)).any())
     return asked, wrong
 
 

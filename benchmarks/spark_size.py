@@ -35,13 +35,13 @@ from compactor.model.status import RoundStatus
 from compactor.records.batches import BatchTable
 from compactor.records.indexes import TXN_ENTRY
 from compactor.round.compaction import RoundReport, SegmentOutcome
-from compactor.round.pass_two import executor_fingerprint
+from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.round.plan import PlanInputs, plan_round
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost
 from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.recompaction import RecompactionCandidate, RecompactionResult, assess_round_over_whole_log, result_row
-from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, StoredSurvivorLocations
+from compactor.spark.round.bundles import SegmentBundleIndexedInPassOne, SegmentIndexedInPassOne, StoredSurvivorLocations
 from compactor.spark.round.exchange import StoredKeyRows
 from compactor.spark.round.gate_rows import StoredGateRows
 from compactor.spark.round.pass_one_tasks import SurvivorBundle, WrittenSurvivors
@@ -94,12 +94,12 @@ class StandIn:
             yield TaskOutcome(place, indexed(item) if step == "pass 1" else None, None, TaskCost())
 
 
-def indexed(items: Sequence[Any]) -> IndexedBundle:
+def indexed(items: Sequence[Any]) -> SegmentBundleIndexedInPassOne:
     found, behind = [], 0
     for item in items:
         rows = item.metadata.records
         found.append(
-            IndexedSegment(
+            SegmentIndexedInPassOne(
                 item.metadata.id,
                 rows // 500,
                 np.empty(0, np.int64),
@@ -115,7 +115,7 @@ def indexed(items: Sequence[Any]) -> IndexedBundle:
     key = f"partitions/orders-0/scratch/run/1-keys-{items[0].metadata.id}"
     rows = sum(each.rows for each in found)
     gate = StoredGateRows(f"{key}-gate", rows * GATE_ROW_BYTES, 0, rows, 0)
-    return IndexedBundle(tuple(found), StoredKeyRows(key, behind * 16, 0, behind, rows, 0), gate)
+    return SegmentBundleIndexedInPassOne(tuple(found), StoredKeyRows(key, behind * 16, 0, behind, rows, 0), gate)
 
 
 def gathered(item: SurvivorBundle) -> WrittenSurvivors:
@@ -135,7 +135,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         cleaner,
         1_900_000_000_000,
         (),
-        executor_fingerprint(),
+        program_and_codec_versions_fingerprint(),
         "spark",
     )
     numbers = iter(range(10**9))
@@ -151,7 +151,7 @@ def one_large(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     steps = RoundJobRunner(cast(SparkCluster, cluster), cast(Any, None), shared, TaskCost(), JobListener(), lambda **_: None)
     index, ids = PassOneSegmentResults(state.live, {}), {segment.id for segment in state.live}
     index.index_segments(steps, ids, ids)
-    exchange, beside = index.hash_range_input(ids), index.plan_survivor_bundles(ids)
+    exchange, beside = index.input_of_all_hash_range_tasks(ids), index.plan_survivor_bundles(ids)
     tasks = min(ranges, args.slots * RANGE_TASKS_PER_SLOT)
     answer = HashRangeTask(shared, exchange, {place: place for place in range(len(beside))}, index.gate_input(), len(beside))
     cluster.closures["offset map"] = max(len(pickle.dumps(answer)), *(len(pickle.dumps(item)) for item in beside))

@@ -57,11 +57,11 @@ def neighbours(count: int) -> list[RemoteLogSegmentMetadata]:
 
 def make(opened: Tier, partitions: int, per_partition: int) -> None:
     """One import of each partition, and a hint about it."""
-    opened.identity.ensure_catalog()
+    opened.identity.read_or_create_catalog()
 
     def one(number: int) -> PartitionLog:
         name = TopicPartition(f"topic-{number // PER_TOPIC:04d}", number % PER_TOPIC)
-        log = opened.open_partition_log(name)
+        log = opened.open_control_log_of_partition(name)
         made = neighbours(per_partition)
         register_import(opened.ports, log, "import", [segment.id for segment in made])
         record_tiered_segments(opened.ports, log, "import", made)
@@ -69,7 +69,7 @@ def make(opened: Tier, partitions: int, per_partition: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         for log in pool.map(one, range(partitions)):
-            opened.change_notifier.publish_control_log_changes([log])
+            opened.control_log_change_notifier.publish_control_log_changes([log])
 
 
 def cpu_of_children() -> float:

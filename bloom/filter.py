@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pybloom_live import BloomFilter
 
-from bloom.siphash import key_hash_tag
+from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.kernels.common import Hashes
 from compactor.kernels.jit import inline_kernel, kernel
 from compactor.kernels.memory import upper_64_bits_of_product
@@ -58,7 +58,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         h0, h1 = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
         return (bit_position_in_slice(h0, h1, number, self.bits_per_slice) for number in range(self.num_slices))
 
-    def add_hashes(self, hashes: Hashes) -> None:
+    def add_record_key_hashes(self, hashes: Hashes) -> None:
         """Add key hashes, an array of shape (n, 2), and count the new ones. Raises IndexError, before any bit is set, if the filter already
         contains more keys than its capacity.
         """
@@ -68,7 +68,7 @@ class KeyFilter(BloomFilter):  # type: ignore[misc]
         _add_to_filter(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, fresh)
         self.count += int(np.count_nonzero(fresh))
 
-    def flag_contained_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    def flag_possibly_contained_key_hashes(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return a flag for each of n key hashes, an array of shape (n, 2): whether the filter may contain the key. False is certain."""
         answer = np.zeros(len(hashes), dtype=np.bool_)
         _flag_possibly_contained_hashes(self._bit_array(), self.num_slices, self.bits_per_slice, hashes, np.arange(len(hashes)), answer)
@@ -97,7 +97,7 @@ def _bit_position_in_filter(h0: np.uint64, h1: np.uint64, slice_number: int, bit
 
     :param h0, h1: the two 64-bit halves of the key hash.
     """
-    x = h1 + np.uint64(slice_number + 1) * (np.uint64(key_hash_tag(h0)) * np.uint64(GOLDEN) | np.uint64(1))
+    x = h1 + np.uint64(slice_number + 1) * (np.uint64(nonzero_32_bit_tag_of_key_hash(h0)) * np.uint64(GOLDEN) | np.uint64(1))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
     x ^= x >> np.uint64(31)

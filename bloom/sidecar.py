@@ -6,8 +6,8 @@ The head is a JSON object, preceded by its length, followed by the tables BATCH_
 in pybloom-live's file format. All numbers are little-endian. The MACs are BLAKE2b under the tier's hash key, so that damage and forgery are
 detected.
 
-Planning needs the head only: ``sidecar_head_length`` tells how many bytes to fetch, and ``decode_sidecar_head`` parses them. A sidecar can
-be deleted at any time. If it is missing or unusable, its segment is read, and no record is lost.
+Planning needs the head only: ``sidecar_head_size_bytes`` tells how many bytes to fetch, and ``decode_sidecar_head`` parses them. A sidecar
+can be deleted at any time. If it is missing or unusable, its segment is read, and no record is lost.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ LONGEST = 64 - PRECISION + 1
 Registers = npt.NDArray[np.uint8]
 
 
-def empty_sketch() -> Registers:
+def empty_hyperloglog_sketch() -> Registers:
     """Return a HyperLogLog sketch without keys."""
     return np.zeros(REGISTERS, dtype=np.uint8)
 
 
 @kernel
-def add_to_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
+def add_hashes_to_hyperloglog_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
     """Add key hashes of shape (n, 2) to a HyperLogLog sketch, in place. Keys that it already has change nothing."""
     for row in range(len(hashes)):
         h1 = hashes[row, 1]
@@ -62,9 +62,9 @@ def add_to_sketch(sketch: Registers, hashes: npt.NDArray[np.uint64]) -> None:
         sketch[register] = max(sketch[register], np.uint8(run))
 
 
-def merge_sketches(sketches: Iterable[Registers]) -> Registers:
+def merge_hyperloglog_sketches(sketches: Iterable[Registers]) -> Registers:
     """Return a new HyperLogLog sketch of all keys that are in any of the sketches."""
-    merged = empty_sketch()
+    merged = empty_hyperloglog_sketch()
     for sketch in sketches:
         np.maximum(merged, sketch, out=merged)
     return merged
@@ -75,14 +75,14 @@ def estimate_distinct_keys(sketch: Registers) -> int:
     counts = np.bincount(sketch, minlength=LONGEST + 1)
     if counts[0] == REGISTERS:
         return 0
-    z = REGISTERS * _tau_correction(1 - counts[LONGEST] / REGISTERS)
+    z = REGISTERS * _hyperloglog_tau_correction(1 - counts[LONGEST] / REGISTERS)
     for run in range(LONGEST - 1, 0, -1):
         z = 0.5 * (z + counts[run])
-    z += REGISTERS * _sigma_correction(counts[0] / REGISTERS)
+    z += REGISTERS * _hyperloglog_sigma_correction(counts[0] / REGISTERS)
     return round(REGISTERS**2 / (2 * math.log(2) * z))
 
 
-def _sigma_correction(x: float) -> float:
+def _hyperloglog_sigma_correction(x: float) -> float:
     """Return Ertl's sigma(x), the correction for registers of a HyperLogLog sketch that are still empty. ``x``: share of these registers,
     less than 1.
     """
@@ -96,7 +96,7 @@ def _sigma_correction(x: float) -> float:
             return total
 
 
-def _tau_correction(x: float) -> float:
+def _hyperloglog_tau_correction(x: float) -> float:
     """Return Ertl's tau(x), the correction for registers of a HyperLogLog sketch that have reached their maximum. ``x``: share of the other
     registers.
     """
@@ -120,7 +120,7 @@ _FIXED = struct.Struct("<8sI8sIQ16s16s")
 _COVERED = _FIXED.size - 32
 _COUNT = struct.Struct("<I")
 HEAD_GUESS = 16 * 1024
-"""Bytes that hold the whole head of most sidecars: fetch these first, then what ``sidecar_head_length`` says."""
+"""Bytes that hold the whole head of most sidecars: fetch these first, then what ``sidecar_head_size_bytes`` says."""
 
 RunTable = npt.NDArray[np.void]
 
@@ -191,7 +191,7 @@ class RemovableRecordCounts:
     earliest_tombstone_horizon_ms: int = NEVER_MS
     keyless_records: int = 0
 
-    def reason_to_read(self, now_ms: int) -> str:
+    def reason_to_read_despite_filter(self, now_ms: int) -> str:
         """Return why the segment must be read at this time although its filter contains no dirty key, or an empty string if it
         need not be.
         """
@@ -238,7 +238,7 @@ class Sidecar:
         return useless_read_probability_of_filter(self.made_for.rate, probed_keys) if self.made_for else 1.0
 
 
-class KeyCollector:
+class SidecarKeyHashCollector:
     """Collector of a segment's key hashes for its sidecar. Hashes may be added in any order, in any number of calls, and more than once."""
 
     def __init__(self, filter_design: FilterDesign | None) -> None:
@@ -249,17 +249,17 @@ class KeyCollector:
         """
         self._made_for = filter_design
         self._filter = KeyFilter(filter_design.keys, filter_design.rate) if filter_design else None
-        self._sketch = empty_sketch()
+        self._sketch = empty_hyperloglog_sketch()
         self._rows = 0
 
-    def add_hashes(self, hashes: Hashes) -> None:
+    def add_record_key_hashes(self, hashes: Hashes) -> None:
         """Add key hashes, an array of shape (n, 2). Raises IndexError if earlier calls have added more distinct keys than the filter was
         designed for.
         """
-        add_to_sketch(self._sketch, hashes)
+        add_hashes_to_hyperloglog_sketch(self._sketch, hashes)
         self._rows += len(hashes)
         if self._filter is not None:
-            self._filter.add_hashes(hashes)
+            self._filter.add_record_key_hashes(hashes)
 
     def build_sidecar(
         self, segment_id: str, record_count: int, removable_counts: RemovableRecordCounts, producer_runs: RunTable, markers: RunTable
@@ -290,7 +290,7 @@ def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
             sketched.append(sidecar.sketch)
         else:
             rest += sidecar.distinct_keys
-    return estimate_distinct_keys(merge_sketches(sketched)) + rest
+    return estimate_distinct_keys(merge_hyperloglog_sketches(sketched)) + rest
 
 
 def hash_key_fingerprint(hash_key: bytes) -> bytes:
@@ -335,7 +335,7 @@ def encode_sidecar(sidecar: Sidecar, hash_key: bytes) -> bytes:
     return b"".join([fixed, head_mac, mac_of_segment_object_parts(hash_key, b"tc-side-filter", head_mac, filter_bytes), head, filter_bytes])
 
 
-def sidecar_head_length(data: bytes) -> int:
+def sidecar_head_size_bytes(data: bytes) -> int:
     """Return how many bytes from the start of a serialized sidecar ``decode_sidecar_head`` needs.
 
     :param data: the first 64 bytes of the sidecar, or more.
@@ -349,7 +349,7 @@ def decode_sidecar_head(data: bytes, segment_id: str, hash_key: bytes) -> Sideca
     """Parse the head of a serialized sidecar. The result has no filter. Raises SidecarUnusable if the head is damaged or was written for
     another segment or hash key.
 
-    :param data: the first ``sidecar_head_length`` bytes of the sidecar, or more.
+    :param data: the first ``sidecar_head_size_bytes`` bytes of the sidecar, or more.
     """
     found_key, head_size, _, head_mac, _ = _parse_sidecar_frame(data)
     if not hmac.compare_digest(found_key, hash_key_fingerprint(hash_key)):

@@ -90,7 +90,7 @@ def siphash128(buf: npt.NDArray[np.uint8], start: int, length: int, k0: np.uint6
 
 
 @inline_kernel
-def key_hash_tag(h0: np.uint64) -> np.uint32:
+def nonzero_32_bit_tag_of_key_hash(h0: np.uint64) -> np.uint32:
     """Return the lower 32 bits of the first half of a key hash. 0 becomes 1, because 0 marks empty cells of hash tables."""
     tag = np.uint32(h0 & np.uint64(0xFFFFFFFF))
     return tag if tag != 0 else np.uint32(1)

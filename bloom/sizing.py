@@ -97,7 +97,7 @@ def design_filter_if_worthwhile(
     return FilterDesign(keys, max(1, probes), rate, size) if fits and pays else None
 
 
-def should_continue_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
+def should_partition_keep_using_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:
     """Return whether a partition should continue to use filters. True for the first TRIAL filters that are used; afterwards only if they
     have saved more bytes of segments than were read of filters.
     """

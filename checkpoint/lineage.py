@@ -65,7 +65,7 @@ def truncate_lineage_at(lineage: Sequence[EpochEntry], end_offset: int) -> Linea
     return tuple(entry for entry in lineage if entry.start_offset < end_offset)
 
 
-def first_offset_of_other_epoch(
+def first_contradicting_offset(
     known_lineage: Sequence[EpochEntry], known_end_offset: int, given_lineage: Sequence[EpochEntry], given_end_offset: int
 ) -> int | None:
     """Return the first offset at which the two lineages contradict each other, so that they belong to different logs; None if one log

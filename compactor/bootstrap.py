@@ -92,7 +92,7 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
         layout=kind.layout(settings, data, TopicIdLookup(topics) if topics else metadata.topic_id),
         publisher=_create_publisher(settings, metadata),
         brokers=metadata.broker_view if isinstance(metadata, BrokerManagedTierMetadataSource) else None,
-        broker_log_start=_broker_log_start_reader(settings, metadata),
+        broker_log_start=_create_broker_log_start_offset_reader(settings, metadata),
         clock_ms=_clock_ms,
         sleep=time.sleep,
         random_bytes=secrets.token_bytes,
@@ -104,7 +104,9 @@ def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[
     )
     place = hashlib.sha256(control_at.encode()).hexdigest()[:16]
     # A cached log of another tier would be believed although its segments may have changed outside of the log.
-    local = LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state and kind.has_complete_log else None
+    local = (
+        LocalState(Path(settings.tier.state_dir) / "cache" / place) if local_state and kind.is_content_determined_by_control_logs else None
+    )
     return Tier(settings, ports, open_catalog(ports), counters, local, ownership=ownership, metadata=metadata)
 
 
@@ -149,7 +151,7 @@ def _create_publisher(settings: Settings, metadata: TierMetadataSource) -> Segme
     )
 
 
-def _broker_log_start_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
+def _create_broker_log_start_offset_reader(settings: Settings, metadata: TierMetadataSource) -> Callable[[TopicPartition], int] | None:
     """Return a function that requests a partition's log start offset from its leader. Return None if the tier is not broker-managed, or no
     broker is configured. Makes no request itself.
     """

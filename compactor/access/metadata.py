@@ -143,12 +143,12 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
         """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
-        def add_broker_segments(state: PartitionState) -> PartitionState:
+        def replace_segments_by_those_of_brokers(state: PartitionState) -> PartitionState:
             if not computed or computed[0][0] is not state:
                 computed[:] = [(state, self._state_with_current_broker_segments(state))]
             return computed[0][1]
 
-        return add_broker_segments
+        return replace_segments_by_those_of_brokers
 
     def _state_with_current_broker_segments(self, state: PartitionState) -> PartitionState:
         """Return the state with the segments and the topic id that the brokers report, at most METADATA_MAX_AGE_S old."""
@@ -190,9 +190,9 @@ class ListedTierMetadataSource(TierMetadataSource):
         """
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 
-        def add_listed_segments(state: PartitionState) -> PartitionState:
+        def replace_segments_by_listed_ones(state: PartitionState) -> PartitionState:
             if not live:
                 live.append(self.listed.live_segments(partition))
             return state.model_copy(update={"live": live[0]})
 
-        return add_listed_segments
+        return replace_segments_by_listed_ones

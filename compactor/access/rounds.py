@@ -122,11 +122,14 @@ def compact(
     """Run a round over one partition and return its report. If the round changed what readers read, a change hint is published for other
     processes. Raises the errors of PartitionRound.execute_round.
     """
-    log, hint = tier.open_partition_log(partition, leads=True), tier.change_notifier.latest_hint_number(partition)
+    log, hint = (
+        tier.open_control_log_of_partition(partition, leads=True),
+        tier.control_log_change_notifier.latest_change_hint_number(partition),
+    )
     report = execute_round(tier, partition, log, now_ms, force=force, on_stage=on_stage)
-    tier.change_notifier.cache_log_state(log, hint)
+    tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
     if tier.local:
         tier.local.delete_cached_sidecar_heads([segment.id for segment in report.segments if segment.action == "rewritten"])
     if report.status in CHANGING:
-        tier.change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.publish_control_log_changes([log])
     return report

@@ -24,10 +24,10 @@ from compactor.control.logs import (
     PartitionLog,
     create_tier,
     open_catalog,
-    open_partition_log,
+    open_control_log_of_partition,
     publish_partition_change_hints,
-    record_min_slots,
-    record_retire_inspections,
+    record_control_log_lengths,
+    record_retire_check_results,
     require_matching_tier_settings,
 )
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
@@ -75,7 +75,7 @@ class TierIdentity:
             return state  # an identity is needed only by a process that writes into the control store
         if not state.tier_id:
             self.catalog.refresh_and_check_gaps()
-            self.ownership.require_no_other_owner(self.ports, state)
+            self.ownership.require_data_root_not_owned_by_other_tier(self.ports, state)
             self.ownership.require_no_broker_objects(self.ports)
             raise UsageError(
                 f"there is no tier at {self.ports.layout.url} yet", hint="`import` makes one; check tier.url in the configuration"
@@ -88,7 +88,7 @@ class TierIdentity:
             local.cache_catalog(state, self.catalog.state_identity())
         return state
 
-    def ensure_catalog(self, hash_key: bytes = b"") -> CatalogState:
+    def read_or_create_catalog(self, hash_key: bytes = b"") -> CatalogState:
         """Create the tier's identity if there is none, and return the catalog (state of the tier-wide log).
 
         :param hash_key: the secret hash key for a tier that is created; a random one if empty. An existing tier keeps its key.
@@ -111,7 +111,7 @@ class TierIdentity:
         )
         self.ownership.tier_id = state.tier_id
         self._require_catalog_is_of_this_tier(state)
-        self.ports.require_ownership(is_recheck=True)
+        self.ports.require_data_root_ownership(is_recheck=True)
         return state
 
     def _require_unowned_data_root_if_no_tier(self) -> None:
@@ -128,7 +128,7 @@ class TierIdentity:
 
     def check_data_root_owner(self) -> None:
         """Raise UsageError if the data root belongs to another tier. Changes nothing."""
-        self.ownership.require_no_other_owner(self.ports, self.read_catalog())
+        self.ownership.require_data_root_not_owned_by_other_tier(self.ports, self.read_catalog())
 
     def _require_catalog_is_of_this_tier(self, state: CatalogState) -> None:
         """Raise UsageError if the catalog is that of another tier."""
@@ -170,7 +170,7 @@ class TierIdentity:
 
 
 @dataclass(frozen=True)
-class ChangeNotifier:
+class ControlLogChangeNotifier:
     """Writer of notes that control logs have changed: in the tier-wide log for other processes, and in the cache on this machine.
 
     hints: whether a change is written as a hint for other processes. If not, only the reached slot (number of the last record) of a log is
@@ -182,7 +182,7 @@ class ChangeNotifier:
     local: LocalState | None
     hints: bool
 
-    def latest_hint_number(self, partition: TopicPartition) -> int:
+    def latest_change_hint_number(self, partition: TopicPartition) -> int:
         """Return the number of the latest hint about a partition (a catalog record that its log has grown), as the catalog was last read; 0
         if there is none.
 
@@ -191,7 +191,7 @@ class ChangeNotifier:
         """
         return self.catalog.state.partitions.get(str(partition), 0)
 
-    def cache_log_state(self, log: PartitionLog, hint: int) -> None:
+    def cache_control_log_state_locally(self, log: PartitionLog, hint: int) -> None:
         """Store the state of a control log in local state on this machine.
 
         :param hint: number of the latest hint about the partition, taken before its log was read.
@@ -202,30 +202,31 @@ class ChangeNotifier:
 
     def publish_control_log_changes(self, logs: Sequence[PartitionLog]) -> None:
         """Append one record to the tier-wide log that names these control logs as changed, with the number of each log's last record. Logs
-        that later end below that number have lost records. Without ``hints`` the numbers alone are recorded (``record_reached_slots``).
+        that later end below that number have lost records. Without ``hints`` the numbers alone are recorded
+        (``save_last_record_numbers_of_control_logs``).
         """
         if self.hints:
-            publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.confirmed_slot() for log in logs})
+            publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.last_slot_if_still_stored() for log in logs})
         else:
-            self.record_reached_slots(logs)
+            self.save_last_record_numbers_of_control_logs(logs)
 
-    def record_reached_slots(self, logs: Sequence[PartitionLog]) -> None:
+    def save_last_record_numbers_of_control_logs(self, logs: Sequence[PartitionLog]) -> None:
         """Append one record to the tier-wide log with the slot (number of the last record) that each of these control logs has reached, so
         that a later reader notices lost records.
 
         Store errors are ignored; the next command records the slots.
         """
         with suppress(StoreError):
-            record_min_slots(self.catalog, logs)
+            record_control_log_lengths(self.catalog, logs)
 
-    def record_retire_inspections(self, inspections: Mapping[str, RetireCheckResult]) -> None:
+    def record_retire_check_results(self, inspections: Mapping[str, RetireCheckResult]) -> None:
         """Record in the tier-wide log the results of `retire` for partitions in which it found nothing to delete, with the time until which
         each result holds. Store errors are ignored.
 
         :param inspections: result by ``topic-partition``.
         """
         with suppress(StoreError):
-            record_retire_inspections(self.catalog, inspections)
+            record_retire_check_results(self.catalog, inspections)
 
 
 READER_THREADS = 16
@@ -289,9 +290,9 @@ class Tier:
         return TierIdentity(self.settings, self.ports, self.catalog, self.ownership, self.metadata, self.local)
 
     @property
-    def change_notifier(self) -> ChangeNotifier:
+    def control_log_change_notifier(self) -> ControlLogChangeNotifier:
         """Notifier of changes of control logs, for other processes and for the cache on this machine."""
-        return ChangeNotifier(self.ports, self.catalog, self.local, self.kind.has_complete_log)
+        return ControlLogChangeNotifier(self.ports, self.catalog, self.local, self.kind.is_content_determined_by_control_logs)
 
     @property
     def lease(self) -> LeaseDurations:
@@ -386,13 +387,13 @@ class Tier:
         """
         known = [each for each in self.list_partitions() if each.first_incarnation == partition.first_incarnation]
         for each in reversed(known):
-            if self.open_partition_log(each).refresh().topic_id == topic_id:
+            if self.open_control_log_of_partition(each).refresh().topic_id == topic_id:
                 return each
         raise UsageError(
             f"the tier holds no partition {partition.first_incarnation} of topic id {topic_id}", hint="`topics` lists the ids that it has"
         )
 
-    def open_partition_log(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
+    def open_control_log_of_partition(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from the cache on this machine if possible.
 
         If the log ends below the slot (record number) that the catalog has recorded for it, records were lost, and reading it raises an
@@ -402,8 +403,12 @@ class Tier:
             changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
         """
         view = None if leads else self.metadata.make_reader_state_function(partition)
-        log = open_partition_log(
-            self.ports, partition, self.min_control_log_slot(partition), log_name=self.log_name(partition), state_for_readers=view
+        log = open_control_log_of_partition(
+            self.ports,
+            partition,
+            self.min_last_record_number_of_control_log(partition),
+            log_name=self.log_name(partition),
+            state_for_readers=view,
         )
         kept = self.local.cached_state(partition) if self.local and self.local.is_bound_to_tier else None
         if kept:
@@ -417,7 +422,7 @@ class Tier:
         topic_id = self.metadata.topic_id(partition)
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
-    def min_control_log_slot(self, partition: TopicPartition) -> int:
+    def min_last_record_number_of_control_log(self, partition: TopicPartition) -> int:
         """Return the slot (record number) below which a partition's control log must not end, according to the catalog as last read; 0 if
         no slot is recorded.
         """
@@ -436,9 +441,9 @@ class Tier:
         """Return the store of a partition's sidecars, which need not contain any. Raises UsageError if there is no tier."""
         hash_key = self.identity.hash_key() if self.identity.may_have_own_hash_key() else bytes(HASH_KEY_BYTES)
         kept = self.local if self.local and self.local.is_bound_to_tier else None
-        return SidecarStore(self.ports.control, self.open_partition_log(partition).prefix, hash_key, kept)
+        return SidecarStore(self.ports.control, self.open_control_log_of_partition(partition).prefix, hash_key, kept)
 
-    def read_logs_or_errors(
+    def read_control_logs_or_errors(
         self, partitions: Sequence[TopicPartition], on_partition: Callable[[], None] = lambda: None
     ) -> list[PartitionLog | CompactorError]:
         """Read the control logs of several partitions in parallel. Return for each partition, in the given order, its log or the error with
@@ -447,8 +452,8 @@ class Tier:
         :param on_partition: called after each partition, for progress reports.
         """
 
-        def read_log_or_error(partition: TopicPartition) -> PartitionLog | CompactorError:
-            log = self.open_partition_log(partition)
+        def read_control_log_or_error(partition: TopicPartition) -> PartitionLog | CompactorError:
+            log = self.open_control_log_of_partition(partition)
             try:
                 log.refresh()
             except CompactorError as error:
@@ -458,7 +463,7 @@ class Tier:
             return log
 
         with ThreadPoolExecutor(READER_THREADS, thread_name_prefix="logs") as pool:
-            return list(pool.map(read_log_or_error, partitions))
+            return list(pool.map(read_control_log_or_error, partitions))
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:

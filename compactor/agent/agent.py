@@ -24,18 +24,18 @@ from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.agent.leadership import unknown_leadership_message
-from compactor.agent.log_directories import BrokerIdentity, largest_timestamp_ms, read_broker_identity, scan_log_directory
+from compactor.agent.log_directories import BrokerIdentity, largest_timestamp_ms_in_time_index, read_broker_identity, scan_log_directory
 from compactor.agent.plan import (
     CHECK_MS,
     DELETE_DELAY_MS,
     PartitionDirectoryListing,
     PartitionUploadState,
-    UploadFailure,
+    UploadFailureReason,
     UploadOutcome,
-    adoption_log_line,
     choose_uploads,
     has_fresh_log_end,
     is_upload_due,
+    log_line_of_partitions_awaiting_adoption,
     needs_log_end_query,
     retention_deadline_ms,
     upload_lag,
@@ -46,7 +46,7 @@ from compactor.agent.plan import (
 )
 from compactor.agent.status import SHARED, AgentCounters, AgentStatus, with_upload_counted
 from compactor.agent.uploads import Uploader
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import Settings
 from compactor.errors import CompactorError, StoreError, UsageError
 from compactor.model.ids import TopicPartition
@@ -69,15 +69,17 @@ MAX_BROKER_RETRY_MS = 60_000
 AGENT_JOURNAL = ServiceEventLogger(logging.getLogger(__name__))
 
 
-class LeaderQueries(Protocol):
-    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaLeaderQueries``. Every method raises StoreError if
-    the cluster refuses the request or does not answer it.
+class AgentClusterQueries(Protocol):
+    """Cluster queries that the agent needs. Implemented by ``metadata_topic.leaders.KafkaAgentClusterQueries``. Every method raises
+    StoreError if the cluster refuses the request or does not answer it.
     """
 
     def leaders(self) -> ClusterLeaders:
         """Ask the cluster, and return its id and the id of the broker that leads each partition."""
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def query_log_ends_from_leaders(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         """Ask the leaders of these partitions where the logs end. Return for each partition its leader's answer, or the error if the leader
         gave none.
         """
@@ -107,12 +109,12 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     ``_running`` maps each partition that is being uploaded to the time at which its upload began, in milliseconds.
     """
 
-    def __init__(self, tier: Tier, brokers: LeaderQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
+    def __init__(self, tier: Tier, brokers: AgentClusterQueries, *, log: EventLogger = AGENT_JOURNAL) -> None:
         super().__init__(tier, log)
         self._brokers = brokers
         self._uploads = Uploader(self._tier, self.stop, self._brokers.topic_ids)
         self._upload_states: dict[TopicPartition, PartitionUploadState] = {}
-        self._staged = OpenStagedFiles()
+        self._staged = StagedFilesHeldOpenOfAllPartitions()
         self._retentions: dict[str, int | None] = {}
         self._delete_delays: dict[str, int] = {}
         self._tallies = AgentCounters()
@@ -196,16 +198,16 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 whose = identity
                 seen |= {each.partition: each for each in scan_log_directory(Path(text), rules.topics, known, now_ms)}
             except CompactorError as error:
-                self._record_shared_problem(text, str(error))
+                self._record_agent_wide_problem(text, str(error))
                 lost = True
             else:
-                self._record_shared_problem(text, "")
+                self._record_agent_wide_problem(text, "")
         for text in [key for key in self._problems if key not in (*rules.log_dirs, *SHARED)]:
             del self._problems[text]
         for name, each in seen.items():
             self._upload_states[name] = with_listing(self._upload_states.get(name), each)
             if each.problem:
-                self._record_failure_before_upload(name, UploadFailure.UNREADABLE, each.problem, now_ms)
+                self._record_failure_before_upload(name, UploadFailureReason.UNREADABLE, each.problem, now_ms)
         # What a directory that cannot be read holds is not gone.
         for name in [] if lost else [name for name in self._upload_states if name not in seen and name not in self._running]:
             del self._upload_states[name]
@@ -254,7 +256,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         renamed them.
         """
         for name, upload_state in self._upload_states.items():
-            for file in self._staged.select_and_mark_unreported_files("untaken", upload_state.skipped_staged_files):
+            for file in self._staged.select_and_mark_unreported_files("untaken", upload_state.staged_files_with_unknown_leadership):
                 where = f"{staged_segment_path(Path(), file.base)} is staged for deletion and is not taken"
                 self._tallies = replace(self._tallies, untaken=self._tallies.untaken + 1)
                 self._log(f"{where}: {unknown_leadership_message(file)}", level=logging.WARNING, partition=str(name))
@@ -272,14 +274,14 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         if self._tier_ready:
             return True
         try:
-            self._tier.identity.ensure_catalog()
+            self._tier.identity.read_or_create_catalog()
             self._tier.identity.read_catalog()
         except Stopped:
             return False
         except CompactorError as error:
-            self._record_shared_problem("tier", str(error))
+            self._record_agent_wide_problem("tier", str(error))
             return False
-        self._record_shared_problem("tier", "")
+        self._record_agent_wide_problem("tier", "")
         self._tier_ready = True
         return True
 
@@ -293,18 +295,18 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         try:
             reported = self._brokers.leaders()
         except CompactorError as error:
-            self._record_broker_failure(str(error), now_ms)
+            self._record_failed_cluster_query_and_delay_next(str(error), now_ms)
             return
         if reported.cluster_id != identity.cluster_id:
             what = f"the brokers are those of cluster {reported.cluster_id}, and the log directories belong to {_describe_broker(identity)}"
-            self._record_broker_failure(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
+            self._record_failed_cluster_query_and_delay_next(f"{what}. Correct kafka.bootstrap_servers or agent.log_dirs", now_ms)
             return
         self._asked_ms, self._broker_failures, self._broker_retry_ms = now_ms, 0, 0
-        self._record_shared_problem("broker", "")
+        self._record_agent_wide_problem("broker", "")
         for name, upload_state in self._upload_states.items():
             self._upload_states[name] = with_leadership(upload_state, reported.leaders.get(name) == identity.broker_id)
         with suppress(StoreError):  # asked again the next time; it matters only for a topic that is created again
-            self._uploads.record_topics_of_cluster(
+            self._uploads.record_topics_of_cluster_in_catalog(
                 {
                     upload_state.partition.topic: upload_state.seen.topic_id
                     for upload_state in self._upload_states.values()
@@ -312,33 +314,33 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
                 }
             )
 
-    def _record_broker_failure(self, reason: str, now_ms: int) -> None:
+    def _record_failed_cluster_query_and_delay_next(self, reason: str, now_ms: int) -> None:
         """Record that the cluster gave no answer, or no usable one, and delay the next request to it."""
         self._broker_failures += 1
         self._broker_retry_ms = now_ms + backoff_ms(self._broker_failures, BROKER_RETRY_MS, MAX_BROKER_RETRY_MS)
         self._tallies = replace(self._tallies, broker_failures=self._tallies.broker_failures + 1)
-        self._record_shared_problem("broker", reason)
+        self._record_agent_wide_problem("broker", reason)
 
     def _refresh_log_ends(self, partitions: Sequence[TopicPartition], now_ms: int) -> None:
         """Ask the leaders where the logs of these partitions end, and record each answer or failure."""
         if not partitions or self._problems.get("broker"):
             return
         try:
-            reported = self._brokers.log_ends(partitions)
+            reported = self._brokers.query_log_ends_from_leaders(partitions)
         except CompactorError as error:
-            self._record_broker_failure(str(error), now_ms)
+            self._record_failed_cluster_query_and_delay_next(str(error), now_ms)
             return
         answered_ms = self._tier.ports.clock_ms()
         for name in partitions:
             end = reported.get(name)
-            if isinstance(end, LogEnd):
+            if isinstance(end, LeaderReportedLogEnd):
                 before = self._upload_states[name]
                 after = with_log_end(before, end, now_ms, answered_ms)
                 self._upload_states[name] = after
-                if after.trouble is UploadFailure.BEHIND is not before.trouble:
-                    self._count_and_log_failed_upload(name, UploadOutcome(None, trouble=UploadFailure.BEHIND, reason=after.reason))
+                if after.trouble is UploadFailureReason.BEHIND is not before.trouble:
+                    self._count_and_log_failed_upload(name, UploadOutcome(None, trouble=UploadFailureReason.BEHIND, reason=after.reason))
             else:
-                self._record_failure_before_upload(name, UploadFailure.BROKER, str(end) if end else "no leader has answered", now_ms)
+                self._record_failure_before_upload(name, UploadFailureReason.BROKER, str(end) if end else "no leader has answered", now_ms)
 
     # --- working ---
 
@@ -359,22 +361,22 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         """Record how an upload ended, log it, and decide when the partition's next one may begin."""
         del self._running[finished.partition]
         outcome, name = finished.outcome, finished.partition
-        if outcome.trouble is UploadFailure.STORE:
-            self._record_shared_problem("store", outcome.reason)
-        elif outcome.trouble is UploadFailure.GENERATION:
-            self._record_shared_problem("generations", outcome.reason)
+        if outcome.trouble is UploadFailureReason.STORE:
+            self._record_agent_wide_problem("store", outcome.reason)
+        elif outcome.trouble is UploadFailureReason.GENERATION:
+            self._record_agent_wide_problem("generations", outcome.reason)
         elif outcome.trouble is None and not outcome.stopped:
-            self._record_shared_problem("store", "")
-            self._record_shared_problem("generations", "")
+            self._record_agent_wide_problem("store", "")
+            self._record_agent_wide_problem("generations", "")
         if name in self._upload_states:
             before = self._upload_states[name]
-            outcome = self._with_retention_deadline(before, outcome)
+            outcome = self._add_retention_deadline_if_awaiting_adoption(before, outcome)
             self._upload_states[name] = with_upload_outcome(before, outcome, self._tier.ports.clock_ms())
-            if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is UploadFailure.GAP):
+            if outcome.trouble is not None and (before.trouble is not outcome.trouble or outcome.trouble is UploadFailureReason.GAP):
                 self._log(outcome.reason, level=logging.WARNING, partition=str(name), trouble=outcome.trouble or "")
             if outcome.trouble is None and before.trouble is not None and not outcome.stopped:
                 self._log("uploads succeed again", partition=str(name))
-            self._log_partitions_to_adopt()
+            self._log_partitions_awaiting_topics_adopt()
         self._tallies = with_upload_counted(self._tallies, outcome)
         for note in outcome.notes:
             self._log(note, partition=str(name))
@@ -383,20 +385,20 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             what = f"{outcome.segments} segment{plural}, {format_size(outcome.bytes)}, up to offset {(outcome.position or 0) - 1}"
             self._log(f"uploaded {what}, {finished.seconds:.1f} s", partition=str(name))
 
-    def _log_partitions_to_adopt(self) -> None:
+    def _log_partitions_awaiting_topics_adopt(self) -> None:
         """Log the partitions that are not uploaded until a person accepts their logs for the tier (``topics adopt``), because the topic id
         differs. Done once, when the upload of every partition was tried.
         """
-        line = None if self._adoptions_listed else adoption_log_line(self._upload_states.values())
+        line = None if self._adoptions_listed else log_line_of_partitions_awaiting_adoption(self._upload_states.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
         if line:
             self._log(line, level=logging.WARNING)
 
-    def _with_retention_deadline(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
+    def _add_retention_deadline_if_awaiting_adoption(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
         """Return the outcome of an upload, unchanged unless the upload waits for ``topics adopt`` because the topic id differs. In that
         case the time is added at which the broker's retention will delete the first segment that is not in the tier.
         """
-        if outcome.trouble is not UploadFailure.IDENTITY:
+        if outcome.trouble is not UploadFailureReason.IDENTITY:
             return outcome
         waiting = upload_state if outcome.position is None else replace(upload_state, position=outcome.position)
         topic, pending = upload_state.partition.topic, waiting.pending_segments
@@ -404,14 +406,14 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             if topic not in self._retentions:
                 self._retentions[topic] = self._brokers.retention_ms(topic)
         retention_ms = self._retentions.get(topic)
-        largest = largest_timestamp_ms(Path(upload_state.seen.path), pending[0].base) if pending else -1
+        largest = largest_timestamp_ms_in_time_index(Path(upload_state.seen.path), pending[0].base) if pending else -1
         deadline = None if retention_ms is None else retention_deadline_ms(waiting, largest, retention_ms)
         if deadline is None:
             return outcome
         when = f"Retention deletes offset {pending[0].base} and what follows it from {format_iso_time(deadline)} on"
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
-    def _record_failure_before_upload(self, partition: TopicPartition, failure: UploadFailure, reason: str, now_ms: int) -> None:
+    def _record_failure_before_upload(self, partition: TopicPartition, failure: UploadFailureReason, reason: str, now_ms: int) -> None:
         """Record a failure that prevents the upload of a partition from starting, and when to retry. Does nothing while the delay after an
         earlier failure lasts.
         """
@@ -430,7 +432,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         self._tallies = with_upload_counted(self._tallies, outcome)
         self._log(outcome.reason, level=logging.WARNING, partition=str(partition), trouble=outcome.trouble or "")
 
-    def _record_shared_problem(self, source: str, reason: str) -> None:
+    def _record_agent_wide_problem(self, source: str, reason: str) -> None:
         """Record a problem that concerns more than one partition, or its end if ``reason`` is empty. Logs a line when it begins and when it
         ends.
 
@@ -488,7 +490,7 @@ def has_free_space_to_keep_deleted_files(log_directory: Path) -> bool:
     return usage.free >= MIN_FREE_SHARE * usage.total
 
 
-class OpenStagedFiles:
+class StagedFilesHeldOpenOfAllPartitions:
     """Files staged for deletion that the agent holds open, by partition, so that it can upload them even after the broker has deleted them.
     All methods are for the thread of the agent's loop.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def new_segment_notifications(log_dirs: Sequence[str], callback: Callable[[], None], log: EventLogger) -> Iterator[None]:
+def watch_log_dirs_for_new_segments(log_dirs: Sequence[str], callback: Callable[[], None], log: EventLogger) -> Iterator[None]:
     """Call ``callback`` whenever a segment may have been rolled or staged for deletion, as long as the block runs.
 
     If notifications are not available (watchdog is not installed, or the system's limit of watches is reached), a line is logged and the

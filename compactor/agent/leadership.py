@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.base import ReasonOrEmpty
@@ -51,8 +51,8 @@ class LeadershipAtDeletionRename(Enum):
     UNKNOWN = "unknown"
 
 
-def add_leader_answer(
-    intervals: tuple[LeadershipInterval, ...], log_end: LogEnd, asked_ms: int, answered_ms: int
+def leadership_intervals_with_answer_added(
+    intervals: tuple[LeadershipInterval, ...], log_end: LeaderReportedLogEnd, asked_ms: int, answered_ms: int
 ) -> tuple[LeadershipInterval, ...]:
     """Return the intervals of leadership after one more answer of the leader, which is this broker. After an answer without a leader epoch
     no interval is left.

@@ -129,7 +129,7 @@ def scan_partition_directory(partition: TopicPartition, path: Path, mtime_ms: in
     )
 
 
-def largest_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
+def largest_timestamp_ms_in_time_index(partition_dir: Path, base_offset: int) -> int:
     """Return the largest timestamp of a sealed segment according to its time index, in milliseconds; -1 if the index is empty or gone.
 
     :param base_offset: base offset of the segment.
@@ -142,7 +142,7 @@ def largest_timestamp_ms(partition_dir: Path, base_offset: int) -> int:
     return int(np.frombuffer(data[:complete], TIME_ENTRY)["timestamp"][-1]) if complete else -1
 
 
-def last_leader_epoch(partition_dir: Path) -> LeaderEpoch:
+def last_epoch_in_leader_epoch_checkpoint(partition_dir: Path) -> LeaderEpoch:
     """Return the latest leader epoch in the replica's ``leader-epoch-checkpoint``; -1 if there is none. Raises BadData, OSError."""
     path = partition_dir / EPOCHS
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from compactor.agent.plan import UploadFailure, upload_lag
+from compactor.agent.plan import UploadFailureReason, upload_lag
 from compactor.agent.status import SHARED, AgentStatus
 from compactor.service.metrics import (
     MOST_LABELLED,
@@ -90,9 +90,9 @@ def _total_metrics(status: AgentStatus) -> Iterator[Metric]:
     refused = GaugeMetricFamily(
         f"{OWN}_agent_partitions_refused", "Partitions that are not uploaded at present, by reason", labels=["reason"]
     )
-    yield add_labelled_values(refused, {trouble.value: now[trouble] for trouble in UploadFailure})
+    yield add_labelled_values(refused, {trouble.value: now[trouble] for trouble in UploadFailureReason})
     refusals = CounterMetricFamily(f"{OWN}_agent_refusals", "Failed uploads, by reason", labels=["reason"])
-    yield add_labelled_values(refusals, {trouble.value: tallies.refusals.get(trouble, 0) for trouble in UploadFailure})
+    yield add_labelled_values(refusals, {trouble.value: tallies.refusals.get(trouble, 0) for trouble in UploadFailureReason})
     wrong = GaugeMetricFamily(f"{OWN}_agent_problems", "Problems that concern more than one partition, by place", labels=["where"])
     places = {where: float(where in status.problems) for where in SHARED}
     yield add_labelled_values(wrong, places | {"directory": len(status.problems.keys() - set(SHARED))})

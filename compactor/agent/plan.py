@@ -18,10 +18,10 @@ from compactor.agent.leadership import (
     TICK_MS,
     LeadershipAtDeletionRename,
     LeadershipInterval,
-    add_leader_answer,
     leadership_at_deletion_rename,
+    leadership_intervals_with_answer_added,
 )
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
 from compactor.model.ids import TopicPartition
 from compactor.service.retry_delay import backoff_ms
@@ -41,7 +41,7 @@ DELETE_DELAY_MS = 60_000
 """Kafka's default for ``file.delete.delay.ms``, the time between the renaming of a file and its deletion."""
 
 
-class UploadFailure(StrEnum):
+class UploadFailureReason(StrEnum):
     """Reason why a partition is not uploaded. Also the label of metrics.
 
     GAP: retention deleted segments that were not uploaded yet. LINEAGE: the leader epochs of the broker's log and of the tier do not match.
@@ -109,7 +109,7 @@ class PartitionDirectoryListing:
     topic_id: TopicId = EMPTY_TOPIC_ID
 
     @property
-    def first_base_offset(self) -> int:
+    def base_offset_of_first_listed_segment(self) -> int:
         """Return the base offset of the first segment; -1 if there is none."""
         return self.sealed[0].base if self.sealed else self.active_base
 
@@ -145,11 +145,11 @@ class PartitionUploadState:
     seen: PartitionDirectoryListing
     leads: bool = False
     position: int | None = None
-    end: LogEnd | None = None
+    end: LeaderReportedLogEnd | None = None
     anew: bool = False
     checked_ms: int = 0
     failures: int = 0
-    trouble: UploadFailure | None = None
+    trouble: UploadFailureReason | None = None
     reason: str = ""
     troubled_ms: int = 0
     retry_at_ms: int = 0
@@ -174,7 +174,7 @@ class PartitionUploadState:
 
     @property
     def uploadable_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
-        """Return the files staged for deletion whose offsets are missing in the tier, except ``skipped_staged_files``."""
+        """Return the files staged for deletion whose offsets are missing in the tier, except ``staged_files_with_unknown_leadership``."""
         return tuple(
             file
             for file in self._staged_files_missing_in_tier
@@ -182,7 +182,7 @@ class PartitionUploadState:
         )
 
     @property
-    def skipped_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
+    def staged_files_with_unknown_leadership(self) -> tuple[FileStagedForDeletion, ...]:
         """Return the files staged for deletion that are never uploaded although the tier lacks their offsets, because it is unknown whether
         this broker led when it renamed them. Empty as long as the tier's end is not known.
         """
@@ -207,13 +207,13 @@ class PartitionUploadState:
         from the file's base offset to the next file's, exclusive.
         """
         files = sorted({file.inode: file for file in (*self.seen.staged, *self.held)}.values(), key=lambda file: file.base)
-        ends = (*(file.base for file in files), self.seen.first_base_offset)[1:]
+        ends = (*(file.base for file in files), self.seen.base_offset_of_first_listed_segment)[1:]
         return [(file, SealedFile(file.base, end, file.size, file.mtime_ms)) for file, end in zip(files, ends, strict=False)]
 
     @property
     def _staged_files_missing_in_tier(self) -> tuple[FileStagedForDeletion, ...]:
         position = self.position or 0
-        if 0 <= self.seen.first_base_offset <= position:
+        if 0 <= self.seen.base_offset_of_first_listed_segment <= position:
             return ()
         return tuple(file for file, segment in self._staged_files_with_offset_ranges if segment.end > position and file.size)
 
@@ -296,7 +296,9 @@ def has_fresh_log_end(upload_state: PartitionUploadState, now_ms: int) -> bool:
     return upload_state.end is not None and upload_state.checked_ms <= now_ms < upload_state.checked_ms + FRESH_MS
 
 
-def with_log_end(upload_state: PartitionUploadState, log_end: LogEnd, now_ms: int, answered_ms: int | None = None) -> PartitionUploadState:
+def with_log_end(
+    upload_state: PartitionUploadState, log_end: LeaderReportedLogEnd, now_ms: int, answered_ms: int | None = None
+) -> PartitionUploadState:
     """Return the upload state after a leader's answer about the end of its log.
 
     If the leader epoch has changed, the tier is read again, because the log may have been truncated.
@@ -305,17 +307,21 @@ def with_log_end(upload_state: PartitionUploadState, log_end: LogEnd, now_ms: in
     :param answered_ms: when the answer had arrived; None for ``now_ms``.
     """
     anew = upload_state.anew or (upload_state.end is not None and upload_state.end.leader_epoch != log_end.leader_epoch)
-    leadership = add_leader_answer(upload_state.leadership, log_end, now_ms, answered_ms or now_ms) if upload_state.leads else ()
+    leadership = (
+        leadership_intervals_with_answer_added(upload_state.leadership, log_end, now_ms, answered_ms or now_ms)
+        if upload_state.leads
+        else ()
+    )
     known = replace(upload_state, end=log_end, anew=anew, checked_ms=now_ms, leadership=leadership)
-    if known.trouble not in (None, UploadFailure.BEHIND):
+    if known.trouble not in (None, UploadFailureReason.BEHIND):
         return known
     if known.position is not None and log_end.high_watermark < known.position:
         reason = (
             f"the broker's log ends at offset {log_end.high_watermark}, and the tier has it up to {known.position - 1}: it was truncated, "
             "or the topic was deleted and created again"
         )
-        return replace(known, trouble=UploadFailure.BEHIND, reason=reason, troubled_ms=known.troubled_ms or now_ms)
-    return replace(known, trouble=None, reason="", troubled_ms=0) if known.trouble is UploadFailure.BEHIND else known
+        return replace(known, trouble=UploadFailureReason.BEHIND, reason=reason, troubled_ms=known.troubled_ms or now_ms)
+    return replace(known, trouble=None, reason="", troubled_ms=0) if known.trouble is UploadFailureReason.BEHIND else known
 
 
 def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_truncation: bool = False) -> bool:
@@ -329,9 +335,9 @@ def is_upload_due(upload_state: PartitionUploadState, now_ms: int, *, accept_tru
         return False
     if upload_state.has_files_awaiting_leader_answer:
         return False  # what follows it is not taken before it, and no gap is accepted in its place
-    if upload_state.position is None or upload_state.anew or upload_state.trouble is UploadFailure.IDENTITY:
+    if upload_state.position is None or upload_state.anew or upload_state.trouble is UploadFailureReason.IDENTITY:
         return True
-    if upload_state.trouble is UploadFailure.BEHIND and accept_truncation:
+    if upload_state.trouble is UploadFailureReason.BEHIND and accept_truncation:
         return True
     return bool(upload_state.pending_segments) and upload_state.pending_segments[0].end <= upload_state.end.high_watermark
 
@@ -382,7 +388,7 @@ class UploadOutcome:
     position: int | None
     segments: int = 0
     bytes: int = 0
-    trouble: UploadFailure | None = None
+    trouble: UploadFailureReason | None = None
     reason: str = ""
     notes: tuple[str, ...] = ()
     stopped: bool = False
@@ -402,7 +408,7 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
         return replace(
             upload_state,
             position=position,
-            anew=upload_state.anew or outcome.trouble is UploadFailure.GENERATION,
+            anew=upload_state.anew or outcome.trouble is UploadFailureReason.GENERATION,
             failures=failures,
             trouble=outcome.trouble,
             reason=outcome.reason,
@@ -425,7 +431,7 @@ def with_upload_outcome(upload_state: PartitionUploadState, outcome: UploadOutco
     )
 
 
-def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | None:
+def log_line_of_partitions_awaiting_adoption(upload_states: Iterable[PartitionUploadState]) -> str | None:
     """Return a log line that names every partition that is not uploaded until a person accepts its log (``topics adopt``), because the
     topic id differs. The partition with the nearest deadline comes first.
 
@@ -434,7 +440,7 @@ def adoption_log_line(upload_states: Iterable[PartitionUploadState]) -> str | No
     led_here = [upload_state for upload_state in upload_states if upload_state.leads]
     if not led_here or any(upload_state.position is None and upload_state.trouble is None for upload_state in led_here):
         return None
-    waiting = [upload_state for upload_state in led_here if upload_state.trouble is UploadFailure.IDENTITY]
+    waiting = [upload_state for upload_state in led_here if upload_state.trouble is UploadFailureReason.IDENTITY]
     waiting.sort(key=lambda upload_state: (upload_state.deadline_ms is None, upload_state.deadline_ms, upload_state.partition))
     named = (
         f"{upload_state.partition}" + (f" (until {format_iso_time(upload_state.deadline_ms)})" if upload_state.deadline_ms else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from compactor.agent.plan import PartitionUploadState, UploadFailure, UploadOutcome
+from compactor.agent.plan import PartitionUploadState, UploadFailureReason, UploadOutcome
 from compactor.model.ids import TopicPartition
 from compactor.service.service_status import ServiceStatus
 
@@ -27,7 +27,7 @@ class AgentCounters:
     segments: int = 0
     bytes: int = 0
     broker_failures: int = 0
-    refusals: dict[UploadFailure, int] = field(default_factory=dict)
+    refusals: dict[UploadFailureReason, int] = field(default_factory=dict)
     untaken: int = 0
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.agent.leadership import make_staged_file_refusal_check
-from compactor.agent.log_directories import EPOCHS, last_leader_epoch
-from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, UploadFailure, UploadOutcome
+from compactor.agent.log_directories import EPOCHS, last_epoch_in_leader_epoch_checkpoint
+from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, UploadFailureReason, UploadOutcome
 from compactor.config.settings import CleanerSettings
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
@@ -24,7 +24,7 @@ from compactor.service.stopping import InterruptibleStore, Stopped, StopRequest
 from compactor.transfer.broker_cleaning import CLEANED
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions, ImportReport, ImportResources
-from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmation, record_confirmed_topics
+from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.transfer.log_identity import PARTITION_METADATA
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
@@ -64,10 +64,10 @@ class Uploader:
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
             return UploadOutcome(position, trouble=classify_upload_failure(error, upload_state.seen, state), reason=reason)
 
-    def record_topics_of_cluster(self, topic_ids: Mapping[str, TopicId]) -> None:
+    def record_topics_of_cluster_in_catalog(self, topic_ids: Mapping[str, TopicId]) -> None:
         """Record in the catalog that these topics, with their ids, belong to the brokers' cluster. Raises StoreError."""
         with self._one_at_a_time:
-            record_confirmed_topics(self._tier.catalog, topic_ids, self._ask)
+            record_cluster_of_topics(self._tier.catalog, topic_ids, self._ask)
 
     def _import_new_segments(self, upload_state: PartitionUploadState, held_files: OpenFilesStagedForDeletion | None) -> UploadOutcome:
         """Import the partition's new segments below the high watermark. If no leader has answered, or this replica does not know the
@@ -75,16 +75,16 @@ class Uploader:
         """
         path, end = Path(upload_state.seen.path), upload_state.end
         if end is None:
-            return UploadOutcome(None, trouble=UploadFailure.BROKER, reason="no leader has reported where its log ends")
+            return UploadOutcome(None, trouble=UploadFailureReason.BROKER, reason="no leader has reported where its log ends")
         try:
-            epoch = last_leader_epoch(path)
+            epoch = last_epoch_in_leader_epoch_checkpoint(path)
         except OSError as error:
             raise UsageError(f"cannot read {path / EPOCHS}: {error.strerror}", hint="Check its owner and its mode") from error
         if epoch != end.leader_epoch:
             # Below another leader's high watermark this replica may have what no other has: it is a follower by now that was not
             # truncated yet. One that has the leader's epoch in its log was.
             reason = f"the leader is at epoch {end.leader_epoch}, and this replica at {epoch}"
-            return UploadOutcome(None, trouble=UploadFailure.EPOCH, reason=reason)
+            return UploadOutcome(None, trouble=UploadFailureReason.EPOCH, reason=reason)
         rules = self._tier.settings.agent
         options = ImportOptions(
             live=True,
@@ -96,32 +96,32 @@ class Uploader:
             may_be_empty=True,
             held=held_files,
             staged_problem=make_staged_file_refusal_check(upload_state.leadership),
-            opening=TopicRecreationConfirmation(ask=self._ask),
+            opening=TopicRecreationConfirmationSources(ask=self._ask),
         )
         report = self._run_import(upload_state, options)
         position = report.end_offset + 1
-        if upload_state.trouble is UploadFailure.BEHIND and position > end.high_watermark:
-            return UploadOutcome(position, trouble=UploadFailure.BEHIND, reason=upload_state.reason, notes=report.notes)
+        if upload_state.trouble is UploadFailureReason.BEHIND and position > end.high_watermark:
+            return UploadOutcome(position, trouble=UploadFailureReason.BEHIND, reason=upload_state.reason, notes=report.notes)
         return UploadOutcome(position, report.segments, report.bytes, notes=report.notes)
 
     def _run_import(self, upload_state: PartitionUploadState, options: ImportOptions) -> ImportReport:
         """Import the partition's directory into the tier with these options, and return the report of the import."""
         tier, name = self._tier, upload_state.partition
-        hint = tier.change_notifier.latest_hint_number(tier.latest_incarnation(name))
+        hint = tier.control_log_change_notifier.latest_change_hint_number(tier.latest_incarnation(name))
 
-        def publish_change(log: PartitionLog) -> None:
+        def publish_control_log_change_and_cache_state(log: PartitionLog) -> None:
             with self._one_at_a_time:
-                tier.change_notifier.publish_control_log_changes([log])
-                tier.change_notifier.cache_log_state(log, hint)
+                tier.control_log_change_notifier.publish_control_log_changes([log])
+                tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
 
         policy = tier.settings.cleaner_settings_for_topic(name.topic).cleaner_policy()
-        company = ImportResources(1, publish_change, self._large)
+        company = ImportResources(1, publish_control_log_change_and_cache_state, self._large)
         return import_directory(tier, Path(upload_state.seen.path), name, policy, options=options, shared=company)
 
     def _find_state_in_tier(self, partition: TopicPartition) -> PartitionState | None:
         """Return the partition's state in the tier, or None if it cannot be read."""
         try:
-            return self._tier.open_partition_log(self._tier.latest_incarnation(partition)).refresh()
+            return self._tier.open_control_log_of_partition(self._tier.latest_incarnation(partition)).refresh()
         except CompactorError:
             return None
 
@@ -154,7 +154,7 @@ class _PinterestOutputAppender:
             raise
         except Exception as error:  # noqa: BLE001 - as for the upload: it is an outcome, and what was uploaded stays
             reason = str(error) if isinstance(error, CompactorError) else f"a bug: {type(error).__name__}: {error}"
-            return replace(outcome, trouble=UploadFailure.GENERATION, reason=reason)
+            return replace(outcome, trouble=UploadFailureReason.GENERATION, reason=reason)
         if report.status != "superseded":
             self._left.discard(partition)
         elif partition not in self._left:
@@ -175,22 +175,22 @@ def _with_agent_log_directories(tier: Tier) -> Tier:
     return replace(tier, settings=settings.model_copy(update={"cleaner": add_agent_log_directories(settings.cleaner), "topics": topics}))
 
 
-def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailure:
-    """Return the UploadFailure that corresponds to an exception that ended an upload.
+def classify_upload_failure(error: Exception, listing: PartitionDirectoryListing, state: PartitionState | None) -> UploadFailureReason:
+    """Return the UploadFailureReason that corresponds to an exception that ended an upload.
 
     :param listing: the partition's directory on the broker.
     :param state: the partition's state in the tier after the failure; None if it could not be read.
     """
     if isinstance(error, BadData):
         if error.segment.endswith(EPOCHS):
-            return UploadFailure.LINEAGE
+            return UploadFailureReason.LINEAGE
         if error.segment.endswith(CLEANED):
-            return UploadFailure.COMPACTED
+            return UploadFailureReason.COMPACTED
         if error.segment.endswith(PARTITION_METADATA):
-            return UploadFailure.IDENTITY
-        gap = state is not None and state.has_segments and listing.first_base_offset > state.end_offset + 1
-        return UploadFailure.GAP if gap else UploadFailure.CONTENT
+            return UploadFailureReason.IDENTITY
+        gap = state is not None and state.has_segments and listing.base_offset_of_first_listed_segment > state.end_offset + 1
+        return UploadFailureReason.GAP if gap else UploadFailureReason.CONTENT
     if isinstance(error, UsageError):
-        return UploadFailure.DELETED if state is not None and state.deleted_slot else UploadFailure.UNREADABLE
-    kinds = ((Fenced, UploadFailure.FENCED), (StoreError, UploadFailure.STORE), (OutOfBudget, UploadFailure.BUDGET))
-    return next((trouble for kind, trouble in kinds if isinstance(error, kind)), UploadFailure.BUG)
+        return UploadFailureReason.DELETED if state is not None and state.deleted_slot else UploadFailureReason.UNREADABLE
+    kinds = ((Fenced, UploadFailureReason.FENCED), (StoreError, UploadFailureReason.STORE), (OutOfBudget, UploadFailureReason.BUDGET))
+    return next((trouble for kind, trouble in kinds if isinstance(error, kind)), UploadFailureReason.BUG)

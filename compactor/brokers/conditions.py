@@ -83,18 +83,18 @@ class BrokerPublicationCheck:
         Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
         """
         with self._lock:
-            if self._is_check_due(_CLUSTER_KEY):
+            if self._is_compaction_permission_check_due(_CLUSTER_KEY):
                 problem = metadata_topic_problem(self._admin.describe_metadata_topic(needs_append_right=True)) or broker_version_problem(
                     self._admin.describe_cluster()
                 )
                 if problem:
                     raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()
-            if self._is_check_due(partition.topic):
+            if self._is_compaction_permission_check_due(partition.topic):
                 self._check_topic_permits_compaction(partition.topic)
                 self._checked_at[partition.topic] = time.monotonic()
 
-    def _is_check_due(self, topic: str) -> bool:
+    def _is_compaction_permission_check_due(self, topic: str) -> bool:
         """Return whether the last passed check of this topic is older than ``max_age_s``, or there was none.
 
         :param topic: name of the topic; an empty string stands for the check of the cluster.

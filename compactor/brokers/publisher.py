@@ -33,7 +33,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.tier.names import TopicIdOf
-from compactor.tier.ports import AnnouncedSegment, RateLimitWait, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentRef
 
 _S = SegmentState
 READ_BACK_TIMEOUT_S = 30.0
@@ -86,7 +86,9 @@ class KafkaPublisher:
         """Raise Refused if cluster or topic settings rule out switching readers of this partition."""
         self._require_allowed(partition)
 
-    def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
+    def reserve_metadata_records(
+        self, partition: TopicPartition, records: int, max_records_per_hour: int
+    ) -> MetadataRecordRateLimitDelay | None:
         """Reserve records of the hourly limit for a round. Return None if the round is admitted or there is no limit
         (``max_records_per_hour`` is 0), else until when the round has to wait.
         """
@@ -97,14 +99,14 @@ class KafkaPublisher:
                 partition
             )  # under the lock: records that others have appended are not reserved any more, so they have to be read
             self._bucket, wait = self._bucket.admit_round(
-                self._followed.compactor_records_by_minute(), partition, records, max_records_per_hour, self._clock_ms()
+                self._followed.compactor_metadata_record_counts_by_minute(), partition, records, max_records_per_hour, self._clock_ms()
             )
         return wait
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:
         """Release the partition's reservation in the token bucket: metadata records that its round has reserved and not written."""
         with self._appending:
-            self._bucket = self._bucket.bucket_without_reservation(partition)
+            self._bucket = self._bucket.bucket_after_round_ended(partition)
 
     def announce_segment(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> None:
         """Append a new segment's first record (COPY_SEGMENT_STARTED) to the metadata topic, unless an equal one is there already. Raises
@@ -118,7 +120,7 @@ class KafkaPublisher:
             why = rules.reason_to_refuse_replacement(cache, lineage_from_segments(cache), record)
             if why:
                 raise _forbidden_record_error(partition, why)
-            self._append_records(where, cache, [record])
+            self._append_checked_records_and_await_read_back(where, cache, [record])
         elif known is None or known.state is not _S.COPY_SEGMENT_STARTED or _immutable_fields(known) != _immutable_fields(record):
             message = "was cut off" if known is None or known.state in _DELETED_STATES else "was introduced with other figures"
             raise _forbidden_record_error(partition, f"segment {segment.id} {message}")
@@ -197,16 +199,18 @@ class KafkaPublisher:
             if known is not None and known.state in rules.UNDELETED_STATES:
                 records.append(self._state_change_record(known, _S.DELETE_SEGMENT_STARTED))
             elif known is None and include_unannounced and raw_id not in cache.finished:
-                made = self._copy_started_record_of_missing_object(where, segment)
+                made = self._copy_segment_started_record_for_missing_object(where, segment)
                 records += [made, self._state_change_record(made, _S.DELETE_SEGMENT_STARTED)]
-        self._append_records(where, cache, records)
+        self._append_checked_records_and_await_read_back(where, cache, records)
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
         """Append to the metadata topic, for each of these segments, the record that its deletion is finished (DELETE_SEGMENT_FINISHED)."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
-        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going])
+        self._append_checked_records_and_await_read_back(
+            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_FINISHED) for one in going]
+        )
 
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
         """Return which of these segments brokers have begun to delete or have deleted, after reading the topic to its end."""
@@ -218,7 +222,7 @@ class KafkaPublisher:
         use.
         """
         _, cache = self._read_newest_metadata(partition)
-        return [_announced_segment_from_record(one) for one in _unrecorded_compactor_segments(cache, recorded_ids)]
+        return [_announced_segment_from_record(one) for one in _compactor_segments_not_in_control_log(cache, recorded_ids)]
 
     def withdraw_announced_unrecorded_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
@@ -235,7 +239,8 @@ class KafkaPublisher:
         ours = [one for one in back if one is not None and one.state in rules.READABLE_STATES]
         late = rules.unrecorded_broker_copies(cache, lineage_from_segments(cache), ours, recorded_ids)
         if not late and not any(
-            one.state in rules.UNDELETED_STATES for one in _unrecorded_compactor_segments(cache, recorded_ids, include_readable=True)
+            one.state in rules.UNDELETED_STATES
+            for one in _compactor_segments_not_in_control_log(cache, recorded_ids, include_readable=True)
         ):
             return 0
         for one in ours:
@@ -243,9 +248,11 @@ class KafkaPublisher:
                 self._require_allowed(partition)
                 self._append_copy_finished(where, one)
                 where, cache = self._read_newest_metadata(partition)
-        strays = [one for one in _unrecorded_compactor_segments(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
+        strays = [one for one in _compactor_segments_not_in_control_log(cache, recorded_ids) if one.state in rules.UNDELETED_STATES]
         going = sorted((*strays, *late), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in going])
+        self._append_checked_records_and_await_read_back(
+            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in going]
+        )
         return len(going)
 
     def _require_all_records_accepted(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
@@ -270,7 +277,7 @@ class KafkaPublisher:
 
         def require_copy_finished_accepted(segment: RemoteLogSegmentMetadataRecord) -> None:
             for marker in rules.highest_offset_markers(trial.cache, lineage, segment, self._clock_ms()):
-                require_records_accepted(marker.marker_records(self._clock_ms()))
+                require_records_accepted(marker.highest_offset_marker_records(self._clock_ms()))
             require_records_accepted([self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
         for hidden in rules.segments_not_found_at_their_start(cache, lineage, last):
@@ -290,8 +297,10 @@ class KafkaPublisher:
         """
         where, cache = self._read_newest_metadata(partition)
         last = max((new.segment.end_offset for new in replacements), default=-1)
-        copies = rules.unfinished_copies(cache, lineage_from_segments(cache), last)
-        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies])
+        copies = rules.unfinished_segment_copies_up_to_offset(cache, lineage_from_segments(cache), last)
+        self._append_checked_records_and_await_read_back(
+            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in copies]
+        )
         for one in rules.segments_not_found_at_their_start(cache, lineage_from_segments(cache), last):
             _, cache = self._read_newest_metadata_by_id(where)
             # Brokers have tiered since the rehearsal where a rule stands against it: the group before it will not be switched, then.
@@ -323,7 +332,7 @@ class KafkaPublisher:
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
             explained = expired(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
-                return self._withdraw_expired_replacement(partition, raw_id)
+                return self._withdraw_new_segment_of_expired_sources(partition, raw_id)
             if known is None or is_gone:
                 return _ReaderSwitchOutcome.CUT_OFF
             where, cache = self._read_newest_metadata(partition)  # asking about expired segments took time
@@ -353,7 +362,9 @@ class KafkaPublisher:
         left = {source: cache.segments[source] for source in sources if source in cache.segments}
         left |= {one.segment_id: one for one in rules.segments_within_compacted_segment(cache, lineage_from_segments(cache), known)}
         ascending = sorted((one for one in left.values() if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
+        self._append_checked_records_and_await_read_back(
+            where, cache, [self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending]
+        )
         return _ReaderSwitchOutcome.SWITCHED
 
     def _withdraw_replacement(
@@ -362,26 +373,28 @@ class KafkaPublisher:
         """Append DELETE_SEGMENT_STARTED for a group's new segment, because readers must not be switched to it: some of the group's sources
         are deleted, a rule forbids the switch, or an earlier group was withdrawn.
         """
-        self._append_records(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
+        self._append_checked_records_and_await_read_back(partition, cache, [self._state_change_record(segment, _S.DELETE_SEGMENT_STARTED)])
         return _ReaderSwitchOutcome.CUT_OFF
 
-    def _withdraw_expired_replacement(self, partition: TopicPartition, raw_id: bytes) -> _ReaderSwitchOutcome:
+    def _withdraw_new_segment_of_expired_sources(self, partition: TopicPartition, raw_id: bytes) -> _ReaderSwitchOutcome:
         """Append DELETE_SEGMENT_STARTED for the new segment of a group whose sources have all expired, if it was introduced."""
         where, cache = self._read_newest_metadata(partition)
         known = cache.segments.get(raw_id)
         if known is not None and known.state in rules.UNDELETED_STATES:
-            self._append_records(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
+            self._append_checked_records_and_await_read_back(where, cache, [self._state_change_record(known, _S.DELETE_SEGMENT_STARTED)])
         return _ReaderSwitchOutcome.EXPIRED
 
     def _append_copy_finished(self, partition: TopicIdPartition, segment: RemoteLogSegmentMetadataRecord) -> None:
         """Append COPY_SEGMENT_FINISHED of a segment, preceded by the highest-offset markers (``HighestOffsetMarker``) that it needs."""
         _, cache = self._read_newest_metadata_by_id(partition)
         for marker in rules.highest_offset_markers(cache, lineage_from_segments(cache), segment, self._clock_ms()):
-            self._append_records(partition, cache, marker.marker_records(self._clock_ms()))
+            self._append_checked_records_and_await_read_back(partition, cache, marker.highest_offset_marker_records(self._clock_ms()))
             _, cache = self._read_newest_metadata_by_id(partition)
-        self._append_records(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
+        self._append_checked_records_and_await_read_back(partition, cache, [self._state_change_record(segment, _S.COPY_SEGMENT_FINISHED)])
 
-    def _append_records(self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]) -> None:
+    def _append_checked_records_and_await_read_back(
+        self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]
+    ) -> None:
         """Append records to the metadata topic after checking each by the rules, and wait until the last one has been read back.
 
         Raises Refused if a rule forbids one, and Unavailable if the last one is not read back within READ_BACK_TIMEOUT_S.
@@ -441,7 +454,7 @@ class KafkaPublisher:
             txn_index_empty="txnindex" not in segment.files,
         )
 
-    def _copy_started_record_of_missing_object(
+    def _copy_segment_started_record_for_missing_object(
         self, partition: TopicIdPartition, segment: AnnouncedSegment
     ) -> RemoteLogSegmentMetadataRecord:
         """Return the COPY_SEGMENT_STARTED record of a segment that will never have an object."""
@@ -458,7 +471,7 @@ class KafkaPublisher:
         )
 
 
-def _unrecorded_compactor_segments(
+def _compactor_segments_not_in_control_log(
     cache: RemoteLogMetadataCache, recorded_ids: Collection[str], *, include_readable: bool = False
 ) -> list[RemoteLogSegmentMetadataRecord]:
     """Return the segments that compactors wrote and whose ids are not in ``recorded_ids``.

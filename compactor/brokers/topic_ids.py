@@ -36,7 +36,7 @@ _PROPERTIES = {
 
 
 @dataclass(frozen=True)
-class TopicIdAnswers:
+class ExistingAndMissingTopicIds:
     """A cluster's answers about topic ids: ids that no topic has, and ids of topics that exist. Ids with any other answer are left out."""
 
     cluster_id: str
@@ -44,7 +44,7 @@ class TopicIdAnswers:
     present: tuple[TopicId, ...]
 
 
-def query_topic_ids(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> TopicIdAnswers:
+def query_which_topic_ids_exist(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -> ExistingAndMissingTopicIds:
     """Ask a cluster whether topics with these ids exist.
 
     Only UNKNOWN_TOPIC_ID for the id itself counts as missing: a topic that may not be described, or any other error, is left out.
@@ -64,7 +64,7 @@ def query_topic_ids(connection: KafkaConnection, topic_ids: Sequence[TopicId]) -
                     (missing if topic["error_code"] else present).append(text)
         if client.describe_cluster()["cluster_id"] != cluster_id:
             raise Unavailable("another cluster answers by now", hint="It is retried")
-    return TopicIdAnswers(cluster_id or "", tuple(missing), tuple(present))
+    return ExistingAndMissingTopicIds(cluster_id or "", tuple(missing), tuple(present))
 
 
 @contextmanager

@@ -222,17 +222,17 @@ class LiveBrokerMetadata:
 
     def partition_metadata_versions(self) -> Mapping[TopicPartition, PartitionMetadataVersion]:
         with self._lock:
-            self._refresh_if_unread()
+            self._read_metadata_topic_if_never_read()
             return self._versions
 
     def topic_ids(self) -> Mapping[str, TopicId]:
         with self._lock:
-            self._refresh_if_unread()
+            self._read_metadata_topic_if_never_read()
             return self._topic_ids
 
     def topic_status(self, name: str) -> TopicStatus:
         with self._lock:
-            self._refresh_if_unread()
+            self._read_metadata_topic_if_never_read()
             found = self._topics.get(name)
         if found is None:
             raise UsageError(f"the cluster has no topic {name} that topics under [kafka] names", hint="`topics` lists what the tier holds")
@@ -240,7 +240,7 @@ class LiveBrokerMetadata:
 
     def partition_from_metadata_records(self, partition: TopicPartition) -> FoldedPartitionMetadata:
         with self._lock:
-            self._refresh_if_unread()
+            self._read_metadata_topic_if_never_read()
             status = self._versions.get(partition)
             if status is None:
                 raise _unknown_partition_error(partition)
@@ -251,13 +251,13 @@ class LiveBrokerMetadata:
 
     def is_metadata_incomplete(self) -> bool:
         with self._lock:
-            self._refresh_if_unread()
+            self._read_metadata_topic_if_never_read()
             holes = any(reached.missing or reached.stopped for reached in self.followed.fold_positions().values())
-            return holes or bool(self.followed.leaderless_partitions)
+            return holes or bool(self.followed.leaderless_metadata_partitions)
 
     def deleted_topic_partitions_with_segments(self) -> list[TopicIdPartition]:
         with self._lock:
-            self._refresh_if_unread()
+            self._read_metadata_topic_if_never_read()
             return list(self._deleted_topic_partitions)
 
     def cluster_problem(self) -> ReasonOrEmpty:
@@ -266,7 +266,7 @@ class LiveBrokerMetadata:
                 self._problem, self._problem_at = self._cluster.cluster_problem(), time.monotonic()
             return self._problem
 
-    def _refresh_if_unread(self) -> None:
+    def _read_metadata_topic_if_never_read(self) -> None:
         """Read the metadata topic if it was never read."""
         if self._read_at == float("-inf"):
             self.refresh()
@@ -279,7 +279,7 @@ class LiveBrokerMetadata:
                 break
             if not progress.records:
                 raise Unavailable(f"{self.source_name} is not read to its end within {CATCH_UP_TIMEOUT_S:g} s", hint="Try again")
-        leaderless = self.followed.leaderless_partitions
+        leaderless = self.followed.leaderless_metadata_partitions
         for number in sorted(leaderless - self._leaderless):
             message = "partition %d of %s has no leader: the partitions that it describes are delayed, the others continue"
             _log.warning(message, number, self.source_name)

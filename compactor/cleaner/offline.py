@@ -15,7 +15,7 @@ from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import LatestRecordTable
 from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
-from compactor.cleaner.gate.parameters import GateCheckParameters
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
 from compactor.cleaner.keys.key_set import BoundedOffsetMap, KeyHashSet
 from compactor.cleaner.keys.survivors import KeyScanParameters, SurvivorLookup, find_survivors_backwards, find_survivors_with_bounded_map
 from compactor.cleaner.passes.chunks import CleanedChunkCache
@@ -28,7 +28,7 @@ from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerTh
 from compactor.errors import BadData, OutOfBudget, UsageError
 from compactor.model.policy import MAX32
 from compactor.records.balance import BalanceKey
-from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, map_file
+from compactor.records.batches import UNKNOWN_OFFSET, BatchTable, Bytes, memory_map_file
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
 from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
 
@@ -163,7 +163,7 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
         offline_round = open_log_directory_for_round(log_dir, request, workers)
         sources, first_dirty, upper, rules = offline_round.sources, offline_round.first_dirty, offline_round.upper, offline_round.rules
         verdicts = transaction_verdicts_by_source(sources)
-        gate = None if bounded else _open_gate(request, offline_round, rules)
+        gate = None if bounded else _create_gate_that_checks_output(request, offline_round, rules)
         key_scan = KeyScanParameters(
             sources, verdicts, first_dirty, upper, request.hash_key, limit, finished, None if bounded else rules, gate
         )
@@ -183,7 +183,7 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
             for members in inputs
         ]
     if bounded:
-        gate = _open_gate(request, offline_round, rules)
+        gate = _create_gate_that_checks_output(request, offline_round, rules)
         if gate is not None:
             gate.collect_keys_and_txn_outcomes_of_dirty_range(sources)
     if gate is not None:
@@ -201,13 +201,15 @@ def _clean_log(log_dir: Path, out_folder: Path, request: OfflineCleanOptions, re
     )
 
 
-def _open_gate(
+def _create_gate_that_checks_output(
     request: OfflineCleanOptions, opened_directory: LogDirectoryWithRangeToClean, retention_rules: RetentionRules
 ) -> Gate | None:
     """Return a gate, which checks the round independently, or None if the request gives it no memory."""
     if not request.gate_budget_bytes:
         return None
-    terms = GateCheckParameters(retention_rules, opened_directory.first_dirty, request.hash_key, request.max_decompressed_batch_bytes)
+    terms = CleanedSegmentCheckParameters(
+        retention_rules, opened_directory.first_dirty, request.hash_key, request.max_decompressed_batch_bytes
+    )
     rows = sum(source.upper_bound_of_record_count for source in opened_directory.sources if terms.has_dirty_offsets(source))
     return Gate(terms, LatestRecordTable(request.gate_budget_bytes, rows))
 
@@ -238,7 +240,7 @@ def _check_cleaned_groups(
     for members, segment in zip(source_groups, cleaned_segments, strict=True):
         tally = None if balance_key is None else NewSegmentBalanceBuilder(segment, balance_key, max_inflated_bytes)
         gate.check_cleaned_group(members, segment.paths, end_offset=None, new_segment_balance=tally)
-        problem = tally.compute_balance().imbalance_problem() if tally else ""
+        problem = tally.compute_balance_of_kept_and_removed_records().imbalance_problem() if tally else ""
         if problem:
             raise GateFailed(f"the balance: {problem}", segment=members[0].name)
 
@@ -279,7 +281,7 @@ def open_segments_of_directory(
     end_offset: int | None,
     index_interval_bytes: int,
     inflate_limit: int,
-    read_file: Callable[[Path], Bytes] = map_file,
+    read_file: Callable[[Path], Bytes] = memory_map_file,
     workers: WorkerThreads | None = None,
 ) -> list[SourceSegment]:
     """Open neighbouring segments by their base offsets, and return them with their batch tables. Raises UsageError, BadData.
@@ -385,7 +387,7 @@ def _producer_states_at_offset(log_dir: Path, sources: list[SourceSegment], end_
     """
     places = {source.base for source in sources[1:]} | {end_offset}
     found = sorted((int(m[1]), path) for path in log_dir.iterdir() if (m := _SNAPSHOT_NAME.fullmatch(path.name)))
-    states, covered = ProducerStates.empty_states(), 0
+    states, covered = ProducerStates.empty_producer_states(), 0
     for offset, path in reversed(found):
         if offset not in places:
             continue

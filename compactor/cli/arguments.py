@@ -99,7 +99,7 @@ COMMANDS = (
     Command(
         "topics",
         "list the partitions that the tier holds",
-        "topics.list_topics",
+        "topics.list_topics_in_tier",
         (),
         (
             Command("delete", "remove a partition from the tier", "topics.delete_topic_partition", (PARTITION_ARGUMENT, REASON_OPTION)),
@@ -122,7 +122,7 @@ COMMANDS = (
             Command(
                 "adopt",
                 "declare that the tier's log is that of a topic, or continues at an offset",
-                "topics.adopt_topic_command",
+                "topics.set_topic_id_or_next_import_offset_command",
                 (
                     PATTERN_ARGUMENT,
                     exclusive_arguments(
@@ -180,7 +180,7 @@ COMMANDS = (
     Command(
         "plan",
         "show what a round would do, and what it would cost",
-        "plan.print_round_forecasts",
+        "plan.print_compaction_round_forecasts",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -198,7 +198,7 @@ COMMANDS = (
     Command(
         "run",
         "run one round on each partition that is due",
-        "run.run_rounds",
+        "run.run_compaction_rounds",
         (
             PARTITIONS_ARGUMENT,
             CLOCK_OPTION,
@@ -304,7 +304,7 @@ COMMANDS = (
                 "generations.list_generations_command",
                 (TOPICS_OPTION,),
             ),
-            Command("retire", "delete superseded generations", "generations.retire_generations_command", (TOPICS_OPTION, DRY_RUN_OPTION)),
+            Command("retire", "delete superseded generations", "generations.delete_generations_command", (TOPICS_OPTION, DRY_RUN_OPTION)),
         ),
     ),
     Command(
@@ -313,9 +313,9 @@ COMMANDS = (
         "",
         (),
         (
-            Command("write", "bring outputs up to the published view", "outputs.write_outputs_command", (PARTITIONS_ARGUMENT,)),
+            Command("write", "bring outputs up to the published view", "outputs.update_view_outputs_command", (PARTITIONS_ARGUMENT,)),
             Command(
-                "list", "list Iceberg tables with their lag, files and snapshots", "outputs.list_outputs_command", (PARTITIONS_ARGUMENT,)
+                "list", "list Iceberg tables with their lag, files and snapshots", "outputs.list_tables_command", (PARTITIONS_ARGUMENT,)
             ),
         ),
     ),
@@ -349,13 +349,13 @@ COMMANDS = (
             Command(
                 "show",
                 "show the sidecars, and what filters have saved so far",
-                "bloom.show_sidecars_command",
+                "bloom.show_bloom_sidecars_command",
                 (PARTITION_ARGUMENT, CLOCK_OPTION),
             ),
             Command(
                 "rebuild",
                 "read live segments and rewrite their sidecars",
-                "bloom.rebuild_sidecars_command",
+                "bloom.rebuild_bloom_sidecars_command",
                 (PARTITION_ARGUMENT, argument("--missing", action="store_true", help="only segments without a usable sidecar")),
             ),
         ),
@@ -518,7 +518,7 @@ COMMANDS = (
     Command(
         "pause",
         "prevent new rounds on these partitions until resume",
-        "pauses.pause_rounds_command",
+        "pauses.pause_compaction_rounds_command",
         (
             argument(
                 "pattern",
@@ -532,13 +532,13 @@ COMMANDS = (
     Command(
         "resume",
         "allow rounds on paused partitions again",
-        "pauses.resume_rounds_command",
+        "pauses.resume_compaction_rounds_command",
         (argument("pattern", metavar="PATTERN", help="the pattern that was paused"), REASON_OPTION),
     ),
     Command(
         "wake",
         "ask the daemons for a round on these partitions at once",
-        "pauses.request_daemon_rounds",
+        "pauses.request_compaction_rounds_of_daemon",
         (
             argument("partitions", nargs="+", metavar="TOPIC[-PARTITION]", help="partitions, topics or whole regular expressions"),
             REASON_OPTION,
@@ -587,7 +587,7 @@ COMMANDS = (
     Command(
         "completion",
         "print a script that completes commands and options in a shell",
-        "completion.print_completion",
+        "completion.print_shell_completion_script",
         (
             argument(
                 "shell",

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from compactor import __version__
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
-from compactor.control.audit import ActionOutcome, ManualAction, record_action, record_outcome
+from compactor.control.audit import ActionOutcome, ManualAction, record_action_and_return_key, record_outcome
 from compactor.errors import StoreError
 from compactor.storage.factory import open_store
 from compactor.tier.kinds import control_url
@@ -65,7 +65,7 @@ def record_audited_action(
         reason=getattr(args, "reason", ""),
         version=__version__,
     )
-    key = record_action(control, action, secrets.token_hex(8))
+    key = record_action_and_return_key(control, action, secrets.token_hex(8))
     error = ""
     try:
         yield

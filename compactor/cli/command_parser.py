@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from typing_extensions import override
 
 from compactor import extras
-from compactor.config.units import parse_duration_ms, parse_size
+from compactor.config.units import parse_duration_ms, parse_size_bytes
 from compactor.errors import CompactorError, ExitCode, OutOfBudget, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def exclusive_arguments(*arguments: Argument, required: bool = False) -> Argumen
 class Command(NamedTuple):
     """A command or subcommand.
 
-    help: one line. function: module below ``compactor.cli.commands`` and its function (a CommandFunction), such as ``run.run_rounds``;
-    empty if a subcommand must be given. The module is imported only if the command is called.
+    help: one line. function: module below ``compactor.cli.commands`` and its function (a CommandFunction), such as
+    ``run.run_compaction_rounds``; empty if a subcommand must be given. The module is imported only if the command is called.
     """
 
     name: str
@@ -191,7 +191,7 @@ def whole_number_parser(low: int = 0, high: int = 2**63 - 1) -> Callable[[str], 
 
 def parse_byte_count(text: str) -> int:
     """Return a size given as an argument, such as ``1048576`` or ``64 MiB``, in bytes. Raises ArgumentTypeError if it is not a size."""
-    found = parse_size(text)
+    found = parse_size_bytes(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 1048576 or '64 MiB'")
     return found

@@ -48,7 +48,7 @@ class NoteFunction(Protocol):
     ) -> None: ...
 
 
-class NoteLogHandler(logging.Handler):
+class StderrNoteLogHandler(logging.Handler):
     """Logging handler that writes the program's own log records as lines on stderr, until it is closed.
 
     By default only records from level WARNING on are written. Records of libraries are never written, because some libraries log every
@@ -64,9 +64,9 @@ class NoteLogHandler(logging.Handler):
         self._logger = logging.getLogger("compactor")
         self._before = self._logger.level
         self._logger.addHandler(self)
-        self.show_from_level(logging.WARNING)
+        self.set_minimum_log_level(logging.WARNING)
 
-    def show_from_level(self, level: int) -> None:
+    def set_minimum_log_level(self, level: int) -> None:
         """Write records of this level and above from now on."""
         self._logger.setLevel(level)
 

@@ -17,7 +17,7 @@ from typing import NoReturn
 from compactor import __commit__, __version__
 from compactor.cli.arguments import COMMANDS
 from compactor.cli.command_parser import DEBUG, CommandFunction, Parser, as_compactor_error, is_json_requested, move_common_options_to_end
-from compactor.cli.lines import NoteFunction, NoteLogHandler, StderrLineFormat
+from compactor.cli.lines import NoteFunction, StderrLineFormat, StderrNoteLogHandler
 from compactor.cli.output import Output
 from compactor.errors import ExitCode
 
@@ -53,7 +53,7 @@ def _run_command(arguments: list[str]) -> ExitCode:
     def current_note_function() -> NoteFunction:
         return out.print_note
 
-    remarks = NoteLogHandler(current_note_function)
+    remarks = StderrNoteLogHandler(current_note_function)
     if is_json_requested(arguments):
         out = Output("json")
     try:
@@ -63,7 +63,7 @@ def _run_command(arguments: list[str]) -> ExitCode:
         out = Output(
             getattr(args, "output", "table"), lines=StderrLineFormat(getattr(args, "log_format", "text") == "json", stamped=service)
         )
-        remarks.show_from_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
+        remarks.set_minimum_log_level(logging.DEBUG if getattr(args, "verbose", False) else logging.INFO if service else logging.WARNING)
         module, _, function = args.run.partition(".")
         run: CommandFunction = getattr(importlib.import_module(f"compactor.cli.commands.{module}"), function)
         return run(args, out) or 0

@@ -31,12 +31,12 @@ MEANT = (*ENDING, signal.SIGHUP)
 class RunnableService(Protocol):
     """A program that runs until it is stopped, such as daemon and agent.
 
-    ``run`` returns after ``request_stop`` was called; ``request_stop`` and ``adopt_settings`` return at once.
+    ``run`` returns after ``request_stop`` was called; ``request_stop`` and ``request_settings_change`` return at once.
     """
 
     def run(self) -> None: ...
     def request_stop(self) -> None: ...
-    def adopt_settings(self, settings: Settings) -> None: ...
+    def request_settings_change(self, settings: Settings) -> None: ...
 
 
 def block_signals_and_limit_malloc_heaps() -> None:
@@ -111,7 +111,7 @@ def _reload_configuration(
     except UsageError as error:
         log(f"the configuration is invalid, and the old one stays in force: {error}", level=logging.ERROR)
         return current_settings
-    service.adopt_settings(found.settings)
+    service.request_settings_change(found.settings)
     log("the configuration was read again: " + ("; ".join(found.changed) or "nothing changed"))
     if found.waiting:
         log(f"changed, but only from the next start on: {'; '.join(found.waiting)}", level=logging.WARNING)

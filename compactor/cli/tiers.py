@@ -49,7 +49,7 @@ def open_configured_tier(args: argparse.Namespace, *, local_state: bool = False,
         _check_command_may_write_to_brokers_tier(writing_command, settings)
     tier = open_tier(settings, local_state=local_state)
     if shared and writing_command:
-        tier.identity.ensure_catalog()
+        tier.identity.read_or_create_catalog()
     elif shared:
         tier = read_only_tier(tier)
     if any(cleaner.map_engine == "spark" for cleaner in (settings.cleaner, *settings.topics.values())):
@@ -86,7 +86,7 @@ def open_tier_for_control_store_writes(args: argparse.Namespace) -> Tier:
     if not control_url(settings):
         raise UsageError("no control store is configured", hint="Set control_url under [tier], outside of the location that brokers write")
     found = open_tier(settings)
-    found.identity.ensure_catalog()
+    found.identity.read_or_create_catalog()
     return found.with_stores(data=ReadOnlyStore(found.ports.data))
 
 
@@ -143,11 +143,11 @@ def read_partition_logs(tier: Tier, partitions: Sequence[TopicPartition], out: O
     """
     found = []
     with out.show_progress("reading", len(partitions), "partitions") as progress:
-        for name, log in zip(partitions, tier.read_logs_or_errors(partitions, progress.advance), strict=True):
+        for name, log in zip(partitions, tier.read_control_logs_or_errors(partitions, progress.advance), strict=True):
             if isinstance(log, CompactorError):
                 outcomes.record_failure(str(name), log)
             else:
-                outcomes.record_success()
+                outcomes.record_partition_success()
                 found.append(log)
     return found
 
@@ -166,7 +166,7 @@ def read_partition_summaries(
         if inspection.error is not None:
             outcomes.record_failure(str(inspection.partition), inspection.error)
         if inspection.summary is not None:
-            outcomes.record_success()
+            outcomes.record_partition_success()
             found.append(inspection.summary)
     return found
 
@@ -259,7 +259,7 @@ class PartitionOutcomes:
         self._codes: list[int] = []
         self._leased = 0
 
-    def record_success(self) -> None:
+    def record_partition_success(self) -> None:
         """Record that the command succeeded for one more partition."""
         self._codes.append(0)
 

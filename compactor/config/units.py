@@ -14,7 +14,7 @@ def parse_duration_ms(text: str) -> int | None:
     return int(found[1]) * UNIT_MS[found[2]] if found and found[2] in UNIT_MS else None
 
 
-def parse_size(text: str) -> int | None:
+def parse_size_bytes(text: str) -> int | None:
     """Return a size such as ``64 MiB`` or ``4GB`` in bytes; None for any other text. ``KiB`` has 1024 bytes, ``KB`` 1000."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -31,7 +31,9 @@ def parse_setting_value(key: str, value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    found = parse_duration_ms(value) if key.endswith("_ms") else parse_size(value) if key.endswith(("_bytes", "_bytes_per_s")) else None
+    found = (
+        parse_duration_ms(value) if key.endswith("_ms") else parse_size_bytes(value) if key.endswith(("_bytes", "_bytes_per_s")) else None
+    )
     return value if found is None else found
 
 

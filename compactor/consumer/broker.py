@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
 from compactor.brokers.metadata_topic.connection import (
-    AdminSession,
     ClientErrorRecorder,
     KafkaConnection,
+    LazyKafkaAdminClient,
     load_confluent_kafka,
     retry_until_answered,
     store_error_from_kafka_error,
@@ -121,7 +121,7 @@ class ConfluentBrokerClient:
         self._connection = connection
         self._committed = read_committed
         self._listener = ClientErrorRecorder()
-        self._admin = AdminSession(connection)
+        self._admin = LazyKafkaAdminClient(connection)
         self._client: Any = None
         self._names: set[TopicPartition] = set()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from compactor.constants import NO_TIMESTAMP
-from compactor.consumer.gather import ByteStrings, SelectedRecords, copy_byte_strings, copy_record_headers
+from compactor.consumer.gather import ConcatenatedByteStrings, SelectedRecords, copy_byte_strings, copy_record_headers
 from compactor.consumer.messages import iterate_byte_strings
 from compactor.errors import UsageError
 from compactor.kernels.common import Flags
@@ -60,9 +60,9 @@ def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, parti
         case "timestampType":
             kinds = ((table.attributes[some] & np.int16(LOG_APPEND)) != 0).astype(np.int32)
             kinds[table.magic[some] == 0] = -1
-            return pa.array(selection.batch_values_per_record(kinds))
+            return pa.array(selection.repeat_batch_values_per_record(kinds))
         case "leaderEpoch":
-            epochs = selection.batch_values_per_record(table.leader_epoch[some])
+            epochs = selection.repeat_batch_values_per_record(table.leader_epoch[some])
             return pa.array(epochs, mask=epochs < 0)
         case "keyText" | "valueText" if decode_text is not None:
             is_key = field.name == "keyText"
@@ -73,7 +73,7 @@ def _arrow_column(selection: SelectedRecords, field: pa.Field, topic: str, parti
     raise ValueError(f"no column {field.name}")
 
 
-def to_arrow_binary_column(strings: ByteStrings) -> pa.Array:
+def to_arrow_binary_column(strings: ConcatenatedByteStrings) -> pa.Array:
     """Return byte strings as an Arrow column of type binary, with nulls for absent ones."""
     parts = [_arrow_validity_bitmap(strings.valid), pa.py_buffer(strings.begins), pa.py_buffer(strings.data)]
     return pa.Array.from_buffers(pa.binary(), len(strings), parts)

@@ -62,7 +62,7 @@ def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
     The CRCs of the wanted batches, and of batches between them, are checked unless they were checked before. Other batches are not flagged.
     """
     source, found = piece.source, piece.damaged
-    for first, last in source.batch_ranges_of_one_kind():
+    for first, last in source.split_batches_by_magic_and_compression():
         if wanted_batches[first:last].any() and not _has_valid_crcs(source, first, last):
             found[first:last] |= [not _has_valid_crcs(source, batch, batch + 1) for batch in range(first, last)]
             source.verified[first:last] = True
@@ -72,7 +72,7 @@ def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
 def _has_valid_crcs(source: SourceSegment, first_batch: int, end_batch: int) -> bool:
     """Return whether the CRCs of all batches from ``first_batch`` up to ``end_batch`` (exclusive) match."""
     try:
-        source.verify_crcs_once(first_batch, end_batch)
+        source.verify_batch_crcs_unless_verified(first_batch, end_batch)
     except BadData:
         return False
     return True
@@ -111,7 +111,7 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
             piece = reader.read_piece(position, int(table.position[-1]))
     except BadData:
         return None
-    return piece if piece.end_position <= error.position else None
+    return piece if piece.end_byte_position <= error.position else None
 
 
 def next_readable_position(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> SegmentReadPosition:
@@ -122,7 +122,7 @@ def next_readable_position(reader: SegmentReader, damaged_position: int, first_u
     :param first_unread_offset: first offset that was not read yet.
     """
     metadata = reader.metadata
-    for at in reader.indexed_positions_after(damaged_position):
+    for at in reader.offset_index_positions_after(damaged_position):
         try:
             piece = reader.read_piece(at, _PROBE_BYTES)
         except (BadData, SegmentGone):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.history import ConsumedLogHistory, HistoryMismatchReason, LogIdentity, find_log_mismatch, log_identity
-from compactor.consumer.last_values import last_values_of_partition, select_records_at_offsets
+from compactor.consumer.last_values import last_value_of_each_key_in_partition, select_records_at_offsets
 from compactor.consumer.messages import RecordBlock, copy_to_record_block
-from compactor.consumer.reading import LogChanged, OffsetRangeReader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions, last_stable_offset
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
 
@@ -57,7 +57,7 @@ class PrefetchedRecords:
 
 
 @dataclass(frozen=True)
-class QueuedPartitionEnd:
+class PartitionReadToEndItem:
     """Last item that a TierPrefetcher queues for a partition after it has read all readable records, or those up to the requested end.
 
     offset: offset after the last one that was read. It is less than ``end`` if a transaction is open at the tier's end or an earlier end
@@ -76,19 +76,19 @@ class QueuedPartitionEnd:
 
 
 @dataclass(frozen=True)
-class QueuedPartitionError:
+class PartitionReadFailedItem:
     """Last item that a TierPrefetcher queues for a partition that it could not read, with the error."""
 
     partition: TopicPartition
     error: Exception
 
 
-PrefetchedItem = PrefetchedRecords | QueuedPartitionEnd | QueuedPartitionError
+PrefetchedItem = PrefetchedRecords | PartitionReadToEndItem | PartitionReadFailedItem
 
 
 class TierPrefetcher:
     """Prefetcher that reads several partitions of a tier in its own threads, and queues their records. The last item of each partition is
-    QueuedPartitionEnd or QueuedPartitionError; then the partition can be started again.
+    PartitionReadToEndItem or PartitionReadFailedItem; then the partition can be started again.
 
     :param latest_only: of the records that the tier holds when a partition is started, read only the last one of each key; read all later
         records.
@@ -201,7 +201,7 @@ class TierPrefetcher:
                 self._requeue_partition(turn)  # the next turn compares what was read below its offset
                 continue
             except Exception as error:  # noqa: BLE001 - returned by next_prefetched_item
-                item = QueuedPartitionError(turn.partition, error)
+                item = PartitionReadFailedItem(turn.partition, error)
             if item is not None:
                 self._enqueue_item_unless_stopped(turn, item, is_last=True)
 
@@ -209,7 +209,7 @@ class TierPrefetcher:
         """Read up to TURN_BYTES of a partition and queue the records. Return the item that ends the partition, which the caller queues;
         None if more is to be read later, or if reading was stopped.
         """
-        state = self._tier.open_partition_log(partition.incarnation).refresh()
+        state = self._tier.open_control_log_of_partition(partition.incarnation).refresh()
         start, end = self._tier.first_readable_offset(state), state.end_offset + 1
         log = log_identity(self._tier, state)
         read_until = partition.offset if partition.view_offsets is None else partition.view_end
@@ -217,13 +217,13 @@ class TierPrefetcher:
             partition.consumed_history if partition.log is None else partition.log.history_below_offset(read_until), log
         )
         if mismatch is not None:
-            return QueuedPartitionEnd(partition.partition, partition.offset, start, end, log, mismatch)
+            return PartitionReadToEndItem(partition.partition, partition.offset, start, end, log, mismatch)
         partition.log = log
         bound = min(last_stable_offset(self._tier, state) if self._committed else end, partition.end_offset)
         if partition.offset >= bound or partition.offset < start:
-            return QueuedPartitionEnd(partition.partition, partition.offset, start, end, log)
+            return PartitionReadToEndItem(partition.partition, partition.offset, start, end, log)
         if partition.view_end < 0:
-            view = last_values_of_partition(
+            view = last_value_of_each_key_in_partition(
                 self._tier,
                 partition.incarnation,
                 first_offset=partition.offset,
@@ -239,7 +239,7 @@ class TierPrefetcher:
             partition.view_offsets = None
         limit = self._tier.cleaner_settings_for_topic(partition.partition.topic).max_decompressed_batch_bytes
         segments = tuple(segment for segment in state.live if segment.end_offset >= partition.offset)
-        extent = ReadRange(partition.incarnation, partition.offset, bound - 1, segments, log)
+        extent = OffsetRangeToRead(partition.incarnation, partition.offset, bound - 1, segments, log)
         read = 0
         options = ReadOptions(
             self._committed, limit, requests_in_advance=self._idle_threads_per_partition(), skip_damaged=self._skip_damaged
@@ -260,7 +260,7 @@ class TierPrefetcher:
         if partition.view_offsets is not None:
             self._requeue_partition(partition)
             return None
-        return QueuedPartitionEnd(partition.partition, bound, start, end, log)
+        return PartitionReadToEndItem(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
         """Return the number of idle threads divided by the number of partitions that are being read, rounded down. So many threads can

@@ -34,13 +34,13 @@ class SelectedRecords:
     def __len__(self) -> int:
         return len(self.picked)
 
-    def batch_values_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def repeat_batch_values_per_record(self, values_by_batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return for each selected row the value of its batch. ``values_by_batch`` has one value for each batch of the chunk."""
         return values_by_batch[np.searchsorted(self.first_row, self.picked, side="right") - 1]
 
 
 @dataclass(frozen=True, slots=True)
-class ByteStrings:
+class ConcatenatedByteStrings:
     """Byte strings stored one after the other in one array: number i is ``data[begins[i]:begins[i + 1]]``, or null unless ``valid[i]``."""
 
     begins: Int32s
@@ -58,11 +58,11 @@ class RecordHeaderArrays:
     """
 
     begins: Int32s
-    names: ByteStrings
-    values: ByteStrings
+    names: ConcatenatedByteStrings
+    values: ConcatenatedByteStrings
 
 
-def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s) -> ByteStrings:
+def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: Int64s) -> ConcatenatedByteStrings:
     """Copy the byte strings of the selected rows out of ``buf``. ``start`` and ``length``: position and length in bytes per row of the
     chunk; a negative length is null.
     """
@@ -70,7 +70,7 @@ def copy_byte_strings(buf: Bytes, start: Int64s, length: Int32s, selected_rows: 
     valid = np.empty(len(selected_rows), np.bool_)
     data = np.empty(_compute_byte_string_offsets(length, selected_rows, begins, valid), np.uint8)
     _copy_selected_byte_strings(buf, start, selected_rows, begins, data)
-    return ByteStrings(begins, valid, data)
+    return ConcatenatedByteStrings(begins, valid, data)
 
 
 def copy_record_headers(selection: SelectedRecords) -> RecordHeaderArrays:

@@ -37,7 +37,7 @@ class ConsumedLogHistory:
     end: int
 
     @property
-    def last_epoch(self) -> LeaderEpoch | None:
+    def last_read_leader_epoch(self) -> LeaderEpoch | None:
         """Return the leader epoch of the last record that was read; None if unknown."""
         return self.epochs[-1].epoch if self.epochs else None
 

@@ -17,7 +17,7 @@ from compactor.constants import MAX_OFFSET, Offset
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.history import LogIdentity, log_identity
 from compactor.consumer.messages import Place, RecordBlock, copy_to_record_block
-from compactor.consumer.reading import LastRecordsRequest, OffsetRangeReader, ReadOptions, ReadRange, last_stable_offset
+from compactor.consumer.reading import LastRecordOfEachKeyRequest, OffsetRangeReader, OffsetRangeToRead, ReadOptions, last_stable_offset
 from compactor.errors import OutOfBudget
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import Int64s
@@ -33,13 +33,13 @@ MAX_HALVINGS = 20
 
 
 @dataclass(frozen=True)
-class LastValues:
+class LastValueOfEachKey:
     """Last records of all keys of a partition, without tombstones, as the tier held them when this object was made. Each iteration reads
     the records from the tier. A reader that continues at ``next_offset`` misses no change.
     """
 
     tier: Tier
-    extent: ReadRange
+    extent: OffsetRangeToRead
     committed: bool
     hash_key: bytes
 
@@ -52,7 +52,7 @@ class LastValues:
     def next_place(self) -> Place:
         """Return ``next_offset`` as a Place, which also holds the log's topic id and the leader epoch of the record before it."""
         read = self.log_identity.history_below_offset(self.next_offset)
-        return Place(*self.extent.partition, self.next_offset, read.last_epoch, read.topic_id)
+        return Place(*self.extent.partition, self.next_offset, read.last_read_leader_epoch, read.topic_id)
 
     @property
     def log_identity(self) -> LogIdentity:
@@ -86,7 +86,7 @@ class LastValues:
         left = [(0, 1, MAX_OFFSET)]
         while left:
             number, ranges, below = left.pop()
-            latest = LastRecordsRequest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
+            latest = LastRecordOfEachKeyRequest(number, ranges, max(cleaner.map_budget_bytes, 1 << 16), self.hash_key)
             wanted = ReadOptions(self.committed, cleaner.max_decompressed_batch_bytes, latest, PREFETCHED_PIECES)
             try:
                 for selection in OffsetRangeReader(self.tier, self.extent, wanted).read_selected_records():
@@ -100,7 +100,7 @@ class LastValues:
                 left += [(2 * number + half, 2 * ranges, below) for half in (0, 1)]
 
 
-def last_values_of_partition(
+def last_value_of_each_key_in_partition(
     tier: Tier,
     partition: TopicPartition,
     *,
@@ -108,7 +108,7 @@ def last_values_of_partition(
     last_offset: int = MAX_OFFSET,
     read_committed: bool = True,
     hash_key: bytes = b"",
-) -> LastValues:
+) -> LastValueOfEachKey:
     """Return the last values of a partition's keys, as the tier holds them now.
 
     :param first_offset: first offset to read, inclusive.
@@ -118,12 +118,12 @@ def last_values_of_partition(
     :raises BadData: if the tier's data is damaged.
     :raises StoreError: if the tier cannot be read.
     """
-    state = tier.open_partition_log(partition).refresh()
+    state = tier.open_control_log_of_partition(partition).refresh()
     end = last_stable_offset(tier, state) if read_committed else state.end_offset + 1
-    extent = ReadRange(
+    extent = OffsetRangeToRead(
         partition, max(first_offset, tier.first_readable_offset(state)), min(last_offset, end - 1), state.live, log_identity(tier, state)
     )
-    return LastValues(tier, extent, read_committed, hash_key or tier.identity.hash_key_for_unstored_hashes())
+    return LastValueOfEachKey(tier, extent, read_committed, hash_key or tier.identity.hash_key_for_unstored_hashes())
 
 
 def select_records_at_offsets(selection: SelectedRecords, wanted_offsets: Int64s) -> SelectedRecords:

@@ -44,7 +44,7 @@ class OffsetCommitTracker:
     requested: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
     confirmed: dict[TopicPartition, OffsetWithLeaderEpoch] = field(default_factory=dict)
 
-    def set_start_offsets(self, offsets: Offsets) -> None:
+    def record_start_offsets_as_committed(self, offsets: Offsets) -> None:
         """Record the offset at which reading of each partition starts, and treat it as committed, so that an offset is committed only after
         records were read.
         """
@@ -142,11 +142,11 @@ class GroupMembership:
         if self._callbacks.on_assign is not None:
             self._callbacks.on_assign(self._hooks.consumer, places)
 
-    def set_start_offsets(self, offsets: Offsets) -> None:
+    def record_start_offsets_as_committed(self, offsets: Offsets) -> None:
         """Record the offset at which reading of each partition starts, and treat it as committed, so that an offset is committed only after
         records were read.
         """
-        self._ledger.set_start_offsets(offsets)
+        self._ledger.record_start_offsets_as_committed(offsets)
 
     def close(self) -> None:
         """Commit the offsets of records that were returned, if auto-commit is on, and leave the group."""

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
-from compactor.consumer.gather import ByteStrings, RecordHeaderArrays, SelectedRecords, copy_byte_strings, copy_record_headers
+from compactor.consumer.gather import ConcatenatedByteStrings, RecordHeaderArrays, SelectedRecords, copy_byte_strings, copy_record_headers
 from compactor.model.ids import TopicPartition
 from compactor.records.batches import LOG_APPEND, Int64s
 from compactor.records.rows import HAS_HEADERS, Int32s
@@ -47,13 +47,13 @@ Text = str
 """The type ``str``, where a class has a method of that name."""
 
 
-class _PlaceTuple(NamedTuple):
+class _TopicPartitionOffsetTuple(NamedTuple):
     topic: str
     partition: int
     offset: int
 
 
-class Place(_PlaceTuple):
+class Place(_TopicPartitionOffsetTuple):
     """Position in a partition: a tuple of topic, partition and offset. Functions accept confluent_kafka.TopicPartition in its place.
 
     leader_epoch: epoch of the record before ``offset``; None if unknown.
@@ -80,7 +80,7 @@ class Place(_PlaceTuple):
         return TopicPartition(self.topic, self.partition)
 
 
-class PlaceOrTopicPartition(Protocol):
+class HasTopicPartitionAndOffset(Protocol):
     """A position in a partition: this module's Place, or a confluent_kafka.TopicPartition."""
 
     @property
@@ -258,8 +258,8 @@ class RecordBlock:
     timestamp: Int64s
     timestamp_type: Int32s
     leader_epoch: Int32s
-    keys: ByteStrings
-    values: ByteStrings
+    keys: ConcatenatedByteStrings
+    values: ConcatenatedByteStrings
     headers: RecordHeaderArrays | None
     topic_id: str = ""
 
@@ -325,8 +325,8 @@ def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, 
         partition,
         rows.offset[picked],
         rows.timestamp[picked],
-        selection.batch_values_per_record(kinds.astype(np.int32)),
-        selection.batch_values_per_record(table.leader_epoch[some]),
+        selection.repeat_batch_values_per_record(kinds.astype(np.int32)),
+        selection.repeat_batch_values_per_record(table.leader_epoch[some]),
         copy_byte_strings(buf, rows.key_start, rows.key_length, picked),
         copy_byte_strings(buf, rows.value_start, rows.value_length, picked),
         copy_record_headers(selection) if (rows.flags[picked] & HAS_HEADERS).any() else None,
@@ -334,7 +334,7 @@ def copy_to_record_block(partition: TopicPartition, selection: SelectedRecords, 
     )
 
 
-def iterate_byte_strings(strings: ByteStrings) -> Iterator[bytes | None]:
+def iterate_byte_strings(strings: ConcatenatedByteStrings) -> Iterator[bytes | None]:
     """Yield each byte string as a Python bytes object; None for null."""
     data, places = strings.data.tobytes(), strings.begins.tolist()
     contents = map(data.__getitem__, map(slice, places, islice(places, 1, None)))

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, txn_outcomes_by_batch_from_columns
+from compactor.cleaner.passes.outcomes import UNDECIDED, find_txn_outcomes_in_columns_and_update_next
 from compactor.consumer.damage import flag_damaged_batches
 from compactor.consumer.pieces import PiecePrefetcher, SegmentPiece, SegmentReader
 from compactor.errors import BadData
@@ -60,11 +60,11 @@ class TransactionOutcomeFinder:
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_prefetched_or_fetch_piece(reader, position)
 
-    def is_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
+    def is_segment_piece_loaded(self, reader: SegmentReader, position: int) -> bool:
         """Return whether the batches (piece) at a position of a segment are in memory already."""
         return (reader.metadata.id, position) in self._held
 
-    def find_batch_outcomes(self, piece: SegmentPiece) -> BatchOutcomes:
+    def find_transaction_outcomes_of_batches(self, piece: SegmentPiece) -> BatchOutcomes:
         """Return for each batch the outcome of its transaction: ABORT, COMMIT, UNDECIDED (open, or no transaction), or UNKNOWN (the marker
         is damaged or lost).
 
@@ -76,7 +76,7 @@ class TransactionOutcomeFinder:
         ids, producer = np.unique(table.producer_id, return_inverse=True)
         producer = producer.astype(np.int64)
         transactional = table.transactional_flags & (table.producer_id >= 0)
-        kinds = txn_outcomes_by_batch_from_columns(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
+        kinds = find_txn_outcomes_in_columns_and_update_next(table.control, transactional, producer, np.full(len(ids), UNDECIDED, np.int64))
         still = transactional & (table.control == NOT_CONTROL) & (kinds == UNDECIDED)
         later = np.full(len(ids), UNDECIDED, np.int8)
         for index in np.unique(producer[still]).tolist():
@@ -102,7 +102,7 @@ class TransactionOutcomeFinder:
         for batch in reversed(markers.tolist()):
             self._markers[int(table.producer_id[batch])] = deque([(int(table.last_offset[batch]), int(table.control[batch]))])
 
-    def drop_prefetched_pieces(self) -> None:
+    def drop_pieces_prefetched_for_markers(self) -> None:
         """Drop the batches that were read in advance to find transaction markers, because a segment was replaced."""
         self._ahead = None
         self._held.clear()
@@ -138,7 +138,7 @@ class TransactionOutcomeFinder:
         """Begin to search for transaction markers at the first batch after this piece; markers that were found before stay known."""
         self._is_damaged_ahead = False
         self._frontier = int(piece.source.table.last_offset[-1]) + 1
-        self._ahead = self._pieces_with_unread_markers(piece.metadata.id, piece.end_position)
+        self._ahead = self._pieces_with_unread_markers(piece.metadata.id, piece.end_byte_position)
 
     def _try_read_next_markers(self) -> bool:
         """Read the transaction markers of the next batches of the log and return True, or return False at the end of the log."""
@@ -149,7 +149,7 @@ class TransactionOutcomeFinder:
             return False
         table = piece.source.table
         for batch in np.flatnonzero((table.control != NOT_CONTROL) & (table.last_offset >= self._frontier)).tolist():
-            piece.source.verify_crcs_once(batch, batch + 1)  # the kind of a damaged marker is not known
+            piece.source.verify_batch_crcs_unless_verified(batch, batch + 1)  # the kind of a damaged marker is not known
         markers = np.flatnonzero(((table.control == ABORT) | (table.control == COMMIT)) & (table.last_offset >= self._frontier))
         for batch in markers.tolist():
             mine = self._markers.setdefault(int(table.producer_id[batch]), deque())
@@ -171,4 +171,4 @@ class TransactionOutcomeFinder:
             while at < metadata.size_bytes:
                 piece = self._pieces.peek_prefetched_or_fetch_piece(reader, at)
                 yield piece
-                at = piece.end_position
+                at = piece.end_byte_position

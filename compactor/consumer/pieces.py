@@ -20,7 +20,7 @@ from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import FRAME, Bytes, read_only_view, scan_batches
+from compactor.records.batches import FRAME, Bytes, parse_batch_headers_of_segment, read_only_view
 from compactor.records.indexes import OFFSET_ENTRY, TIME_ENTRY
 from compactor.tier.ports import SegmentLayout
 
@@ -50,7 +50,7 @@ class SegmentPiece:
         object.__setattr__(self, "damaged", np.zeros(len(self.source.table), np.bool_))
 
     @property
-    def end_position(self) -> int:
+    def end_byte_position(self) -> int:
         """Return the byte position in the segment's log after the last of these batches."""
         return self.position + len(self.source.buf)
 
@@ -83,7 +83,7 @@ class SegmentReader:
         """Read the segment from now on as if it had no offset index, because the index is damaged."""
         self._offset_entries = np.empty(0, OFFSET_ENTRY)
 
-    def indexed_positions_after(self, position: int) -> list[int]:
+    def offset_index_positions_after(self, position: int) -> list[int]:
         """Return the byte positions after ``position`` that the offset index contains, ascending; an empty list if the index is missing."""
         try:
             known = self._offset_index()["position"].astype(np.int64)
@@ -99,7 +99,7 @@ class SegmentReader:
         while position < self.metadata.size_bytes:
             piece = self.read_piece(position, piece_bytes)
             yield piece
-            position = piece.end_position
+            position = piece.end_byte_position
 
     def piece_end_position_from_index(self, position: int, piece_bytes: int = FETCH_BYTES) -> int | None:
         """Return the byte position at which a piece of about ``piece_bytes`` bytes from ``position`` on should end: the first batch of the
@@ -120,7 +120,7 @@ class SegmentReader:
         after = int(np.searchsorted(entries["offset"].astype(np.int64) + self.metadata.start_offset, offset, side="right")) + 1
         return int(entries["position"][after]) if after < len(entries) else self.metadata.size_bytes
 
-    def piece_bounds_backwards(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
+    def piece_positions_and_sizes_last_first(self, piece_bytes: int = FETCH_BYTES) -> list[PositionAndSize]:
         """Divide the segment into pieces that begin at batches in the offset index. Return byte position and size of each piece, the last
         one first.
         """
@@ -149,16 +149,16 @@ class SegmentReader:
         except BadData as error:
             raise _error_with_shifted_position(error, position) from None
 
-    def read_exact_piece(self, position: int, piece_bytes: int) -> SegmentPiece:
+    def read_piece_of_exact_size(self, position: int, piece_bytes: int) -> SegmentPiece:
         """Return the batches that fill exactly ``piece_bytes`` bytes from ``position`` on. Raises BadData if no batch ends where these
         bytes end: then a batch's length field is damaged, or the offset index from which the bounds were taken.
         """
         piece = self.read_piece(position, piece_bytes)
-        if piece.end_position != position + piece_bytes:
+        if piece.end_byte_position != position + piece_bytes:
             raise BadData(
                 f"a batch does not end at or before byte {position + piece_bytes}, where another one or the end should be",
                 segment=self._object_key_of_file("log"),
-                position=piece.end_position,
+                position=piece.end_byte_position,
                 hint="The log or its offset index was changed. Run `verify`",
             )
         return piece
@@ -222,7 +222,7 @@ class SegmentReader:
     def _parse_batches(self, object_key: str, buf: Bytes) -> SourceSegment:
         """Return the batches in ``buf``, a part of the object ``object_key``. Raises BadData if these are not valid batches."""
         base, stop = self.metadata.start_offset, self.metadata.end_offset + 1
-        source = SourceSegment(0, object_key, base, stop, self.metadata.mtime_ms, buf, scan_batches(buf, object_key, -1))
+        source = SourceSegment(0, object_key, base, stop, self.metadata.mtime_ms, buf, parse_batch_headers_of_segment(buf, object_key, -1))
         set_control_types_of_compressed_markers(source, self._limit)
         return source
 

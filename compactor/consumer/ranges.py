@@ -12,9 +12,9 @@ from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.consumer.damage import DamagedOffsetRange, log_damage_warning
 from compactor.consumer.gather import SelectedRecords
-from compactor.consumer.last_values import last_values_of_partition, select_records_at_offsets
+from compactor.consumer.last_values import last_value_of_each_key_in_partition, select_records_at_offsets
 from compactor.consumer.messages import RecordBlock, copy_to_record_block
-from compactor.consumer.reading import OffsetRangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
@@ -40,7 +40,9 @@ def read_record_blocks(
     :param key: only records with this key; a segment whose Bloom filter excludes the key is not read.
     :param on_damage: called with offsets that cannot be read, which are then left out; None to raise BadData.
     """
-    view = last_values_of_partition(tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed)
+    view = last_value_of_each_key_in_partition(
+        tier, partition, first_offset=first_offset, last_offset=last_offset, read_committed=read_committed
+    )
     if key is not None:
         view = replace(view, extent=_exclude_segments_without_key(tier, view.extent, key))
     only = view.offsets() if latest_only else None
@@ -54,7 +56,7 @@ def read_record_blocks(
             yield copy_to_record_block(partition, found, view.log_identity.topic_id)
 
 
-def _exclude_segments_without_key(tier: Tier, read_range: ReadRange, key: bytes) -> ReadRange:
+def _exclude_segments_without_key(tier: Tier, read_range: OffsetRangeToRead, key: bytes) -> OffsetRangeToRead:
     """Return the range without those segments whose Bloom filter shows that they do not contain the key. Segments without a filter stay."""
     if not tier.kind.compacts:
         return read_range

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from bloom.siphash import key_hash_tag, siphash128, siphash_key_halves
+from bloom.siphash import nonzero_32_bit_tag_of_key_hash, siphash128, siphash_key_halves
 from compactor.access.tier import Tier
 from compactor.cleaner.keys.disk_map import SEEN, DiskOffsetMap
 from compactor.cleaner.keys.key_set import KeyHashSet
@@ -61,7 +61,7 @@ SelectionAndLastOffset = tuple[SelectedRecords, int]
 
 
 @dataclass(frozen=True)
-class ReadRange:
+class OffsetRangeToRead:
     """Offsets of one partition that are to be read.
 
     first, last: both inclusive.
@@ -79,7 +79,7 @@ class ReadRange:
 class LogChanged(BadData):
     """Raised if the log was truncated, or its topic created again, while it was being read."""
 
-    def __init__(self, read_range: ReadRange, offset: int) -> None:
+    def __init__(self, read_range: OffsetRangeToRead, offset: int) -> None:
         where = f"{read_range.partition}: offsets from {offset} on were replaced while {read_range.first} to {read_range.last} were read"
         super().__init__(where, segment="the tier", hint="Read them again")
 
@@ -87,7 +87,7 @@ class LogChanged(BadData):
 class LogBeginningDeleted(LogChanged):
     """Raised if retention or a person deleted records that were still to be read."""
 
-    def __init__(self, read_range: ReadRange, offset: int) -> None:
+    def __init__(self, read_range: OffsetRangeToRead, offset: int) -> None:
         where = f"{read_range.partition}: offsets below {offset} were deleted while {read_range.first} to {read_range.last} were read"
         BadData.__init__(self, where, segment="the tier", hint=f"Read them again from offset {offset} on")
 
@@ -106,7 +106,7 @@ class DiskKeySortRequest:
 
 
 @dataclass(frozen=True)
-class LastRecordsRequest:
+class LastRecordOfEachKeyRequest:
     """Request for the last record of each key in a range, without keys whose last record is a tombstone.
 
     key_ranges: number of equal ranges into which key hashes are divided.
@@ -137,7 +137,7 @@ class ReadOptions:
 
     read_committed: bool
     inflate_limit: int
-    last_records_only: LastRecordsRequest | None = None
+    last_records_only: LastRecordOfEachKeyRequest | None = None
     requests_in_advance: int = 0
     skip_damaged: bool = False
 
@@ -198,7 +198,7 @@ def offset_for_time(tier: Tier, partition: TopicPartition, timestamp_ms: int) ->
 
     def find_offset_for_timestamp_in_live_segments() -> int | None:
         """Return the first readable offset in the live segments whose timestamp is ``timestamp_ms`` or later, or None."""
-        state = tier.open_partition_log(partition).refresh()
+        state = tier.open_control_log_of_partition(partition).refresh()
         return find_offset_for_time(tier, partition, state.live, timestamp_ms, limit, tier.first_readable_offset(state))
 
     return retry_if_object_missing(partition, find_offset_for_timestamp_in_live_segments, MAX_RETRIES)
@@ -209,7 +209,7 @@ def offset_for_time_or_end(tier: Tier, partition: TopicPartition, timestamp_ms: 
     record. Raises BadData, StoreError.
     """
     found = offset_for_time(tier, partition, timestamp_ms)
-    return tier.open_partition_log(partition).refresh().end_offset + 1 if found is None else found
+    return tier.open_control_log_of_partition(partition).refresh().end_offset + 1 if found is None else found
 
 
 class _ParseBuffers:
@@ -230,7 +230,7 @@ class _ParseBuffers:
         :param backwards: last chunk first.
         """
         source = piece.source
-        ranges = source.batch_ranges_of_one_kind()
+        ranges = source.split_batches_by_magic_and_compression()
         for first, last in reversed(ranges) if backwards else ranges:
             if not batch_flags[first:last].any():
                 continue
@@ -248,7 +248,7 @@ class OffsetRangeReader:
     def __init__(
         self,
         tier: Tier,
-        read_range: ReadRange,
+        read_range: OffsetRangeToRead,
         options: ReadOptions,
         folder: str | None = None,
         on_damage: Callable[[DamagedOffsetRange], None] = log_damage_warning,
@@ -279,7 +279,7 @@ class OffsetRangeReader:
         latest = self._wanted.last_records_only
         if latest is None:
             return self._read_forwards_and_end_prefetching()
-        return self._read_last_records(latest) if latest.spill is None else self._read_last_records_with_disk(latest, latest.spill)
+        return self._read_last_records(latest) if latest.spill is None else self._read_last_records_using_disk(latest, latest.spill)
 
     def _read_forwards_and_end_prefetching(self) -> Iterator[SelectedRecords]:
         """Yield all wanted records in ascending order. Afterwards end the threads that fetch in advance."""
@@ -321,7 +321,7 @@ class OffsetRangeReader:
                             first, retries = after, 0
                             continue
                         piece = before
-                    self._pieces.prefetch_pieces(self._positions_of_next_pieces(list(readers.values()), piece.end_position))
+                    self._pieces.prefetch_pieces(self._positions_of_next_pieces(list(readers.values()), piece.end_byte_position))
                     wanted, damage = self._flag_readable_batches_and_list_damage(piece, first, last)
                     for selection in self._scratch.parse_flagged_batches(piece, wanted, self._wanted.inflate_limit):
                         inside = _rows_with_offsets_between(selection.rows.offset, first, last)
@@ -330,11 +330,11 @@ class OffsetRangeReader:
                     for one in damage:
                         self._report_damage_or_raise(one)
                     first, retries = max(first, min(last, int(piece.source.table.last_offset[-1])) + 1), 0
-                    position = piece.end_position
+                    position = piece.end_byte_position
                 first = max(first, metadata.end_offset + 1)
             except SegmentGone as error:
                 try:
-                    retries = self._reread_log_and_count_retry(error, retries)
+                    retries = self._reread_log_and_return_retry_count(error, retries)
                 except BadData as damage_error:
                     first = self._report_lost_segment_and_return_next_offset(error, damage_error, readers, first, last)
                     retries = 0
@@ -395,12 +395,12 @@ class OffsetRangeReader:
             inside = reader.metadata.end_offset <= self._extent.last
             end = reader.metadata.size_bytes if inside else reader.byte_position_after_offset(self._extent.last)
             while at is not None and at < end:
-                if not self._outcomes.is_piece_loaded(reader, at):
+                if not self._outcomes.is_segment_piece_loaded(reader, at):
                     yield reader, at
                 at = reader.piece_end_position_from_index(at)
             position = 0
 
-    def _read_last_records(self, request: LastRecordsRequest) -> Iterator[SelectedRecords]:
+    def _read_last_records(self, request: LastRecordOfEachKeyRequest) -> Iterator[SelectedRecords]:
         """Yield the last record of each key. The log is read backwards, so that the first record found of a key is its last one; the hashes
         of the keys that were found are held in memory.
         """
@@ -413,7 +413,7 @@ class OffsetRangeReader:
             if len(picked):
                 yield replace(selection, picked=picked)
 
-    def _read_last_records_with_disk(self, request: LastRecordsRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
+    def _read_last_records_using_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
         """Yield the last record of each key in two passes: find the offsets of the last records, with key hashes on disk, then read these
         records.
         """
@@ -454,14 +454,14 @@ class OffsetRangeReader:
                     if last < extent.first:
                         return
             except SegmentGone as error:
-                retries = self._reread_log_and_count_retry(error, retries)
+                retries = self._reread_log_and_return_retry_count(error, retries)
             else:
                 return
 
     def _read_pieces_backwards(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[SegmentPiece]:
         """Yield the batches of segments in pieces, from the end to the beginning. ``segments`` are given newest first."""
         readers = map(self._open_segment_reader, segments)
-        fetches = (partial(reader.read_exact_piece, *cut) for reader in readers for cut in reader.piece_bounds_backwards())
+        fetches = (partial(it.read_piece_of_exact_size, *cut) for it in readers for cut in it.piece_positions_and_sizes_last_first())
         return prefetch_results(fetches, self._wanted.requests_in_advance)
 
     def _flag_wanted_and_undecidable_batches(self, piece: SegmentPiece, first_offset: int, last_offset: int) -> tuple[Flags, Flags]:
@@ -474,7 +474,7 @@ class OffsetRangeReader:
         mine: Flags = (table.control == NOT_CONTROL) & (table.last_offset >= first_offset) & (table.base_offset <= last_offset)
         unknown = np.zeros(len(table), np.bool_)
         if self._wanted.read_committed and (table.transactional_flags & mine).any():
-            outcomes = self._outcomes.find_batch_outcomes(piece)
+            outcomes = self._outcomes.find_transaction_outcomes_of_batches(piece)
             mine &= outcomes != ABORT
             unknown = mine & (outcomes == UNKNOWN)
             if self._live_ids is not None and piece.metadata.id not in self._live_ids:
@@ -482,12 +482,12 @@ class OffsetRangeReader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reread_log_and_count_retry(self, error: SegmentGone, retries: int) -> int:
+    def _reread_log_and_return_retry_count(self, error: SegmentGone, retries: int) -> int:
         """Read the control log again after an object was missing, and return ``retries + 1``, the number of retries so far. Raises BadData
         if the segment is still live, or if ``retries`` has reached MAX_RETRIES.
         """
         self._segments = tuple(self._reread_live_segments_from(self._extent.first))
-        self._outcomes.drop_prefetched_pieces()
+        self._outcomes.drop_pieces_prefetched_for_markers()
         if retries >= MAX_RETRIES or any(segment.id == error.metadata.id for segment in self._segments):
             raise error.to_bad_data_error() from None
         return retries + 1
@@ -501,7 +501,7 @@ class OffsetRangeReader:
 
         Raises LogChanged if the log was truncated meanwhile, or the topic created again.
         """
-        extent, state = self._extent, self._tier.open_partition_log(self._extent.partition).refresh()
+        extent, state = self._extent, self._tier.open_control_log_of_partition(self._extent.partition).refresh()
         changed = (
             first_diverging_offset(extent.log, log_identity(self._tier, state), extent.last + 1)
             if extent.log and state.has_segments
@@ -523,7 +523,7 @@ def hash_keys_of_rows(
     selection: SelectedRecords,
     first_offset: int,
     last_offset: int,
-    request: LastRecordsRequest,
+    request: LastRecordOfEachKeyRequest,
     hash_key_halves: HashKeyHalves,
 ) -> KeyHashesAndRows:
     """Return two arrays, key hashes and row numbers, of the rows that have a key in the key range of ``request`` and an offset from
@@ -531,7 +531,7 @@ def hash_keys_of_rows(
     """
     rows = selection.rows
     hashes, picked = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.int64)
-    count = _hash_keys_backwards(
+    count = _hash_keys_backwards_and_return_count(
         selection.chunk.buf, rows.offset, rows.key_start, rows.key_length, first_offset, last_offset, *hash_key_halves,
         request.key_ranges, request.key_range, hashes, picked,
     )  # fmt: skip
@@ -542,7 +542,7 @@ def _add_keys_and_select_new_rows(
     selection: SelectedRecords,
     first_offset: int,
     last_offset: int,
-    request: LastRecordsRequest,
+    request: LastRecordOfEachKeyRequest,
     keys: KeyHashSet,
     hash_key_halves: HashKeyHalves,
 ) -> Int64s:
@@ -580,7 +580,7 @@ class _KeySortDiskBudget:
 
 
 @kernel
-def _hash_keys_backwards(
+def _hash_keys_backwards_and_return_count(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
 ) -> int:  # fmt: skip
@@ -592,7 +592,7 @@ def _hash_keys_backwards(
     for row in range(offsets.size - 1, -1, -1):
         if key_length[row] >= 0 and first_offset <= offsets[row] <= last_offset:
             h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-            if range_count == 1 or hash_range_of_first_word(np.uint64(key_hash_tag(h0)), range_count) == wanted_range:
+            if range_count == 1 or hash_range_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(h0)), range_count) == wanted_range:
                 out_hashes[count, 0], out_hashes[count, 1], out_rows[count] = h0, h1, row
                 count += 1
     return count

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from bloom.siphash import hash_keys, siphash_key_halves
 from compactor.access.tier import Tier
-from compactor.consumer.reading import OffsetRangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.control.state import PartitionState
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.views.time_formats import format_size
@@ -52,13 +52,13 @@ class CompactionSavingEstimate:
     of_bytes: int
 
     @property
-    def is_exact(self) -> bool:
+    def is_saving_exact(self) -> bool:
         """Return whether the saving is exact rather than estimated, because all bytes that a round could clean were read."""
         return self.read_bytes >= self.of_bytes
 
     @override
     def __str__(self) -> str:
-        if self.is_exact:
+        if self.is_saving_exact:
             return "all that a round could clean was read"
         share = 100 * self.read_bytes / max(1, self.of_bytes)
         return f"at least, from {format_size(self.read_bytes)} read ({share:.2g} %), give or take {format_size(self.error_bytes)} (95 %)"
@@ -76,16 +76,16 @@ def estimate_saving_from_samples(tier: Tier, state: PartitionState, sample_bytes
         return CompactionSavingEstimate(0, 0, 0, 0)
     sample = _SampleReader(tier, state, live)
     if sample_bytes >= total:
-        hashes, sizes = sample.read_key_hashes(live[0].start_offset, live[-1].end_offset)
+        hashes, sizes = sample.read_key_hashes_and_sizes(live[0].start_offset, live[-1].end_offset)
         return CompactionSavingEstimate(round(_superseded_share_of_bytes(hashes, sizes) * total), 0, total, total)
     first, newest_bytes = _first_offset_and_bytes_of_log_end(live, max(sample_bytes // 2, 1))
-    hashes, sizes = sample.read_key_hashes(first, live[-1].end_offset)
+    hashes, sizes = sample.read_key_hashes_and_sizes(first, live[-1].end_offset)
     saved = _superseded_share_of_bytes(hashes, sizes) * newest_bytes
     older_bytes = total - newest_bytes
     known = np.unique(hashes)
     shares, read = [], newest_bytes
     for begin, end, size in _sample_windows(live, first, older_bytes, sample_bytes - newest_bytes):
-        old, old_sizes = sample.read_key_hashes(begin, end)
+        old, old_sizes = sample.read_key_hashes_and_sizes(begin, end)
         if old_sizes.sum():
             gone = (old == 0) | np.isin(old, known, assume_unique=False)
             shares.append(float(old_sizes[gone].sum() / old_sizes.sum()))
@@ -116,7 +116,7 @@ class _SampleReader:
         self._wanted = ReadOptions(True, tier.settings.cleaner_settings_for_topic(state.topic).max_decompressed_batch_bytes)
         self._halves = siphash_key_halves(tier.identity.hash_key_for_unstored_hashes())
 
-    def read_key_hashes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
+    def read_key_hashes_and_sizes(self, first_offset: int, last_offset: int) -> KeyHashesAndSizes:
         """Return the key hash (0 without a key) and the approximate size in bytes of each record from ``first_offset`` to ``last_offset``
         (inclusive), in offset order.
         """
@@ -130,7 +130,7 @@ class _SampleReader:
         """Yield key hashes and sizes of the records from ``first_offset`` to ``last_offset`` (inclusive), block by block."""
         segments = tuple(segment for segment in self._live if segment.end_offset >= first_offset and segment.start_offset <= last_offset)
         for selection in OffsetRangeReader(
-            self._tier, ReadRange(self._state.topic_partition, first_offset, last_offset, segments), self._wanted
+            self._tier, OffsetRangeToRead(self._state.topic_partition, first_offset, last_offset, segments), self._wanted
         ).read_selected_records():
             rows, picked = selection.rows, selection.picked
             out = np.empty((len(picked), 2), np.uint64)

@@ -19,7 +19,7 @@ from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, MAX_OFFSET, LeaderEpoch, TopicId
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerClient, LogBounds
-from compactor.consumer.feed import PrefetchedItem, QueuedPartitionEnd, QueuedPartitionError, TierPrefetcher
+from compactor.consumer.feed import PartitionReadFailedItem, PartitionReadToEndItem, PrefetchedItem, TierPrefetcher
 from compactor.consumer.history import (
     ConsumedLogHistory,
     HistoryMismatchReason,
@@ -32,9 +32,9 @@ from compactor.consumer.messages import (
     OFFSET_END,
     OFFSET_INVALID,
     ConfluentMessage,
+    HasTopicPartitionAndOffset,
     MessageLike,
     PartitionReadError,
-    PlaceOrTopicPartition,
     TierMessage,
     log_truncation_error,
     no_committed_offset_error,
@@ -115,7 +115,7 @@ class ConsecutiveMessages:
     epoch: LeaderEpoch | None = None
 
     @property
-    def is_source_current(self) -> bool:
+    def is_partition_still_read_from_source(self) -> bool:
         """Return whether the partition is still read from the source of these messages."""
         return self.partition is None or not self.is_from_broker or self.partition.source == "broker"
 
@@ -172,7 +172,7 @@ class TierAndBrokerReader:
         for name in partitions:
             self.assigned.pop(name, None)
 
-    def assigned_partition_at_position(self, partition: TopicPartition, place: PlaceOrTopicPartition) -> AssignedPartition:
+    def assigned_partition_at_position(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
         """Return the state of a partition that is to be read from ``place``. Raises UsageError if ``place`` has no offset and
         ``offset_reset`` is ``error``.
         """
@@ -181,7 +181,7 @@ class TierAndBrokerReader:
         read = history_of_restored_position(offset, epoch, getattr(place, "topic_id", ""))
         return AssignedPartition(partition, offset, read.topic_id, read.epochs)
 
-    def assigned_partition_or_queued_error(self, partition: TopicPartition, place: PlaceOrTopicPartition) -> AssignedPartition:
+    def assign_partition_or_queue_error(self, partition: TopicPartition, place: HasTopicPartitionAndOffset) -> AssignedPartition:
         """Return the state of a partition that is to be read from ``place``. If ``place`` has no offset and ``offset_reset`` is ``error``,
         queue a message that reports the error and return a state in which the partition waits without end.
         """
@@ -191,18 +191,18 @@ class TierAndBrokerReader:
             self._queue_error(partition, OFFSET_INVALID, no_committed_offset_error(error.message))
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
-    def topic_incarnation_to_read(self, partition: TopicPartition) -> TopicPartition:
+    def partition_with_topic_id_to_read(self, partition: TopicPartition) -> TopicPartition:
         """Return the topic incarnation that is read for a partition: the one of the configured topic id, or the latest one."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
         return self._chosen.get(partition) or self.tier.latest_incarnation(partition)
 
-    def readable_bounds(self, partition: TopicPartition) -> LogBounds:
+    def readable_bounds_of_tier_and_broker(self, partition: TopicPartition) -> LogBounds:
         """Return the first offset that can be read, and the end offset (exclusive), of tier and broker together."""
         if self._broker is not None and self._mode == "kafka_only":
             return self._broker.log_bounds(partition)
-        state = self.tier.open_partition_log(self.topic_incarnation_to_read(partition)).refresh()
+        state = self.tier.open_control_log_of_partition(self.partition_with_topic_id_to_read(partition)).refresh()
         mine = LogBounds(self.tier.first_readable_offset(state), state.end_offset + 1)
         if self._broker is None:
             return mine
@@ -211,7 +211,11 @@ class TierAndBrokerReader:
 
     def offset_for_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the offset of the first record whose timestamp is ``timestamp_ms`` or later, or None if there is none."""
-        offset = None if self._mode == "kafka_only" else offset_for_time(self.tier, self.topic_incarnation_to_read(partition), timestamp_ms)
+        offset = (
+            None
+            if self._mode == "kafka_only"
+            else offset_for_time(self.tier, self.partition_with_topic_id_to_read(partition), timestamp_ms)
+        )
         return self._broker.offset_for_time(partition, timestamp_ms) if offset is None and self._broker is not None else offset
 
     def close(self) -> None:
@@ -222,7 +226,7 @@ class TierAndBrokerReader:
 
     # ---- records -----------------------------------------------------------------------------------------------------------
 
-    def receive_messages(self, wait_s: float) -> bool:
+    def receive_messages_into_ready_queue(self, wait_s: float) -> bool:
         """Move records that have arrived from tier and broker to the queue of ready messages, which must be empty. Waits up to ``wait_s``
         seconds. Return whether any have arrived.
         """
@@ -261,18 +265,18 @@ class TierAndBrokerReader:
 
     def _queue_prefetched_item(self, item: PrefetchedItem) -> None:
         """Queue the records of an item from the tier; after a partition's last item, decide where to continue. Raises the error of a
-        QueuedPartitionError.
+        PartitionReadFailedItem.
         """
         at = self.assigned.get(item.partition)
         if at is None or at.source != "tier":
             return
-        if isinstance(item, QueuedPartitionEnd):
+        if isinstance(item, PartitionReadToEndItem):
             self._schedule_partition_retry(at)  # retried if the broker does not answer
             if item.mismatch is not None:
                 self._continue_reading_after_log_mismatch(at, item, item.mismatch)
             else:
                 self._continue_reading_after_tier_end(at, item)
-        elif isinstance(item, QueuedPartitionError):
+        elif isinstance(item, PartitionReadFailedItem):
             self._schedule_partition_retry(at)
             raise item.error
         else:
@@ -287,7 +291,7 @@ class TierAndBrokerReader:
         :param now_s: present time, in seconds of the monotonic clock.
         """
         due = [at for at in self.assigned.values() if at.source == "none" and at.wake_s <= now_s]
-        if due and self.tier.kind.has_complete_log and self._mode != "kafka_only":
+        if due and self.tier.kind.is_content_determined_by_control_logs and self._mode != "kafka_only":
             self.tier.catalog.refresh()  # the topic may have been created again
         for at in due:
             self._schedule_partition_retry(at)
@@ -307,20 +311,20 @@ class TierAndBrokerReader:
             until = partition.broker_start if self._mode == "kafka_preferred" and partition.broker_start >= 0 else MAX_OFFSET
             self._feed.start_reading(
                 partition.partition,
-                self.topic_incarnation_to_read(partition.partition),
+                self.partition_with_topic_id_to_read(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=partition.is_view_done,
                 end_offset=until,
             )
 
-    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: QueuedPartitionEnd) -> None:
+    def _continue_reading_after_tier_end(self, partition: AssignedPartition, item: PartitionReadToEndItem) -> None:
         """Decide where to continue after the tier's readable records were all read, or if the tier no longer has the position.
 
         :param item: end of the partition as the prefetcher found it.
         """
         partition.is_view_done = True
         if item.offset < item.start <= item.end and not self._is_position_held_by_broker(partition):
-            self._continue_reading_below_log_start(partition, item)
+            self._continue_when_position_is_below_log_start(partition, item)
             return
         if item.offset >= item.start:
             partition.set_tier_log_identity(item.log)
@@ -343,12 +347,12 @@ class TierAndBrokerReader:
             return
         partition.set_tier_log_identity(None)
         partition.topic_id = topic_id or partition.topic_id
-        epoch = partition.consumed_history.last_epoch
+        epoch = partition.consumed_history.last_read_leader_epoch
         self._broker.start_reading_from({partition.partition: partition.position}, {} if epoch is None else {partition.partition: epoch})
         partition.broker_start, partition.source = -1, "broker"
 
     def _continue_reading_after_log_mismatch(
-        self, partition: AssignedPartition, item: QueuedPartitionEnd, mismatch: HistoryMismatchReason
+        self, partition: AssignedPartition, item: PartitionReadToEndItem, mismatch: HistoryMismatchReason
     ) -> None:
         """Decide where to continue after the tier's log was found not to continue the records that were read."""
         broker = self._broker
@@ -407,7 +411,7 @@ class TierAndBrokerReader:
         bounds = self._broker.log_bounds(partition.partition)
         return bounds.start <= partition.position <= bounds.end
 
-    def _continue_reading_below_log_start(self, partition: AssignedPartition, item: QueuedPartitionEnd) -> None:
+    def _continue_when_position_is_below_log_start(self, partition: AssignedPartition, item: PartitionReadToEndItem) -> None:
         """Continue at the tier's start or end, as ``offset_reset`` says, because neither tier nor broker has the records at the position
         any more. With ``error``, queue an error instead.
         """
@@ -419,7 +423,7 @@ class TierAndBrokerReader:
             partition.source = "tier"
             self._feed.start_reading(
                 partition.partition,
-                self.topic_incarnation_to_read(partition.partition),
+                self.partition_with_topic_id_to_read(partition.partition),
                 partition.consumed_history,
                 ignore_latest_only=self.options.view == "all",
             )
@@ -430,10 +434,10 @@ class TierAndBrokerReader:
             name, agreed = self._lost[-1]
             at = self.assigned.get(name)
             if at is not None and at.source == "broker":
-                self._continue_reading_after_broker_refusal(at, agreed, self._broker)
+                self._continue_when_broker_lacks_position(at, agreed, self._broker)
             self._lost.pop()
 
-    def _continue_reading_after_broker_refusal(self, partition: AssignedPartition, agreed_offset: int | None, broker: BrokerClient) -> None:
+    def _continue_when_broker_lacks_position(self, partition: AssignedPartition, agreed_offset: int | None, broker: BrokerClient) -> None:
         """Decide where to continue after the broker was found not to hold the position.
 
         :param agreed_offset: the broker's log was truncated and holds what was read up to this offset; None if it was not truncated.
@@ -496,7 +500,7 @@ class TierAndBrokerReader:
             return offset
         reset = self.options.offset_reset
         if offset == OFFSET_BEGINNING or (offset != OFFSET_END and reset == "earliest"):
-            return self.readable_bounds(partition).start
+            return self.readable_bounds_of_tier_and_broker(partition).start
         if offset == OFFSET_END or reset == "latest":
-            return self.readable_bounds(partition).end
+            return self.readable_bounds_of_tier_and_broker(partition).end
         raise UsageError(f"no offset for {partition}", hint=f"Give one, or OFFSET_BEGINNING; {OFFSET_INVALID} is none")

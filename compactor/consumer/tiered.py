@@ -17,9 +17,9 @@ from compactor.access.tier import Tier
 from compactor.consumer.assigned import AssignedPartition
 from compactor.consumer.broker import BrokerClient
 from compactor.consumer.group import GroupClient, OffsetWithLeaderEpoch
-from compactor.consumer.last_values import LastValues, last_values_of_partition
+from compactor.consumer.last_values import LastValueOfEachKey, last_value_of_each_key_in_partition
 from compactor.consumer.membership import AutoCommitOptions, GroupMembership, MembershipCallbacks, RebalanceCallbacks
-from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, MessageLike, Place, PlaceOrTopicPartition, to_broker_messages
+from compactor.consumer.messages import OFFSET_END, OFFSET_INVALID, HasTopicPartitionAndOffset, MessageLike, Place, to_broker_messages
 from compactor.consumer.serving import AssignmentStep, compute_assignment_change
 from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOptions, TierAndBrokerReader
 from compactor.errors import CompactorError, UsageError
@@ -58,7 +58,7 @@ class TieredConsumer:
             hooks = MembershipCallbacks(self, self._offsets_to_commit, self._drop_queued_messages, self._sources.remove_partitions)
             self._membership = GroupMembership(group, commits or AutoCommitOptions(), hooks)
             self._group_due_s = 0.0
-        self._starts: dict[TopicPartition, PlaceOrTopicPartition] | None = None
+        self._starts: dict[TopicPartition, HasTopicPartitionAndOffset] | None = None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class TieredConsumer:
         self._require_group().unsubscribe()
 
     def commit(
-        self, message: MessageLike | None = None, offsets: Sequence[PlaceOrTopicPartition] | None = None, asynchronous: bool = True
+        self, message: MessageLike | None = None, offsets: Sequence[HasTopicPartitionAndOffset] | None = None, asynchronous: bool = True
     ) -> list[Place] | None:
         """Commit offsets to the group: the one after ``message``, these ``offsets``, or by default all stored ones.
 
@@ -106,7 +106,7 @@ class TieredConsumer:
         done = group.commit(chosen, wait=not asynchronous)
         return None if asynchronous else [Place(*name, *at) for name, at in done.items()]
 
-    def committed(self, places: Sequence[PlaceOrTopicPartition], timeout: float | None = None) -> list[Place]:
+    def committed(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
         """Return the offsets that the group has committed, with leader epochs; OFFSET_INVALID if there is none.
 
         :param timeout: ignored, and accepted as in confluent_kafka: the settings of the broker apply.
@@ -115,7 +115,7 @@ class TieredConsumer:
         known = self._require_group().committed_offsets(names)
         return [Place(*name, *known.get(name, (OFFSET_INVALID, None))) for name in names]
 
-    def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[PlaceOrTopicPartition] | None = None) -> None:
+    def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[HasTopicPartitionAndOffset] | None = None) -> None:
         """Store offsets for the next commit: the one after ``message``, or these ``offsets``. For ``enable.auto.offset.store`` false.
 
         Raises UsageError if a partition is not assigned, or the consumer has no group.
@@ -136,7 +136,7 @@ class TieredConsumer:
             try:
                 group.call_on_assign_for_added_partitions(places)
                 begun = [
-                    self._sources.assigned_partition_or_queued_error(place.topic_partition, self._starts[place.topic_partition])
+                    self._sources.assign_partition_or_queue_error(place.topic_partition, self._starts[place.topic_partition])
                     for place in places
                 ]
             finally:
@@ -150,7 +150,7 @@ class TieredConsumer:
         :param step: whether these partitions are added to the assignment or replace it.
         """
         if self._membership is not None:
-            self._membership.set_start_offsets({at.partition: _offset_to_commit(at) for at in partitions})
+            self._membership.record_start_offsets_as_committed({at.partition: _offset_to_commit(at) for at in partitions})
         self._change_assignment(step, {at.partition: at for at in partitions})
 
     def _offsets_to_commit(self) -> Mapping[TopicPartition, OffsetWithLeaderEpoch]:
@@ -168,7 +168,7 @@ class TieredConsumer:
 
     # ---- assignment --------------------------------------------------------------------------------------------------------
 
-    def assign(self, places: Iterable[PlaceOrTopicPartition]) -> None:
+    def assign(self, places: Iterable[HasTopicPartitionAndOffset]) -> None:
         """Replace the assignment: read exactly these partitions, each from its offset, which may be OFFSET_BEGINNING or OFFSET_END. A place
         without an offset begins as ``offset_reset`` says.
 
@@ -193,20 +193,20 @@ class TieredConsumer:
         """Return the positions of all assigned partitions."""
         return [Place(*name) for name in self._sources.assigned]
 
-    def seek(self, place: PlaceOrTopicPartition) -> None:
+    def seek(self, place: HasTopicPartitionAndOffset) -> None:
         """Continue an assigned partition at another position, and drop its queued records. Raises UsageError if it is not assigned."""
         restored = self._sources.assigned_partition_at_position(self._find_assigned_partition(place).partition, place)
         self._drop_queued_messages([restored.partition])
         self._sources.start_reading([restored])
 
-    def position(self, places: Sequence[PlaceOrTopicPartition]) -> list[Place]:
+    def position(self, places: Sequence[HasTopicPartitionAndOffset]) -> list[Place]:
         """Return the positions of assigned partitions, with leader epochs and topic ids."""
         return [
-            Place(*at.partition, at.position, at.consumed_history.last_epoch, at.topic_id)
+            Place(*at.partition, at.position, at.consumed_history.last_read_leader_epoch, at.topic_id)
             for at in map(self._find_assigned_partition, places)
         ]
 
-    def offsets_for_times(self, places: Sequence[PlaceOrTopicPartition], timeout: float | None = None) -> list[Place]:
+    def offsets_for_times(self, places: Sequence[HasTopicPartitionAndOffset], timeout: float | None = None) -> list[Place]:
         """Return for each partition the offset of the first record with at least a timestamp, or OFFSET_END if there is none.
 
         :param places: their ``offset`` is the timestamp in milliseconds.
@@ -219,17 +219,17 @@ class TieredConsumer:
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
-    def get_watermark_offsets(self, place: PlaceOrTopicPartition) -> tuple[int, int]:
+    def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> tuple[int, int]:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
-        return self._sources.readable_bounds(TopicPartition.create_validated(place.topic, place.partition))
+        return self._sources.readable_bounds_of_tier_and_broker(TopicPartition.create_validated(place.topic, place.partition))
 
-    def latest(self, place: PlaceOrTopicPartition) -> LastValues:
+    def latest(self, place: HasTopicPartitionAndOffset) -> LastValueOfEachKey:
         """Return the last record of each key of a partition, as the tier holds them now.
 
         To continue from there, assign ``next_place`` of the result.
         """
-        name = self._sources.topic_incarnation_to_read(TopicPartition.create_validated(place.topic, place.partition))
-        return last_values_of_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
+        name = self._sources.partition_with_topic_id_to_read(TopicPartition.create_validated(place.topic, place.partition))
+        return last_value_of_each_key_in_partition(self._sources.tier, name, read_committed=self._sources.options.is_read_committed)
 
     def _change_assignment(self, step: AssignmentStep, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
         """Replace the assignment by these partitions, or add them to it or remove them from it, as ``step`` says."""
@@ -242,7 +242,7 @@ class TieredConsumer:
         """Drop queued messages of partitions, and stop reading them."""
         self._update_position_of_current_messages()
         if self._run.partition is not None and self._run.partition.partition in partitions:
-            self._switch_to_consecutive_messages(NO_RUN)
+            self._make_messages_next_to_return(NO_RUN)
         self._sources.drop_queued_records(partitions)
 
     # ---- messages ----------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class TieredConsumer:
             if len(found) >= num_messages or (left <= 0 and found):
                 return found
             try:
-                received = self._sources.receive_messages(max(0.0, left if found else min(left, self._group_due_s - now)))
+                received = self._sources.receive_messages_into_ready_queue(max(0.0, left if found else min(left, self._group_due_s - now)))
             except CompactorError:
                 if found:  # the error is raised again by the next call
                     return found
@@ -299,7 +299,7 @@ class TieredConsumer:
                 self._membership.close()
         finally:
             self._closed = True
-            self._switch_to_consecutive_messages(NO_RUN)
+            self._make_messages_next_to_return(NO_RUN)
             self._sources.close()
 
     def _move_ready_messages(self, messages: list[MessageLike], max_messages: int) -> bool:
@@ -311,18 +311,18 @@ class TieredConsumer:
             if len(messages) > held:
                 self._last = messages[-1]
             elif self._sources.ready:
-                self._switch_to_consecutive_messages(self._sources.ready.popleft())
+                self._make_messages_next_to_return(self._sources.ready.popleft())
             else:
                 self._update_position_of_current_messages()
                 break
         return len(messages) > before
 
-    def _switch_to_consecutive_messages(self, messages: ConsecutiveMessages) -> None:
+    def _make_messages_next_to_return(self, messages: ConsecutiveMessages) -> None:
         """Make ``messages`` the ones that are returned next. Before that, update the position of the partition whose messages were returned
         last. Messages of a source from which the partition is no longer read are dropped.
         """
         self._update_position_of_current_messages()
-        self._run, self._messages = messages, messages.messages if messages.is_source_current else iter(())
+        self._run, self._messages = messages, messages.messages if messages.is_partition_still_read_from_source else iter(())
 
     def _update_position_of_current_messages(self) -> None:
         """Set the position of the partition whose messages are being returned to the offset after the last one returned."""
@@ -330,7 +330,7 @@ class TieredConsumer:
         if last is not None and self._run.partition is not None:
             self._run.partition.advance_past_record(last.offset(), self._run.epoch)
 
-    def _find_assigned_partition(self, place: PlaceOrTopicPartition) -> AssignedPartition:
+    def _find_assigned_partition(self, place: HasTopicPartitionAndOffset) -> AssignedPartition:
         """Return the assigned partition of a position. Raises UsageError if it is not assigned."""
         self._update_position_of_current_messages()
         name = TopicPartition(place.topic, place.partition)
@@ -346,11 +346,11 @@ class TieredConsumer:
 
 def _offset_to_commit(partition: AssignedPartition) -> OffsetWithLeaderEpoch:
     """Return position and leader epoch of a partition, in the form in which they are committed."""
-    return OffsetWithLeaderEpoch(partition.position, partition.consumed_history.last_epoch)
+    return OffsetWithLeaderEpoch(partition.position, partition.consumed_history.last_read_leader_epoch)
 
 
 def _offsets_to_store(
-    message: MessageLike | None, offsets: Sequence[PlaceOrTopicPartition] | None
+    message: MessageLike | None, offsets: Sequence[HasTopicPartitionAndOffset] | None
 ) -> dict[TopicPartition, OffsetWithLeaderEpoch]:
     """Return the offset after a message, or explicit offsets, by partition. Raises UsageError unless exactly one of both is given."""
     if message is not None and offsets is None:

@@ -61,7 +61,7 @@ class RecordedAction(StrictFrozenModel):
     outcome: ActionOutcome | None
 
 
-def record_action(control: ObjectStore, action: ManualAction, action_id: str) -> str:
+def record_action_and_return_key(control: ObjectStore, action: ManualAction, action_id: str) -> str:
     """Record a person's command before it is carried out. Return the key under which ``record_outcome`` records how it ended. Raises
     StoreError.
 
@@ -75,7 +75,7 @@ def record_action(control: ObjectStore, action: ManualAction, action_id: str) ->
 def record_outcome(control: ObjectStore, key: str, outcome: ActionOutcome) -> None:
     """Record how an action ended. Raises StoreError.
 
-    :param key: the key that ``record_action`` returned for this action.
+    :param key: the key that ``record_action_and_return_key`` returned for this action.
     """
     _create_audit_object(control, key + _OUTCOME, outcome)
 

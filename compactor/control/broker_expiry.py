@@ -29,11 +29,11 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
     ends = {segment.id: segment.end_offset for segment in state.live} | {task.new_segment_id: task.end_offset for task in tasks}
     ends = {name: end for name, end in ends.items() if name in segment_ids}
     deleted = ports.publisher.find_segments_deleted_by_brokers(state.topic_partition, list(ends)) if ends else frozenset()
-    start = fetch_and_record_log_start(leadership) if deleted else 0
+    start = record_and_get_highest_broker_log_start(leadership) if deleted else 0
     return frozenset(name for name in deleted if ends[name] < start)
 
 
-def fetch_and_record_log_start(leadership: Leadership) -> int:
+def record_and_get_highest_broker_log_start(leadership: Leadership) -> int:
     """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
 
     Raises Unavailable if no leader answers, and Fenced.
@@ -48,7 +48,7 @@ def fetch_and_record_log_start(leadership: Leadership) -> int:
 
 
 @dataclass
-class ExpiredSources:
+class BrokerExpiredSegmentCache:
     """Cache of the segments of one open round that brokers have expired (deleted by retention). Expired segments never return.
 
     ids: segment ids.

@@ -156,7 +156,7 @@ class ControlLog(Generic[S]):
     @property
     def state(self) -> S:
         """Return the state for readers as of the last read of the log. Call ``refresh`` first for the current state."""
-        return self._visible_state(self._folded_state)
+        return self._state_as_readers_see_it(self._folded_state)
 
     @property
     def _folded_state(self) -> S:
@@ -164,11 +164,11 @@ class ControlLog(Generic[S]):
         was not read yet."""
         if self._state is not None:
             return self._state
-        if not self._adopt_loaded_state():
+        if not self._adopt_cached_state_if_still_valid():
             self._reset_to_snapshot()
         return self._fold_to_log_end(None)
 
-    def _visible_state(self, state: S) -> S:
+    def _state_as_readers_see_it(self, state: S) -> S:
         """Return a folded state as readers see it, after applying ``state_for_readers``."""
         return state if self._view is None else self._view(state)
 
@@ -209,7 +209,7 @@ class ControlLog(Generic[S]):
 
     def refresh(self) -> S:
         """Read new records up to the end of the log, and return the state."""
-        if self._state is None and not self._adopt_loaded_state():
+        if self._state is None and not self._adopt_cached_state_if_still_valid():
             self._reset_to_snapshot()
         self._fold_to_log_end(None)
         return self.state
@@ -270,7 +270,7 @@ class ControlLog(Generic[S]):
             for record in self._iterate_records_after(base.slot):
                 state = self._form.apply(state, record)
                 steps.append((record, state))
-            if self._read_boundary().slot <= base.slot:
+            if self._read_highest_deletion_boundary().slot <= base.slot:
                 self._require_min_slot(state)
                 self._state = state
                 return base, steps
@@ -283,7 +283,10 @@ class ControlLog(Generic[S]):
         """
         state, mark = self.state, self.state_identity()
         if mark is None:
-            return self._read_object(self.control_record_object_key(state.slot + 1)) is not None or self._read_boundary().slot > state.slot
+            return (
+                self._read_object(self.control_record_object_key(state.slot + 1)) is not None
+                or self._read_highest_deletion_boundary().slot > state.slot
+            )
         if not self.has_changed_since(state.slot, mark):
             return False
         tied = self.contains_state(state.slot, mark)
@@ -303,14 +306,14 @@ class ControlLog(Generic[S]):
             return True
         # Where the record still stands nobody has cut beyond it; a snapshot's own slot is gone, so that the boundary has to be asked.
         return self._read_object(self.control_record_object_key(slot + 1)) is not None or (
-            not identity.incarnation and self._read_boundary().slot > slot
+            not identity.incarnation and self._read_highest_deletion_boundary().slot > slot
         )
 
-    def has_at_least_new_records(self, slot_count: int) -> bool:
+    def has_at_least_this_many_new_records(self, slot_count: int) -> bool:
         """Return whether at least ``slot_count`` records were added to the log after the present state. Makes one request."""
         return self._read_object(self.control_record_object_key(self.state.slot + slot_count)) is not None
 
-    def confirmed_slot(self) -> int:
+    def last_slot_if_still_stored(self) -> int:
         """Return the position (slot) of the last record in the present state after reading that record back from the store, or 0 if it is
         not there.
         """
@@ -371,9 +374,9 @@ class ControlLog(Generic[S]):
             )
         except NotFound:
             return False  # somebody else has cut meanwhile
-        if self._read_boundary() != known or not self._create_snapshot(timed):
+        if self._read_highest_deletion_boundary() != known or not self._create_snapshot(timed):
             return False
-        self._create_boundary(state.slot)
+        self._create_deletion_boundary(state.slot)
         self._delete_log_records_below_boundary()
         self._state = timed
         return True
@@ -385,12 +388,12 @@ class ControlLog(Generic[S]):
         :param create_empty_state: returns the empty state for the snapshot's position (slot).
         :raises Unavailable: if the snapshot cannot be read back.
         """
-        self._read_boundary()
+        self._read_highest_deletion_boundary()
         listed = [key for kind in ("log", "snapshot") for key in (self._highest_listed_number(kind),) if key]
         state = create_empty_state(max([self.floor, self._boundary.slot, *listed]) + 1)
         if not self._create_snapshot(state):
             raise Unavailable(f"{self.store.url}/{self._snapshot_key(state.slot)} cannot be read back", hint="Try again")
-        self._create_boundary(state.slot)
+        self._create_deletion_boundary(state.slot)
         self._delete_log_records_below_boundary()
         return self.reload_from_snapshot()
 
@@ -411,7 +414,7 @@ class ControlLog(Generic[S]):
             state, last = base, self._last
             for record in [appended] if appended else self._iterate_records_after(base.slot):
                 state, last = self._form.apply(state, record), (record.incarnation, record.attempt)
-            if self._read_boundary().slot <= base.slot:
+            if self._read_highest_deletion_boundary().slot <= base.slot:
                 self._require_min_slot(state)
                 self._state, self._last = state, last
                 return state
@@ -445,7 +448,7 @@ class ControlLog(Generic[S]):
             yield record
             slot = record.slot
 
-    def _adopt_loaded_state(self) -> bool:
+    def _adopt_cached_state_if_still_valid(self) -> bool:
         """Continue from the state given to ``continue_from_cached_state`` if the log still holds the last record that this state includes.
         Return whether it does; False also if no state was given.
         """
@@ -471,7 +474,7 @@ class ControlLog(Generic[S]):
             self._state = self._empty
             return
         for _ in range(FOLD_ATTEMPTS):
-            boundary = self._read_boundary()
+            boundary = self._read_highest_deletion_boundary()
             if boundary.slot == 0:
                 self._state = self._empty
                 return
@@ -525,7 +528,7 @@ class ControlLog(Generic[S]):
         """Return the object key of a boundary by its number."""
         return f"{self.prefix}/boundary/{number:020d}.json"
 
-    def _read_boundary(self) -> LogBoundary:
+    def _read_highest_deletion_boundary(self) -> LogBoundary:
         """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new one; otherwise
         searches by doubling and halving the number.
         """
@@ -541,7 +544,7 @@ class ControlLog(Generic[S]):
         self._boundary = known
         return known
 
-    def _create_boundary(self, slot: int) -> None:
+    def _create_deletion_boundary(self, slot: int) -> None:
         """Create the next boundary, which permits deletion of the records up to ``slot``. An existing boundary or a failed request is
         ignored, because the highest boundary is read again before anything is deleted.
         """
@@ -556,7 +559,7 @@ class ControlLog(Generic[S]):
         """Delete the records and snapshots below the highest boundary, which is read again first. This includes records that were written
         there late.
         """
-        bound = self._read_boundary().slot
+        bound = self._read_highest_deletion_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):
             limit = f"{self.prefix}/{kind}/{beyond:020d}.json"
             keys: list[str] = []

@@ -42,7 +42,7 @@ def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegme
     return offset_gap_problem(sources)
 
 
-def new_segment_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
+def new_segment_differs_from_task_problem(task: CompactionTask, segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
     """Return how the new segment in a receipt differs from the one that its task announced, or an empty string."""
     announced = (task.new_segment_id, task.start_offset, task.end_offset, task.leader_epochs)
     if (segment.id, segment.start_offset, segment.end_offset, segment.leader_epochs) != announced:

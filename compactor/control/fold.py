@@ -30,7 +30,7 @@ from compactor.control.state import (
     RunHistoryEntry,
 )
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 TAIL = 16
 """Number of last imported batches that a state remembers."""
@@ -159,22 +159,22 @@ def _apply_leadership_acquired(state: PartitionState, record: ControlRecord[Any]
         at_ms=leader.at_ms,
         delivery_timeout_ms=body.delivery_timeout_ms,
     )
-    return {"leader": leader, "epochs": (*_epochs_with_last_ended(state, record, "replaced"), entry)[-HISTORY:]}
+    return {"leader": leader, "epochs": (*_epochs_with_last_marked_ended(state, record, "replaced"), entry)[-HISTORY:]}
 
 
 def _apply_leadership_released(state: PartitionState, record: ControlRecord[Any], body: r.LeadershipReleased) -> Changes:
     leader = state.leader.model_copy(update={"released": True}) if state.leader else None
-    return {"leader": leader, "epochs": _epochs_with_last_ended(state, record, "released")}
+    return {"leader": leader, "epochs": _epochs_with_last_marked_ended(state, record, "released")}
 
 
-def _epochs_with_last_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[CompactorEpochAndEnding, ...]:
+def _epochs_with_last_marked_ended(state: PartitionState, record: ControlRecord[Any], ending: str) -> tuple[CompactorEpochAndEnding, ...]:
     """Return the compactor epochs with the last one marked as ended. ``ending``: how it ended, ``replaced`` or ``released``."""
     if not state.epochs or state.epochs[-1].ended:
         return state.epochs
     return (*state.epochs[:-1], state.epochs[-1].model_copy(update={"ended": ending, "ended_ms": record.at_ms}))
 
 
-def _apply_ids_registered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentIdsRegistered) -> Changes:
+def _apply_segment_ids_registered(state: PartitionState, record: ControlRecord[Any], body: r.SegmentIdsRegistered) -> Changes:
     entry = OpenImport(import_id=body.import_id, ids=body.ids, holder=body.holder, slot=record.slot)
     return {"registrations": state.registrations | {body.import_id: entry}}
 
@@ -255,7 +255,7 @@ def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any]
     return changes | _changes_by_voided_ids(state, (name for entry in entries for name in entry.ids))
 
 
-def _apply_topic_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> Changes:
+def _apply_topic_id_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> Changes:
     """Return the changes of a record that declares the tier's topic id: the id, and, if it replaces another topic's id, the recorded leader
     epochs and last batches are dropped, because they are the other topic's.
     """
@@ -298,7 +298,7 @@ def _apply_partition_deleted(state: PartitionState, record: ControlRecord[Any], 
         "log_start_slot": 0,
         "quarantine": None,
         "published": (),
-        "runs": _run_history_with_changed_run(state, open_run, status=RunStatus.UNDONE, reason=why, ended_ms=record.at_ms)
+        "runs": _run_history_with_changed_run(state, open_run, status=RunHistoryStatus.UNDONE, reason=why, ended_ms=record.at_ms)
         if open_run
         else state.runs,
         "deleted_slot": record.slot,
@@ -415,7 +415,7 @@ def _require_open_intent(state: PartitionState) -> RoundIntent:
 
 
 def _apply_intent_undone(state: PartitionState, record: ControlRecord[Any], body: r.IntentUndone) -> Changes:
-    runs = _run_history_with_changed_run(state, body.run_id, status=RunStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
+    runs = _run_history_with_changed_run(state, body.run_id, status=RunHistoryStatus.UNDONE, reason=body.reason, ended_ms=record.at_ms)
     return {"intent": None, "runs": runs} | _changes_by_voided_ids(state, _announced_segment_ids(state))
 
 
@@ -449,7 +449,7 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
     runs = _run_history_with_changed_run(
         state,
         body.run_id,
-        status=body.status or RunStatus.PUBLISHED,
+        status=body.status or RunHistoryStatus.PUBLISHED,
         stats=body.stats,
         leader_epoch=body.leader_epoch,
         ended_ms=record.at_ms,
@@ -502,7 +502,7 @@ def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: Grou
         "waiting": (*earlier, left),
         "published": tuple(other for other in state.published if other != run_id),
         "runs": _run_history_with_changed_run(
-            state, run_id, status=RunStatus.REVERTED_IN_PART if unrestored_groups else RunStatus.REVERTED, reason=reason
+            state, run_id, status=RunHistoryStatus.REVERTED_IN_PART if unrestored_groups else RunHistoryStatus.REVERTED, reason=reason
         ),
     }
 
@@ -544,7 +544,7 @@ def _apply_round_undone(state: PartitionState, record: ControlRecord[Any], body:
         "waiting": (*others, waits),
         "vector": group.vector_before,
         "published": tuple(run_id for run_id in state.published if run_id != body.run_id),
-        "runs": _run_history_with_changed_run(state, body.run_id, status=RunStatus.REVERTED),
+        "runs": _run_history_with_changed_run(state, body.run_id, status=RunHistoryStatus.REVERTED),
     }
 
 
@@ -558,7 +558,7 @@ def _apply_run_ended(state: PartitionState, record: ControlRecord[Any], body: r.
         holder = state.leader.holder if state.leader else ""
         run = RunHistoryEntry(run_id=body.run_id, leader_epoch=body.leader_epoch, holder=holder, slot=record.slot, started_ms=record.at_ms)
         runs = (*runs, run.model_copy(update=reported | {"ended_ms": record.at_ms}))[-HISTORY:]
-    if body.status != RunStatus.QUARANTINED:
+    if body.status != RunHistoryStatus.QUARANTINED:
         return {"runs": runs}
     failures = state.quarantine.failures + 1 if state.quarantine else 1
     why = Quarantine(reason=body.reason, segment=body.segment, failures=failures, slot=record.slot, at_ms=record.at_ms)
@@ -573,11 +573,11 @@ def _run_history_with_changed_run(state: PartitionState, run_id: str, **changes:
 EFFECTS: dict[type, Callable[[PartitionState, ControlRecord[Any], Any], Changes]] = {
     r.LeadershipAcquired: _apply_leadership_acquired,
     r.LeadershipReleased: _apply_leadership_released,
-    r.SegmentIdsRegistered: _apply_ids_registered,
+    r.SegmentIdsRegistered: _apply_segment_ids_registered,
     r.SegmentsTiered: _apply_segments_tiered,
     r.SegmentsPrepended: _apply_segments_prepended,
     r.TailTruncated: _apply_tail_truncated,
-    r.TopicAdopted: _apply_topic_adopted,
+    r.TopicAdopted: _apply_topic_id_adopted,
     r.IncarnationOpened: lambda state, record, body: {"topic_id": body.topic_id, "deleted_slot": 0},
     r.PartitionDeleted: _apply_partition_deleted,
     r.LogStartRaised: _apply_log_start_raised,

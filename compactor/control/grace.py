@@ -26,7 +26,7 @@ def grace_period_ms(group: ReplacedGroup, retention: ObjectRetention) -> int:
     return grace if group.undone else max(grace, retention.undo_window_ms, group.undo_window_ms or 0)
 
 
-def earliest_retire_ms(group: ReplacedGroup, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+def earliest_deletion_time_ms(group: ReplacedGroup, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
     """Return the first time at which a group of replaced segments may be deleted, in milliseconds by the store's clock.
 
     :param slot_times_ms: position of a record in the control log (slot) -> the store's modification time of that record, in milliseconds.

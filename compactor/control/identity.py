@@ -18,7 +18,7 @@ from itertools import islice
 from typing_extensions import override
 
 from compactor.control import ordering
-from compactor.control.logs import open_catalog, open_partition_log
+from compactor.control.logs import open_catalog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import CatalogState, RuleViolationOrEmpty
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable, UsageError
@@ -102,7 +102,7 @@ class DataRootOwnership:
         self._require_same_tier_id(ports, found)
         self._asked = True
 
-    def require_no_other_owner(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
+    def require_data_root_not_owned_by_other_tier(self, ports: EnvironmentPorts, catalog: CatalogState) -> None:
         """Raise UsageError if the data root belongs to another tier. For reading commands: a root without an id is accepted and left
         unchanged.
         """
@@ -187,8 +187,8 @@ def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogSta
         listed = [item for item in ports.layout.list_objects(name) if item.segment_id]
         known: set[str] = set()
         if listed and text in catalog.partitions:
-            state = open_partition_log(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
-            known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring).union(state.voided)
+            state = open_control_log_of_partition(ports, name, catalog.reached.get(text, 0)).refresh_and_check_gaps()
+            known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring).union(state.voided)
         for item in listed:
             if item.segment_id not in known:
                 return item.key
@@ -201,7 +201,10 @@ def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog
     """
     named = ""
     for name in catalog.topic_partitions:
-        live = {segment.id for segment in open_partition_log(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live}
+        live = {
+            segment.id
+            for segment in open_control_log_of_partition(ports, name, catalog.reached.get(str(name), 0)).refresh_and_check_gaps().live
+        }
         if live.intersection(item.segment_id for item in ports.layout.list_objects(name)):
             return ""
         named = named or (f"segments of {name}" if live else "")

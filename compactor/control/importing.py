@@ -44,7 +44,7 @@ def register_import(
     Raises BadData if an ordering rule refuses the registration, and Unavailable if the log grew so much that the import may have been
     voided already.
     """
-    ports.require_ownership()
+    ports.require_data_root_ownership()
     began = log.refresh_and_check_gaps().slot
     body = SegmentIdsRegistered(import_id=import_id, ids=tuple(ids), holder=ports.holder)
 
@@ -154,7 +154,7 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
     return state
 
 
-def record_topic_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
+def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
     """Record that the log in the tier is that of a topic, or that the topic's log continues the tier's log at an offset, as ``body`` says.
     Return the resulting state. Raises BadData if the state of the log does not allow it.
     """

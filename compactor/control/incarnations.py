@@ -144,7 +144,7 @@ def check_incarnation_was_opened(state: PartitionState, record: ControlRecord[An
     return f"no topic id was recorded for {state.topic_partition}" if unopened else ""
 
 
-def check_incarnation_is_unused(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def topic_incarnation_not_unused_problem(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return why the log of a later incarnation cannot be opened for a topic id, or an empty string. Requires the log of a later
     incarnation that holds nothing of another topic: no topic id, segments or open imports.
     """

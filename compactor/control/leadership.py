@@ -181,7 +181,7 @@ def acquire_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseD
     Raises Leased after waiting one ttl for another leader, UsageError if the data belongs to another tier, and BadControlRecord if the log
     has a gap: a leader that took the gap for the end of the log would decide from an old state and write its records into the gap.
     """
-    ports.require_ownership()
+    ports.require_data_root_ownership()
     state = log.refresh_and_check_gaps()
     waited_ms = 0.0
     while True:

@@ -73,7 +73,7 @@ CATALOG = ControlLogFormat(
 )
 
 
-def open_partition_log(
+def open_control_log_of_partition(
     ports: EnvironmentPorts,
     partition: TopicPartition,
     min_slot: int = 0,
@@ -172,8 +172,8 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
 
     Raises StoreError only if a partition is new; a lost hint about a known partition merely delays other processes.
     """
-    if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_at_least_new_records(FAR_BEHIND):
-        _queue_hints(catalog, slots)
+    if all(str(name) in catalog.state.partitions for name in slots) and catalog.has_at_least_this_many_new_records(FAR_BEHIND):
+        _queue_partition_change_hints(catalog, slots)
         return
     known = catalog.refresh().partitions
     seen = {str(name): known.get(str(name), 0) for name in slots}
@@ -190,7 +190,7 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
         # A thousand writers do not wait for each other: where slots are taken away, what is known already is left in the inbox.
         catalog.append_until_done(decide_record_to_append, max_lost_slots=MOST_LOST if listed else 0)
     except SlotContention:
-        _queue_hints(catalog, slots)
+        _queue_partition_change_hints(catalog, slots)
         return
     except StoreError:
         # A hint that is lost costs the others time; a partition that nobody has listed would be lost to them.
@@ -199,13 +199,13 @@ def publish_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPart
     write_snapshot_if_due(catalog)
 
 
-def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
+def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     """Record the present length of many partitions' control logs, so that a log which loses records later is noticed. Writes one record, or
     none if all lengths are recorded already.
     """
     known = catalog.refresh().reached
     behind = [log for log in logs if log.state.slot > known.get(log.name, 0)]
-    slots = {log.name: log.confirmed_slot() for log in behind}
+    slots = {log.name: log.last_slot_if_still_stored() for log in behind}
 
     def decide_record_to_append(state: CatalogState) -> SlotsReached | None:
         new = {name: slot for name, slot in slots.items() if slot > state.reached.get(name, 0)}
@@ -218,7 +218,7 @@ def record_min_slots(catalog: CatalogLog, logs: Iterable[PartitionLog]) -> None:
     write_snapshot_if_due(catalog)
 
 
-def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, RetireCheckResult]) -> None:
+def record_retire_check_results(catalog: CatalogLog, inspections: Mapping[str, RetireCheckResult]) -> None:
     """Record, in one record of the tier-wide log, until when partitions need no retirement check. If other processes keep appending to that
     log, nothing is recorded, and the only cost is that the check is repeated.
 
@@ -241,7 +241,7 @@ def record_retire_inspections(catalog: CatalogLog, inspections: Mapping[str, Ret
     write_snapshot_if_due(catalog)
 
 
-def collect_queued_hints(catalog: CatalogLog) -> int:
+def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> int:
     """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
     StoreError.
     """
@@ -281,7 +281,7 @@ def _is_slot_hinted_since(state: CatalogState, name: str, slot: int, after_slot:
     return state.partitions.get(name, 0) > after_slot and state.reached.get(name, 0) >= slot
 
 
-def _queue_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
+def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicPartition, int]) -> None:
     """Store change hints as separate objects, so that writers do not compete for the next position in the log. Store errors are ignored."""
     for name, slot in slots.items():
         key = f"{catalog.prefix}/inbox/{catalog.incarnation}-{slot}-{zlib.crc32(str(name).encode()):08x}.json"

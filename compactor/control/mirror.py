@@ -90,7 +90,7 @@ def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirror
     """
     changes: dict[str, Any] = {"live": live_segments_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
-    begins = [begin for begin in (parted, _first_offset_tiered_again(state, body)) if begin is not None]
+    begins = [begin for begin in (parted, _first_offset_read_from_other_segment(state, body)) if begin is not None]
     parted = min(begins, default=None)
     if parted is not None and parted < offsets.first_dirty_offset_of_vector(state.vector):
         changes["vector"] = offsets.cap_cleaner_offsets(state.vector, parted)
@@ -102,7 +102,7 @@ def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirror
     return changes | {"lineage": body.lineage, "lineage_end": body.end_offset}
 
 
-def _first_offset_tiered_again(state: PartitionState, body: SegmentsMirrored) -> int | None:
+def _first_offset_read_from_other_segment(state: PartitionState, body: SegmentsMirrored) -> int | None:
     """Return the first offset that readers now read from another segment than before, or None if there is none. Segments that the open
     round of this program writes do not count.
     """

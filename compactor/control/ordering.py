@@ -2,7 +2,7 @@
 
 * ``REQUIREMENTS``: the conditions under which a control record counts. The **fold** checks them before it applies a record, so that a
     record which raced past its writer's check changes nothing; the **writer** checks them before it appends, so that it learns the reason.
-* ``protected_segment_ids``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
+* ``segment_ids_protected_from_deletion``: the segment ids whose objects must not be deleted in a given state. Every deletion checks it.
 
 docs/publication.md shows the first table; tests/unit/test_control_ordering.py compares them. The stages of a round are in ``stages``.
 """
@@ -19,7 +19,7 @@ from compactor.control import incarnations, log_start, mirror, records as r
 from compactor.control.coverage import (
     coverage_problem,
     invalid_segment_problem,
-    new_segment_problem,
+    new_segment_differs_from_task_problem,
     offset_gap_problem,
     task_coverage_problem,
 )
@@ -28,7 +28,7 @@ from compactor.control.state import GroupAwaitingDeletion, PartitionState, Round
 from compactor.errors import CompactorError, Fenced
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 # --- who may write -----------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def check_lineage_agrees_with_tier(state: PartitionState, record: ControlRecord[
     """
     body: r.SegmentsTiered = record.body
     end = state.end_offset + 1
-    parted = lineage.first_offset_of_other_epoch(state.lineage, end, body.lineage, end) if body.tail and state.has_segments else None
+    parted = lineage.first_contradicting_offset(state.lineage, end, body.lineage, end) if body.tail and state.has_segments else None
     return "" if parted is None else f"its lineage gives offset {parted} to another leader epoch than the tier's"
 
 
@@ -267,19 +267,19 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
 
 def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return that the cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
-    plan = _plan_of_record(state, record)
+    plan = _plan_that_record_concerns(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
 
 def check_sources_live(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment is not live, or an empty string. Requires that all sources and all skipped segments of the plan are live."""
-    plan = _plan_of_record(state, record)
+    plan = _plan_that_record_concerns(state, record)
     return _missing_source_problem(state, plan) if plan else ""
 
 
 def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which task is not valid, or an empty string. Requires tasks that cover exactly their sources (I1), in ascending order."""
-    plan = _plan_of_record(state, record)
+    plan = _plan_that_record_concerns(state, record)
     if plan is None:
         return ""
     by_id = state.live_segments_by_id()
@@ -306,7 +306,7 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
         task = tasks.pop(receipt.group, None)
         if task is None or receipt.run_id != intent.plan.run_id:
             return f"group {receipt.group} of run {receipt.run_id} has a receipt already, or is none of the plan"
-        problem = new_segment_problem(task, receipt.segment)
+        problem = new_segment_differs_from_task_problem(task, receipt.segment)
         if problem:
             return problem
     return ""
@@ -375,10 +375,10 @@ def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any])
 # --- retire and undo ---------------------------------------------------------------------------------------------------------
 
 
-def check_whole_groups_retired(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
+def check_deleted_segments_form_whole_groups(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
     """Return which segment is of an incomplete group, or an empty string. Requires whole groups of segments that wait for grace."""
     ids = set(record.body.ids)
-    for group in _waiting_groups_within(state, ids):
+    for group in _groups_awaiting_deletion_within_ids(state, ids):
         ids -= {segment.id for segment in group.segments}
     if ids or not record.body.ids:
         return f"segment {min(ids, default='')} does not wait for grace, or only a part of its group"
@@ -389,7 +389,7 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Control
     """Return which round's replaced segments must not be deleted, or an empty string. Requires that the cleaner offsets still reach as far
     as the round that replaced the segments had advanced them.
     """
-    for group in _waiting_groups_within(state, set(record.body.ids)):
+    for group in _groups_awaiting_deletion_within_ids(state, set(record.body.ids)):
         if not group.undone and not offsets.has_epoch_cleaned_below(
             state.vector, group.leader_epoch, offsets.first_dirty_offset_of_vector(group.vector)
         ):
@@ -414,7 +414,7 @@ def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: Comp
     """Return why a compactor with this epoch cannot restore the segments that the run replaced, or an empty string."""
     if not state.published or state.published[-1] != run_id:
         return f"run {run_id} is not the latest round that readers have"
-    if (run := state.find_run(run_id)) is not None and run.status == RunStatus.REPAIRED:
+    if (run := state.find_run(run_id)) is not None and run.status == RunHistoryStatus.REPAIRED:
         return "it replaced damaged segments"
     group = next((group for group in state.waiting if group.run_id == run_id and not group.undone), None)
     if group is None:
@@ -455,7 +455,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         log_start.check_truncation_above_log_start,
     ),
     r.TopicAdopted: (incarnations.check_topic_id_adoptable,),
-    r.IncarnationOpened: (incarnations.check_incarnation_is_unused,),
+    r.IncarnationOpened: (incarnations.topic_incarnation_not_unused_problem,),
     r.PartitionDeleted: (check_writer_leads, check_partition_not_empty, incarnations.check_deleted_topic_id_matches),
     r.LogStartRaised: (
         check_writer_leads,
@@ -499,7 +499,7 @@ REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
         check_replacements_cover_sources,
         check_new_cleaner_offsets,
     ),
-    r.SegmentDeletionBegun: (check_writer_leads, check_whole_groups_retired, check_cleaner_offsets_permit_deletion),
+    r.SegmentDeletionBegun: (check_writer_leads, check_deleted_segments_form_whole_groups, check_cleaner_offsets_permit_deletion),
     r.SegmentDeletionEnded: (check_writer_leads, check_deletion_begun),
     r.RoundUndone: (check_writer_leads, check_no_open_intent, check_round_is_undoable),
     r.RunEnded: (check_writer_leads,),
@@ -532,7 +532,7 @@ def resume_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationO
     return _missing_source_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)
 
 
-def protected_segment_ids(state: PartitionState) -> set[str]:
+def segment_ids_protected_from_deletion(state: PartitionState) -> set[str]:
     """Return the segment ids whose objects must not be deleted: live, waiting for deletion, registered, or announced by the open intent.
 
     An object that was uploaded before this state was read and is not protected can never be needed again: ids are registered or announced
@@ -547,19 +547,19 @@ def protected_segment_ids(state: PartitionState) -> set[str]:
 
 
 def segment_ids_with_possible_objects(state: PartitionState) -> set[str]:
-    """Return the ids of segments whose objects may exist: ``protected_segment_ids`` and the ids whose deletion has begun."""
-    return protected_segment_ids(state).union(segment.id for segment in state.retiring)
+    """Return the ids of segments whose objects may exist: ``segment_ids_protected_from_deletion`` and the ids whose deletion has begun."""
+    return segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
 
 
 def require_segments_deletable(state: PartitionState, incarnation: str, epoch: CompactorEpoch, ids: Iterable[str]) -> None:
-    """Raise Fenced if this process does not lead, and CompactorError (a bug) if an id is one of ``protected_segment_ids``."""
+    """Raise Fenced if this process does not lead, and CompactorError (a bug) if an id is one of ``segment_ids_protected_from_deletion``."""
     require_leadership(state, incarnation, epoch)
-    wrong = protected_segment_ids(state).intersection(ids)
+    wrong = segment_ids_protected_from_deletion(state).intersection(ids)
     if wrong:
         raise CompactorError(f"segment {min(wrong)} of {state.topic_partition} must not be deleted", hint="This is a bug; please report it")
 
 
-def _plan_of_record(state: PartitionState, record: ControlRecord[Any]) -> CompactionPlan | None:
+def _plan_that_record_concerns(state: PartitionState, record: ControlRecord[Any]) -> CompactionPlan | None:
     """Return the plan that a record announces, or the plan of the open intent for any other record; None if there is none."""
     if isinstance(record.body, r.PlanAnnounced):
         return record.body.plan
@@ -586,14 +586,14 @@ def _run_id_of_record(record: ControlRecord[Any]) -> str:
     return run_id
 
 
-def _waiting_groups_within(state: PartitionState, ids: set[str]) -> list[GroupAwaitingDeletion]:
+def _groups_awaiting_deletion_within_ids(state: PartitionState, ids: set[str]) -> list[GroupAwaitingDeletion]:
     """Return the groups that wait for deletion and all of whose segments are among these ids."""
     return [group for group in state.waiting if ids.issuperset(segment.id for segment in group.segments)]
 
 
 def _segment_id_in_use_problem(state: PartitionState, ids: Sequence[str]) -> RuleViolationOrEmpty:
     """Return which segment id is used already, or an empty string. Ids are never reused."""
-    used = protected_segment_ids(state).union(segment.id for segment in state.retiring)
+    used = segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     old = next((name for name in ids if name in used), "")
     if old or len(set(ids)) != len(ids):
         return f"segment id {old or ids[0]} is in use already"

@@ -18,7 +18,7 @@ def pattern_matches(pattern: str, partition: TopicPartition) -> bool:
     return any(re.fullmatch(pattern, text) for text in (partition.topic, str(partition.first_incarnation), str(partition)))
 
 
-def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
+def round_pause_reason_or_empty(state: CatalogState, partition: TopicPartition) -> str:
     """Return why no round may begin over this partition, with author and pattern of the pause; an empty string if no pause matches it."""
     for pattern, pause in state.paused.items():
         if pattern_matches(pattern, partition):
@@ -30,7 +30,7 @@ def pause_reason(state: CatalogState, partition: TopicPartition) -> str:
     return ""
 
 
-def pause_rounds(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
+def add_round_pause_unless_present(catalog: CatalogLog, pattern: str, operator: str, reason: str) -> bool:
     """Pause rounds over the partitions that a pattern matches. Returns whether the pattern was not paused before.
 
     Raises UsageError if the pattern is not a valid regular expression.
@@ -47,7 +47,7 @@ def pause_rounds(catalog: CatalogLog, pattern: str, operator: str, reason: str) 
     return not before
 
 
-def resume_rounds(catalog: CatalogLog, pattern: str, operator: str) -> None:
+def end_round_pause_with_pattern(catalog: CatalogLog, pattern: str, operator: str) -> None:
     """End the pause that has this pattern. ``operator``: the person, for the log. Raises UsageError if there is no such pause."""
     known = catalog.refresh().paused
     if pattern not in known:

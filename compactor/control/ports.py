@@ -77,7 +77,7 @@ class EnvironmentPorts:
     brokers: Callable[[TopicPartition], BrokerView] | None = None
     broker_log_start: Callable[[TopicPartition], int] | None = None
 
-    def require_ownership(self, *, is_recheck: bool = False) -> None:
+    def require_data_root_ownership(self, *, is_recheck: bool = False) -> None:
         """Raise UsageError if the data root belongs to another tier (control.identity). Called before anything is written or swept.
 
         :param is_recheck: check again even if the check has passed before.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from compactor.control import ordering
-from compactor.control.broker_expiry import ExpiredSources
+from compactor.control.broker_expiry import BrokerExpiredSegmentCache
 from compactor.control.leadership import Leadership
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import (
@@ -29,7 +29,7 @@ from compactor.errors import NotFound
 from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 from compactor.tier.ports import AnnouncedSegment, SegmentRef
 from compactor.tier.sidecars import sidecar_object_keys
 
@@ -72,7 +72,7 @@ def content_digest_after_round(state: PartitionState, replacements: Sequence[Rep
 POLL_INTERVAL_MS = 1000
 
 
-def announce_plan(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
+def record_compaction_plan_as_intent(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
     """Record the plan of a round as its intent. The round's objects may be created from then on. Raises RecordRefused, Fenced."""
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
@@ -105,7 +105,7 @@ def record_survivor_objects(leadership: Leadership, run_id: str, objects: Sequen
 class RunOutcome:
     """Status and figures that the run history stores for a published round."""
 
-    status: RunStatus
+    status: RunHistoryStatus
     stats: dict[str, int | float | str]
 
 
@@ -123,7 +123,7 @@ def publish_round(
     """
     run_id = intent.plan.run_id
     receipts = {receipt.group: receipt for receipt in intent.receipts}
-    expired = ExpiredSources(leadership)
+    expired = BrokerExpiredSegmentCache(leadership)
     done = [task for task in intent.plan.tasks if task.group in receipts]
     replacements = [Replacement(sources=task.sources, segment=receipts[task.group].segment) for task in done]
 
@@ -159,7 +159,7 @@ def _build_round_published_record(
     intent: RoundIntent,
     replacements: Sequence[Replacement],
     unpublished: Collection[str],
-    expired: ExpiredSources,
+    expired: BrokerExpiredSegmentCache,
     outcome: RunOutcome,
 ) -> RoundPublished:
     """Return the *round published* record of an intent, whose replacements leave out the groups whose sources brokers have deleted.
@@ -202,7 +202,7 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
     longest timeout of the replaced leaders that are remembered.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
-    taken = state.last_compactor_takeover
+    taken = state.latest_epoch_that_replaced_unreleased_one
     timeouts = [epoch.delivery_timeout_ms or ports.publisher.max_delivery_ms for epoch in state.epochs if epoch.ended == "replaced"]
     max_delivery_ms = max(timeouts, default=0)
     if not max_delivery_ms or taken is None:
@@ -216,7 +216,7 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
         leadership.refresh_and_require_leadership()
 
 
-def remove_stray_segments(leadership: Leadership) -> int:
+def remove_segments_left_by_dead_compactors(leadership: Leadership) -> int:
     """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything

@@ -370,7 +370,7 @@ class RoundUndone(LeaderRecord):
 class RunEnded(LeaderRecord):
     """Record: outcome and cost of a run that published nothing, for the run history.
 
-    status: the outcome, a value of RunStatus.
+    status: the outcome, a value of RunHistoryStatus.
     reason, segment: why and where a run was quarantined.
     stats: figures for people and scripts. No decision depends on them.
     """

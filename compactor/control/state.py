@@ -15,7 +15,7 @@ from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.plan import CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 HISTORY = 100
 """Number of past runs, fenced appends, epochs and closed imports that a state keeps. Older ones are lost when their slots are deleted."""
@@ -143,7 +143,7 @@ class GroupAwaitingDeletion(StrictFrozenModel):
 class RunHistoryEntry(StrictFrozenModel):
     """One run in a partition's run history.
 
-    status: a value of RunStatus, for instance published, undone (the plan was given up) or reverted (by ``undo``).
+    status: a value of RunHistoryStatus, for instance published, undone (the plan was given up) or reverted (by ``undo``).
     balance, content: sums that were recorded with the publication; None if unknown.
     cut_off_offset: where the cleaner offset would be if brokers had not deleted sources of the round; -1 if they had not.
     """
@@ -154,7 +154,7 @@ class RunHistoryEntry(StrictFrozenModel):
     slot: int
     started_ms: int
     ended_ms: int = -1
-    status: str = RunStatus.RUNNING
+    status: str = RunHistoryStatus.RUNNING
     reason: str = ""
     segment: str = ""
     published_slot: int = 0
@@ -170,9 +170,9 @@ class RunHistoryEntry(StrictFrozenModel):
     cut_off_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     @property
-    def is_in_effect(self) -> bool:
+    def is_published_and_not_reverted(self) -> bool:
         """Return whether the run was published and no part of it was reverted since."""
-        return bool(self.published_slot) and self.status not in (RunStatus.REVERTED, RunStatus.REVERTED_IN_PART)
+        return bool(self.published_slot) and self.status not in (RunHistoryStatus.REVERTED, RunHistoryStatus.REVERTED_IN_PART)
 
 
 class Quarantine(StrictFrozenModel):
@@ -308,7 +308,7 @@ class PartitionState(LogState):
         return CompactorEpoch(self.last_compactor_epoch + 1)
 
     @property
-    def last_compactor_takeover(self) -> CompactorEpochAndEnding | None:
+    def latest_epoch_that_replaced_unreleased_one(self) -> CompactorEpochAndEnding | None:
         """Return the last epoch that began while the one before it was not released, so that its former leader may not know that it no
         longer leads; None if there is none.
         """

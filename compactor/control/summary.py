@@ -20,7 +20,7 @@ from compactor.control.state import CompactorLeader, GroupAwaitingDeletion, Part
 from compactor.model.base import StrictFrozenModel
 from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 
 class SegmentSummary(NamedTuple):
@@ -228,7 +228,7 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
         waiting=tuple(_summarize_waiting_group(group) for group in state.waiting),
         imports=tuple(ImportSummary(slot=entry.slot, since_ms=entry.since_ms) for entry in state.registrations.values()),
         retiring=len(state.retiring),
-        undone_slot=max((run.slot for run in state.runs if run.status == RunStatus.UNDONE), default=0),
+        undone_slot=max((run.slot for run in state.runs if run.status == RunHistoryStatus.UNDONE), default=0),
         saved_per_dirty_byte=state.saved_per_dirty_byte,
         last_round_ms=state.last_round_ms,
         freed=_freed_bytes_by_hour(state),
@@ -248,7 +248,7 @@ def _quarantined_since_ms(state: PartitionState) -> int:
     """
     if state.quarantine is None:
         return 0
-    failed = [run for run in state.runs if run.status == RunStatus.QUARANTINED][-state.quarantine.failures :]
+    failed = [run for run in state.runs if run.status == RunHistoryStatus.QUARANTINED][-state.quarantine.failures :]
     return min([state.quarantine.at_ms, *(max(run.started_ms, run.ended_ms) for run in failed)])
 
 
@@ -269,7 +269,7 @@ def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
     kept = {group.run_id for group in state.waiting}
     found: dict[int, int] = {}
     for run in state.runs:
-        if run.is_in_effect and run.run_id not in kept:
+        if run.is_published_and_not_reverted and run.run_id not in kept:
             hour = run.ended_ms - run.ended_ms % HOUR_MS
             found[hour] = found.get(hour, 0) + int(run.stats.get("bytes_before", 0))
     return tuple(sorted(found.items())[-HOURS:])

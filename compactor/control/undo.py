@@ -13,7 +13,7 @@ from compactor.control.stages import RoundStage, StageTracker
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 
 def undo_round(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations, run_id: str) -> PartitionState:
@@ -74,4 +74,4 @@ def _require_intact_segments(
 def was_round_undone(state: PartitionState, run_id: str) -> bool:
     """Return whether the control log shows that the run was undone, judged by the replayed state alone."""
     run = state.find_run(run_id)
-    return run is not None and run.status == RunStatus.REVERTED
+    return run is not None and run.status == RunHistoryStatus.REVERTED

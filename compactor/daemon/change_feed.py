@@ -13,8 +13,8 @@ from typing import Protocol
 from compactor.access.tier import Tier
 from compactor.brokers.conditions import topic_settings_problem
 from compactor.brokers.view import BrokerMetadata, PartitionMetadataVersion
-from compactor.control.logs import collect_queued_hints
-from compactor.control.pauses import pause_reason
+from compactor.control.logs import move_queued_change_hints_into_catalog
+from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -66,7 +66,7 @@ class CatalogChangeFeed:
         taken = 0
         if self._reported and now - self._inbox_ms >= INBOX_POLL_MS:
             self._inbox_ms = now
-            taken = collect_queued_hints(tier.catalog)
+            taken = move_queued_change_hints_into_catalog(tier.catalog)
         if self._reported and not taken and not tier.catalog.has_new_records():
             return None
         state = tier.identity.read_catalog()
@@ -79,7 +79,7 @@ def paused_partitions(catalog: CatalogState, partitions: Iterable[TopicPartition
     """Return the paused partitions among ``partitions``, each with who paused it and why."""
     if not catalog.paused:
         return {}
-    return {name: reason for name in partitions if (reason := pause_reason(catalog, name))}
+    return {name: reason for name in partitions if (reason := round_pause_reason_or_empty(catalog, name))}
 
 
 def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.topic_ids import query_topic_ids
+from compactor.brokers.topic_ids import query_which_topic_ids_exist
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.constants import HOUR_MS
 from compactor.daemon.change_feed import change_feed_for
@@ -35,10 +35,10 @@ from compactor.daemon.scheduling import (
     PartitionSchedule,
     PartitionStatus,
     choose_jobs,
+    idle_partition_poll_interval_ms,
     needs_poll,
     new_schedule,
-    poll_interval_ms,
-    restored_schedule,
+    schedule_restored_after_restart,
     with_change_hint,
     with_failed_poll,
     with_job_outcome,
@@ -47,7 +47,7 @@ from compactor.daemon.scheduling import (
     with_suspension,
 )
 from compactor.daemon.status import DaemonStatus, JobMonitor, PartitionDetails
-from compactor.daemon.trend import TierTrend, merged_trend, read_trend, with_current_hour, write_trend
+from compactor.daemon.trend import TierStorageTrend, merged_trend, read_trend, with_current_hour, write_trend
 from compactor.errors import CompactorError, StoreError
 from compactor.local.budget import DiskBudget
 from compactor.local.spool import check_spool_folder_is_writable
@@ -60,7 +60,7 @@ from compactor.service.loop import PollingLoop
 from compactor.service.stopping import InterruptibleStore, Stopped
 from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.retire import RetireReport
-from compactor.upkeep.uploads import LEAST_AGE_MS, abort_unfinished_uploads
+from compactor.upkeep.uploads import LEAST_AGE_MS, abort_due_uploads_and_return_urls
 from compactor.views.time_formats import count_noun, format_size
 
 ASK_TOPICS_MS = 1_200_000
@@ -100,7 +100,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._scan_incomplete = False
         self._swept_ms = self._started_ms
         self._asked_topics_ms = 0
-        self._trend = TierTrend()
+        self._trend = TierStorageTrend()
         threads = tier.settings.daemon.threads
         self._disk = DiskBudget(_total_disk_budget_bytes(tier, threads))
         self._resources = JobResources(
@@ -144,10 +144,10 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._scan_ms = now
         self._check_stores_are_writable(now)
         self._abort_abandoned_uploads(now)
-        self._delete_removed_topics(now)
-        self._record_figures_of_hour(now)
+        self._delete_partitions_of_removed_kafka_topics(now)
+        self._record_hourly_storage_figures(now)
 
-    def _record_figures_of_hour(self, now_ms: int) -> None:
+    def _record_hourly_storage_figures(self, now_ms: int) -> None:
         """Store the sizes of the tier and its topics for this hour, which the web pages show. Does nothing if this hour is stored already,
         or the latest scan did not poll every partition that needed it.
         """
@@ -171,14 +171,14 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         self._swept_ms = now_ms
         try:
-            swept = abort_unfinished_uploads(self._tier, now_ms)
+            swept = abort_due_uploads_and_return_urls(self._tier, now_ms)
         except CompactorError as error:
             self._log(f"unfinished uploads were not swept: {error}", level=logging.WARNING)
             return
         if swept:
             self._log(f"swept {len(swept)} unfinished uploads, {swept[0]} among them")
 
-    def _delete_removed_topics(self, now_ms: int) -> None:
+    def _delete_partitions_of_removed_kafka_topics(self, now_ms: int) -> None:
         """Delete from the tier the partitions of topics that no longer exist in their Kafka cluster, if the settings say so. The cluster is
         asked at most once per ASK_TOPICS_MS.
         """
@@ -187,7 +187,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
         self._asked_topics_ms = now_ms
         try:
             deleted = delete_partitions_of_missing_topics(
-                self._tier, partial(query_topic_ids, kafka_connection_settings(self._tier.settings))
+                self._tier, partial(query_which_topic_ids_exist, kafka_connection_settings(self._tier.settings))
             )
         except CompactorError as error:
             self._log(f"topics that were deleted are not deleted from the tier for now: {error}", level=logging.WARNING)
@@ -243,10 +243,10 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             return
         if not self._schedules:
             hints = {str(name): hint for name, hint in report.hints.items()}
-            poll = poll_interval_ms(len(hints))
-            for name, (seen, polled_ms) in self._cache.load_statuses(hints, poll, now_ms).items():
+            poll = idle_partition_poll_interval_ms(len(hints))
+            for name, (seen, polled_ms) in self._cache.load_statuses_of_unchanged_partitions(hints, poll, now_ms).items():
                 self._schedules[name] = self._with_output_schedule_if_configured(
-                    restored_schedule(name, report.hints[name], seen, polled_ms, poll)
+                    schedule_restored_after_restart(name, report.hints[name], seen, polled_ms, poll)
                 )
         schedules = {}
         for name, hint in report.hints.items():
@@ -311,7 +311,7 @@ class Daemon(PollingLoop[PartitionJob, JobResult]):
             schedule = self._schedules[name]
             try:
                 self._schedules[name] = with_poll_result(
-                    schedule, poll.result(), now_ms, self._random.random(), poll_interval_ms(len(self._schedules))
+                    schedule, poll.result(), now_ms, self._random.random(), idle_partition_poll_interval_ms(len(self._schedules))
                 )
             except Stopped:
                 raise

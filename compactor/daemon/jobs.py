@@ -82,12 +82,12 @@ def execute_job(
 
     def on_stage(stage: RoundStage, plan: CompactionPlan) -> None:
         observer.record_stage(stage, plan)
-        resources.stop.raise_if_stopped_between_stages(stage)
+        resources.stop.raise_if_stopped_unless_published(stage)
 
     tier = tier.with_stores(data=InterruptibleStore(tier.ports.data, resources.stop, observer.record_transferred_bytes))
     tier = replace(tier, catalog=open_catalog(tier.ports))
     tier.catalog.continue_from_cached_state(catalog)
-    log = tier.open_partition_log(job.partition, leads=True)
+    log = tier.open_control_log_of_partition(job.partition, leads=True)
     try:
         if job.action is DaemonAction.OUTPUT and resources.output is not None:
             written = resources.output.update_output(tier, job.partition, resources.disk)
@@ -106,14 +106,14 @@ def execute_job(
                 tier, job.partition, log, now_ms, force=job.force, on_stage=on_stage, disk=resources.disk, check_stop=stop
             )
             if round_report.status in CHANGING:
-                tier.change_notifier.publish_control_log_changes([log])
+                tier.control_log_change_notifier.publish_control_log_changes([log])
             result = JobResult(job, round_report.status, round_report.reason, log, round_report)
         else:
             work = create_round(tier, job.partition, now_ms, on_stage=on_stage, disk=resources.disk)
             result = JobResult(
                 job, RoundStatus.RETIRED, "", log, retire_partition(tier.ports, log, tier.lease, tier.retention, round_steps=work)
             )
-            tier.change_notifier.record_reached_slots([log])
+            tier.control_log_change_notifier.save_last_record_numbers_of_control_logs([log])
         log.refresh()
     except CompactorError as error:
         known = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.control.logs import PartitionLog, open_partition_log
+from compactor.control.logs import PartitionLog, open_control_log_of_partition
 from compactor.control.summary import PartitionSummary, SegmentSummary, summarize_state
 from compactor.daemon.partition_history import PartitionHistory, deserialize_history, partition_history, serialize_history
 from compactor.daemon.scheduling import PartitionStatus, partition_status
@@ -23,7 +23,7 @@ from compactor.views.overview import is_summary_fresh
 
 
 @dataclass(frozen=True)
-class CachedPartition:
+class CachedPartitionSummary:
     """A partition's summary and the log position it was made from.
 
     position: last log record included in the summary; None if the summary could not be matched with the log.
@@ -48,12 +48,14 @@ class PartitionCache:
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
-        self._known: dict[TopicPartition, CachedPartition] = {}
+        self._known: dict[TopicPartition, CachedPartitionSummary] = {}
         self._confirmed: dict[TopicPartition, ControlLogReadProgress] = {}
         self._histories: dict[TopicPartition, bytes] = {}
         self._lock = threading.Lock()
 
-    def load_statuses(self, hints: Mapping[str, int], max_age_ms: int, now_ms: int) -> dict[TopicPartition, PolledStatus]:
+    def load_statuses_of_unchanged_partitions(
+        self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
+    ) -> dict[TopicPartition, PolledStatus]:
         """Load the summaries that are still valid from local state, and return the statuses of their partitions.
 
         A summary is valid if the partition has not changed since it was saved and had no replaced segments that wait for deletion. Makes no
@@ -67,9 +69,9 @@ class PartitionCache:
         for text, (seen, summary) in kept.items():
             fresh = text in hints and is_summary_fresh(seen, summary, hints[text], now_ms, max_age_ms)
             if (
-                fresh and not summary.waiting and self._tier.min_control_log_slot(summary.topic_partition) <= seen.slot
+                fresh and not summary.waiting and self._tier.min_last_record_number_of_control_log(summary.topic_partition) <= seen.slot
             ):  # the times of waiting groups have to be read from the store
-                self._known[summary.topic_partition] = CachedPartition(summary, seen, {})
+                self._known[summary.topic_partition] = CachedPartitionSummary(summary, seen, {})
                 found[summary.topic_partition] = PolledStatus(self._compute_status(summary.topic_partition, now_ms), seen.checked_ms)
         return found
 
@@ -102,20 +104,20 @@ class PartitionCache:
         if last_status is not None and known is not None and not self._may_have_changed(known, hint):
             self._record_unchanged_partition(known, hint, now_ms)
             return last_status if now_ms < last_status.wake_ms else self._compute_status(partition, now_ms)
-        log = self._tier.open_partition_log(partition)
+        log = self._tier.open_control_log_of_partition(partition)
         log.refresh()
         self.cache_summary_of_log(log, hint, now_ms)
         return self._compute_status(partition, now_ms)
 
     def cache_summary_of_log(self, log: PartitionLog, hint: int, now_ms: int) -> PartitionStatus:
         """Cache the summary of a control log that was just read, and return the partition's status."""
-        self._tier.change_notifier.cache_log_state(log, hint)
+        self._tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
         # One request for each slot whose time the log does not hold.
         slot_times_ms = read_grace_start_ms_by_slot(self._tier.ports, log) if log.state.waiting or log.state.registrations else {}
         mark = log.state_identity()
         position = ControlLogReadProgress(slot=log.state.slot, hint=hint, checked_ms=now_ms, mark=mark) if mark else None
         self._histories[log.state.topic_partition] = serialize_history(partition_history(log.state))
-        self._known[log.state.topic_partition] = CachedPartition(
+        self._known[log.state.topic_partition] = CachedPartitionSummary(
             summarize_state(self._tier.state_for_readers(log.state)), position, slot_times_ms
         )
         return self._compute_status(log.state.topic_partition, now_ms)
@@ -148,18 +150,20 @@ class PartitionCache:
         if self._tier.local and confirmed:
             self._tier.local.save_control_log_check_times(confirmed)
 
-    def _may_have_changed(self, cached: CachedPartition, hint: int) -> bool:
+    def _may_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
         Asks the store whether the log has new records. On broker-managed tiers a new hint alone counts as a change.
         """
         tier, name = self._tier, cached.summary.topic_partition
-        if cached.position is None or (not tier.kind.has_complete_log and cached.position.hint != hint):
+        if cached.position is None or (not tier.kind.is_content_determined_by_control_logs and cached.position.hint != hint):
             return True
-        log = open_partition_log(tier.ports, name, tier.min_control_log_slot(name), log_name=tier.log_name(name))
+        log = open_control_log_of_partition(
+            tier.ports, name, tier.min_last_record_number_of_control_log(name), log_name=tier.log_name(name)
+        )
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
-    def _record_unchanged_partition(self, cached: CachedPartition, hint: int, now_ms: int) -> None:
+    def _record_unchanged_partition(self, cached: CachedPartitionSummary, hint: int, now_ms: int) -> None:
         """Remember that the partition was polled at ``now_ms`` and had nothing new, until ``save_unchanged_partitions`` writes this to
         local state.
         """

@@ -5,7 +5,8 @@
     choose_jobs        the jobs to start now
 
 Polling is what costs while nothing happens. A partition is polled when the change feed says that it changed, when time alone changes the
-answer (``next_time_round_may_be_due_ms``: a delete horizon, a lag), and every ``poll_interval_ms``, because change hints can be lost.
+answer (``next_time_round_may_be_due_ms``: a delete horizon, a lag), and every ``idle_partition_poll_interval_ms``, because change hints can
+be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from enum import StrEnum
 from checkpoint.offsets import CleanerOffset
 from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS, NO_COMPACTOR_EPOCH, CompactorEpoch
-from compactor.control.grace import earliest_retire_ms, import_abandoned_at_ms
+from compactor.control.grace import earliest_deletion_time_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
 from compactor.control.summary import LastRound, PartitionSummary, SegmentMetadataOrSummary
 from compactor.model.base import ReasonOrEmpty
@@ -136,7 +137,7 @@ def partition_status(
         quarantine_ms=why.at_ms if why else 0,
         quarantined_since_ms=(summary.quarantined_since_ms or why.at_ms) if why else 0,
         quarantine_failures=why.failures if why else 0,
-        retire_at_ms=_next_deletion_ms(summary, retention, slot_times_ms, now_ms),
+        retire_at_ms=_next_segment_deletion_ms(summary, retention, slot_times_ms, now_ms),
         waiting_bytes=sum(group.size_bytes for group in summary.waiting),
         undone_slot=summary.undone_slot,
         last_round=summary.last_round,
@@ -157,10 +158,10 @@ def next_time_round_may_be_due_ms(live: Iterable[SegmentMetadataOrSummary], clea
     return min((moment for moment in moments if now_ms < moment < NEVER_MS), default=NEVER_MS)
 
 
-def _next_deletion_ms(summary: PartitionSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
+def _next_segment_deletion_ms(summary: PartitionSummary, retention: ObjectRetention, slot_times_ms: Mapping[int, int], now_ms: int) -> int:
     if summary.retiring:
         return now_ms
-    moments = [earliest_retire_ms(group, retention, slot_times_ms, now_ms) for group in summary.waiting]
+    moments = [earliest_deletion_time_ms(group, retention, slot_times_ms, now_ms) for group in summary.waiting]
     moments += [import_abandoned_at_ms(entry, retention, slot_times_ms, now_ms) for entry in summary.imports]
     return min(min(moments, default=NEVER_MS) + CLOCK_RESOLUTION_MS, NEVER_MS)
 
@@ -295,12 +296,12 @@ def new_schedule(partition: TopicPartition, hint: int, now_ms: int) -> Partition
     return PartitionSchedule(partition=partition, hint=hint, next_poll_ms=now_ms)
 
 
-def poll_interval_ms(partition_count: int) -> int:
+def idle_partition_poll_interval_ms(partition_count: int) -> int:
     """Return the longest time between two polls of an idle partition, in milliseconds, for a tier of this many partitions."""
     return max(POLL_MS, partition_count * POLL_MS // IDLE_POLLS_PER_HOUR)
 
 
-def restored_schedule(
+def schedule_restored_after_restart(
     partition: TopicPartition, hint: int, status: PartitionStatus, polled_ms: int, interval_ms: int = POLL_MS
 ) -> PartitionSchedule:
     """Return the schedule of a partition that an earlier process polled at ``polled_ms`` and that has not changed since. Its next poll is
@@ -539,14 +540,14 @@ class PlannedAction:
     why: str
 
 
-def failure_reason(schedule: PartitionSchedule) -> ReasonOrEmpty:
+def round_failure_reason(schedule: PartitionSchedule) -> ReasonOrEmpty:
     """Return the reason why rounds of this partition fail, or an empty string."""
     return schedule.unreadable or schedule.problem or (schedule.status.quarantine if schedule.status else "")
 
 
 def partition_condition(schedule: PartitionSchedule, *, is_job_running: bool) -> PartitionCondition:
     """Return the partition's condition. ``is_job_running``: whether one of its jobs runs now."""
-    if failure_reason(schedule):
+    if round_failure_reason(schedule):
         return PartitionCondition.ATTENTION
     if is_job_running:
         return PartitionCondition.WORKING
@@ -592,7 +593,7 @@ def planned_action(schedule: PartitionSchedule, now_ms: int) -> PlannedAction:
 
 def failing_since_ms(schedule: PartitionSchedule) -> int:
     """Return the time since which all rounds of this partition have failed, in milliseconds since 1970. 0 means that they do not fail (see
-    ``failure_reason``) or that the time is unknown.
+    ``round_failure_reason``) or that the time is unknown.
     """
     if schedule.unreadable or schedule.problem:
         return schedule.failing_since_ms

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from compactor.access.tier import Tier
-from compactor.control.pauses import pause_reason
+from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.summary import SegmentSummary
 from compactor.daemon.jobs import JobResult
 from compactor.daemon.partition_cache import PartitionCache
@@ -23,7 +23,7 @@ from compactor.daemon.scheduling import (
     with_pause_and_request,
     with_poll_result,
 )
-from compactor.daemon.trend import NO_TREND, TierTrend
+from compactor.daemon.trend import NO_TREND, TierStorageTrend
 from compactor.errors import CompactorError
 from compactor.model.ids import TopicPartition
 from compactor.model.status import PUBLISHING, RoundStatus
@@ -143,7 +143,7 @@ class DaemonStatus(ServiceStatus):
     disk_used: int
     disk_peak: int
     disk_total: int
-    trend: TierTrend = NO_TREND
+    trend: TierStorageTrend = NO_TREND
 
     @property
     def blocked_schedules(self) -> tuple[PartitionSchedule, ...]:
@@ -173,9 +173,9 @@ def read_tier_status(tier: Tier, on_partition: Callable[[], None] = lambda: None
     """
     names = tier.list_latest_incarnations()
     cache, schedules = PartitionCache(tier), []
-    for name, log in zip(names, tier.read_logs_or_errors(names, on_partition), strict=True):
+    for name, log in zip(names, tier.read_control_logs_or_errors(names, on_partition), strict=True):
         now_ms = tier.ports.clock_ms()
-        schedule = with_pause_and_request(new_schedule(name, 0, now_ms), pause_reason(tier.catalog.state, name), 0, now_ms)
+        schedule = with_pause_and_request(new_schedule(name, 0, now_ms), round_pause_reason_or_empty(tier.catalog.state, name), 0, now_ms)
         if isinstance(log, CompactorError):
             schedules.append(with_failed_poll(schedule, str(log), now_ms))
         else:

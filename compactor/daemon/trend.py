@@ -42,7 +42,7 @@ class HourlyStorageFigures(NamedTuple):
     reclaimed: int
 
 
-class TierTrend(StrictFrozenModel):
+class TierStorageTrend(StrictFrozenModel):
     """Figures of a tier and of its largest topics, per hour, oldest first."""
 
     hours: tuple[HourlyStorageFigures, ...] = ()
@@ -54,11 +54,11 @@ class TierTrend(StrictFrozenModel):
         return self.hours[-1].hour_ms if self.hours else -1
 
 
-NO_TREND: Final = TierTrend()
+NO_TREND: Final = TierStorageTrend()
 """Trend of a tier of which no hour is known."""
 
 
-def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierTrend:
+def with_current_hour(trend: TierStorageTrend, statuses: Iterable[PartitionStatus], now_ms: int) -> TierStorageTrend:
     """Return the trend with the figures of the current hour added, and with the bytes that were reclaimed in recent hours updated. Both are
     computed from ``statuses``. Only the largest MOST_TOPICS topics have figures of their own.
     """
@@ -69,29 +69,29 @@ def with_current_hour(trend: TierTrend, statuses: Iterable[PartitionStatus], now
     figures = {topic: _hour_figures(found, hour_ms) for topic, found in by_topic.items()}
     largest = sorted(figures, key=lambda topic: (-figures[topic].stored, topic))[:MOST_TOPICS]
     everything = [status for found in by_topic.values() for status in found]
-    return TierTrend(
+    return TierStorageTrend(
         hours=_with_current_hour_added(trend.hours, _hour_figures(everything, hour_ms), everything),
         topics={topic: _with_current_hour_added(trend.topics.get(topic, ()), figures[topic], by_topic[topic]) for topic in largest},
     )
 
 
-def merged_trend(older: TierTrend, newer: TierTrend) -> TierTrend:
+def merged_trend(older: TierStorageTrend, newer: TierStorageTrend) -> TierStorageTrend:
     """Return a trend with the hours of two trends. For an hour that both have, the figures of ``newer`` are used. The topics are those of
     ``newer``, or of ``older`` if ``newer`` has none.
     """
     topics = {topic: _merged_hours(older.topics.get(topic, ()), hours) for topic, hours in newer.topics.items()}
-    return TierTrend(hours=_merged_hours(older.hours, newer.hours), topics=topics or older.topics)
+    return TierStorageTrend(hours=_merged_hours(older.hours, newer.hours), topics=topics or older.topics)
 
 
-def read_trend(control: ObjectStore) -> TierTrend:
+def read_trend(control: ObjectStore) -> TierStorageTrend:
     """Return the stored trend; an empty one if there is none or it is damaged. Raises StoreError."""
     try:
-        return TierTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
+        return TierStorageTrend.model_validate_json(zlib.decompress(control.get(TREND_KEY)))
     except (NotFound, ValidationError, zlib.error):
-        return TierTrend()
+        return TierStorageTrend()
 
 
-def write_trend(control: ObjectStore, trend: TierTrend) -> None:
+def write_trend(control: ObjectStore, trend: TierStorageTrend) -> None:
     """Overwrite the stored trend. Raises StoreError."""
     control.put(TREND_KEY, zlib.compress(trend.model_dump_json().encode()))
 
@@ -109,7 +109,7 @@ def _with_current_hour_added(
     """Return the hours with the current one added. In recent hours, the reclaimed bytes are replaced by what deletions in these partitions
     have freed.
     """
-    reclaimed = _reclaimed_by_hour(statuses)
+    reclaimed = _reclaimed_bytes_by_hour(statuses)
     known_ms = current.hour_ms - RECLAIMED_KNOWN_MS
     return tuple(
         each if each.hour_ms <= known_ms else each._replace(reclaimed=reclaimed.get(each.hour_ms, 0))
@@ -117,7 +117,7 @@ def _with_current_hour_added(
     )
 
 
-def _reclaimed_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]:
+def _reclaimed_bytes_by_hour(statuses: Iterable[PartitionStatus]) -> Mapping[int, int]:
     """Return the bytes that deletions have freed, by the beginning of the hour in milliseconds."""
     found: dict[int, int] = defaultdict(int)
     for status in statuses:

@@ -39,7 +39,7 @@ AvroValue = object
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedField:
+class DecodedKeyOrValue:
     """Result of decoding a key or a value.
 
     value: text, or a JSON value in which bytes, times and decimals are texts. None if the bytes are null or were not decoded; ``error``
@@ -61,12 +61,12 @@ class DecodedField:
         """Return whether ``value`` is the decoded value. True for null, too, whose ``value`` is None."""
         return not self.error
 
-    def format_text(self) -> str | None:
+    def format_value_as_text(self) -> str | None:
         """Return the decoded value as one text, JSON for a JSON value. None if ``value`` is None and not JSON's null."""
         return to_json_text(self.value) if self.is_json else self.value
 
 
-class FieldDecoder:
+class KeyAndValueDecoder:
     """Decoder of record keys and values. The schema registry is contacted when the first key or value needs it.
 
     :param settings: section [registry] names the schema registry.
@@ -77,11 +77,13 @@ class FieldDecoder:
         self._parsed = lru_cache(maxsize=1000)(_parse_avro_schema)
 
     @property
-    def has_registry(self) -> bool:
+    def is_schema_registry_configured(self) -> bool:
         """Return whether a schema registry is configured."""
         return self._registry is not None
 
-    def decode_field(self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False) -> DecodedField:
+    def decode_key_or_value(
+        self, data: bytes | None, field_format: FieldFormat = "auto", *, keeps_python_types: bool = False
+    ) -> DecodedKeyOrValue:
         """Decode a key or value. Bytes that do not have the format give a result with an ``error``.
 
         :param field_format: ``auto`` decodes by the schema registry if the bytes begin with the id of a schema, otherwise as text.
@@ -91,7 +93,7 @@ class FieldDecoder:
         :raises UsageError: if the format is ``avro`` and no registry is configured.
         """
         if data is None:
-            return DecodedField()
+            return DecodedKeyOrValue()
         if field_format == "avro":
             return self._decode_by_schema_id(data, self._require_registry(), keeps_python_types=keeps_python_types)
         if field_format == "auto" and self._registry and data[:1] == b"\0":
@@ -99,12 +101,12 @@ class FieldDecoder:
             if found.is_decoded or found.schema_id is not None:
                 return found
         if field_format == "bytes":
-            return DecodedField(error="not decoded")
+            return DecodedKeyOrValue(error="not decoded")
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            return DecodedField(error="not UTF-8")
-        return _parse_json_text(text) if field_format == "json" else DecodedField(text)
+            return DecodedKeyOrValue(error="not UTF-8")
+        return _parse_json_text(text) if field_format == "json" else DecodedKeyOrValue(text)
 
     def encode_avro_key(self, topic: str, key_text: str) -> bytes:
         """Return the bytes of a key that is given as ``avro:JSON`` or ``avro@ID:JSON``. It is encoded with the schema of that id, or
@@ -151,28 +153,28 @@ class FieldDecoder:
             raise KeyError(schema_id)
         return self._parsed(schema)
 
-    def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedField:
+    def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedKeyOrValue:
         """Decode bytes that begin with the id of a schema (the registry's wire format).
 
         The result has an ``error`` and no ``schema_id`` if the bytes do not begin so, or if the registry does not have the schema.
         """
         if len(data) < _HEADER.size or data[0] != 0:
-            return DecodedField(error="not in the wire format of a schema registry")
+            return DecodedKeyOrValue(error="not in the wire format of a schema registry")
         schema_id = _HEADER.unpack_from(data)[1]
         schema = registry.schema(schema_id)
         if schema is None:
-            return DecodedField(error=f"the schema registry has no schema {schema_id}")
+            return DecodedKeyOrValue(error=f"the schema registry has no schema {schema_id}")
         payload = data[_HEADER.size :]
         if schema.kind == "JSON":
             try:
-                return DecodedField(json.loads(payload), is_json=True, schema_id=schema_id)
+                return DecodedKeyOrValue(json.loads(payload), is_json=True, schema_id=schema_id)
             except ValueError as error:
-                return DecodedField(schema_id=schema_id, error=f"not JSON: {error}")
+                return DecodedKeyOrValue(schema_id=schema_id, error=f"not JSON: {error}")
         if schema.kind != "AVRO":
-            return DecodedField(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
+            return DecodedKeyOrValue(schema_id=schema_id, error=f"schema {schema_id} is of type {schema.kind}, which is not decoded")
         return self._decode_avro(schema, payload, keeps_python_types=keeps_python_types)
 
-    def _decode_avro(self, schema: RegisteredSchema, payload: bytes, *, keeps_python_types: bool) -> DecodedField:
+    def _decode_avro(self, schema: RegisteredSchema, payload: bytes, *, keeps_python_types: bool) -> DecodedKeyOrValue:
         """Decode an Avro value with the schema by which it was written."""
         from fastavro import schemaless_reader
 
@@ -181,12 +183,12 @@ class FieldDecoder:
             value = schemaless_reader(stream, self._parsed(schema)[0], None)
         except _UNREADABLE as error:
             reason = f"not valid by schema {schema.schema_id}: {type(error).__name__} {error}".rstrip()
-            return DecodedField(schema_id=schema.schema_id, error=reason)
+            return DecodedKeyOrValue(schema_id=schema.schema_id, error=reason)
         rest = len(payload) - stream.tell()
         if rest:
-            return DecodedField(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
+            return DecodedKeyOrValue(schema_id=schema.schema_id, error=f"{rest} bytes follow the value of schema {schema.schema_id}")
         shown = _replace_uuids_by_text(value) if keeps_python_types else json.loads(to_json_text(value))
-        return DecodedField(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
+        return DecodedKeyOrValue(shown, is_json=True, schema_id=schema.schema_id, is_avro=True)
 
     def _encode_avro_if_schema_matches(self, schema: RegisteredSchema, value: AvroValue) -> bytes | None:
         """Return a value in the wire format of a schema, or None if it does not match the schema."""
@@ -214,12 +216,14 @@ def parse_text_or_base64_key(key_text: str) -> bytes:
         raise UsageError(f"{key_text} is not base64: {error}", hint="Write the key as text, or as base64:...") from error
 
 
-def parse_key_with_topic_schema(key_text: str, topic: str, decoder: FieldDecoder) -> bytes:
+def parse_key_with_topic_schema(key_text: str, topic: str, decoder: KeyAndValueDecoder) -> bytes:
     """Return the bytes of a key that is given as text, as ``base64:...``, or in Avro as ``avro:JSON`` or ``avro@ID:JSON``.
 
     If no schema registry is configured, a text that begins with ``avro`` is the key itself. Raises UsageError if the text is not valid.
     """
-    is_avro = decoder.has_registry and (key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit())
+    is_avro = decoder.is_schema_registry_configured and (
+        key_text.startswith("avro:") or key_text.partition(":")[0].removeprefix("avro@").isdigit()
+    )
     return decoder.encode_avro_key(topic, key_text) if is_avro else parse_text_or_base64_key(key_text)
 
 
@@ -248,12 +252,12 @@ def _replace_uuids_by_text(value: AvroValue) -> AvroValue:
     return str(value) if isinstance(value, UUID) else value
 
 
-def _parse_json_text(text: str) -> DecodedField:
+def _parse_json_text(text: str) -> DecodedKeyOrValue:
     """Parse a text as JSON. The result has the value, or the reason why the text is not JSON."""
     try:
-        return DecodedField(json.loads(text), is_json=True)
+        return DecodedKeyOrValue(json.loads(text), is_json=True)
     except (ValueError, RecursionError) as error:
-        return DecodedField(error=f"not JSON: {error}")
+        return DecodedKeyOrValue(error=f"not JSON: {error}")
 
 
 def _parse_avro_schema(schema: RegisteredSchema) -> ParsedSchemaAndNamedTypes:

@@ -21,7 +21,7 @@ from compactor.round.compaction import OnStage, RoundReport
 from compactor.storage.schemes import store_kind
 from compactor.transfer.export import export_partition
 from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportProgress, ImportReport
+from compactor.transfer.import_options import ImportProgressCallbacks, ImportReport
 from compactor.upkeep.segment_check import SegmentProblem
 from compactor.upkeep.verify_tier import verify_partition
 from compactor.views.forecast import RoundForecast, forecast_partition
@@ -64,7 +64,7 @@ def count_keys_with_value(values: ValueByKey) -> int:
     return sum(value is not None for value in values.values())
 
 
-def describe_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
+def describe_last_value_differences(written_values: ValueByKey, values_in_tier: ValueByKey) -> list[str]:
     """Return a line for each key whose last value in the tier is not the one that was written; an empty list if there is none.
 
     Deleted keys are equal whether the tier has a tombstone or no record of them.
@@ -127,7 +127,7 @@ class Demo:
         for count in write_demo_topic(self.log_dir, self.shape, self._table):
             on_records(count)
 
-    def import_topic(self, progress: ImportProgress) -> ImportReport:
+    def import_topic(self, progress: ImportProgressCallbacks) -> ImportReport:
         """Import the log directory into the tier."""
         report = import_directory(self._tier, self.log_dir, NAME, self._cleaner.cleaner_policy(), progress)
         self._before = self._topic_size()
@@ -159,11 +159,13 @@ class Demo:
                 for key, value in zip(iterate_byte_strings(block.keys), iterate_byte_strings(block.values), strict=True)
                 if key is not None
             }
-        return DemoComparison(self._before, self._topic_size(), self._table.latest, found, describe_differences(self._table.latest, found))
+        return DemoComparison(
+            self._before, self._topic_size(), self._table.latest, found, describe_last_value_differences(self._table.latest, found)
+        )
 
     def _topic_size(self) -> TopicSize:
         """Return the present number of segments, records and bytes of the topic in the tier."""
-        state = self._tier.open_partition_log(NAME).refresh()
+        state = self._tier.open_control_log_of_partition(NAME).refresh()
         return TopicSize(sum(segment.records for segment in state.live), state.bytes, len(state.live))
 
 

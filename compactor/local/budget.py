@@ -102,7 +102,7 @@ class DiskBudget:
             try:
                 while self._queue[0] is not ticket or not self._free_bytes_by_deleting_files(size_bytes, files_to_pin):
                     self.changed.wait(RETRY_S)
-                self._pin_existing_files(files_to_pin)
+                self._pin_existing_files_and_return_count(files_to_pin)
                 return self._create_reservation(usage, size_bytes)
             finally:
                 self._queue.remove(ticket)
@@ -158,7 +158,7 @@ class DiskBudget:
     def pin_file_unless_deleted(self, cached_file: CachedFile) -> bool:
         """Pin a cached file, so that the budget does not delete it, and return True. Return False if it was deleted already."""
         with self.changed:
-            return bool(self._pin_existing_files((cached_file,)))
+            return bool(self._pin_existing_files_and_return_count((cached_file,)))
 
     def unpin_file(self, cached_file: CachedFile) -> None:
         """Undo one call of ``pin_file_unless_deleted`` for this file. A file that is pinned no more may be deleted when its bytes are
@@ -215,7 +215,7 @@ class DiskBudget:
             cached_file.drop()
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
-    def _pin_existing_files(self, files: Sequence[CachedFile]) -> int:
+    def _pin_existing_files_and_return_count(self, files: Sequence[CachedFile]) -> int:
         """Pin those of the cached files that were not deleted, and return the number of files pinned."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:
@@ -263,7 +263,7 @@ class DiskSpaceReservation:
         self.size = self.taken = 0
         return other
 
-    def release_all_reserved_bytes(self) -> None:
+    def release_all_reserved_disk_bytes(self) -> None:
         """End the reservation: all its bytes become free in the budget."""
         self._budget.give_back_reserved_bytes(self.usage, self.size)
         self.size = self.taken = 0
@@ -272,7 +272,7 @@ class DiskSpaceReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.release_all_reserved_bytes()
+        self.release_all_reserved_disk_bytes()
 
 
 def is_disk_full_error(error: BaseException) -> bool:

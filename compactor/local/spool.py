@@ -23,7 +23,7 @@ _folders: dict[tuple[Path, int], Path] = {}
 _one_at_a_time = threading.Lock()
 
 
-def process_spool_folder(state_dir: Path) -> Path:
+def spool_folder_of_this_process(state_dir: Path) -> Path:
     """Return this process's folder for temporary files below ``state_dir/spool``. The first call creates it and deletes the folders of
     killed processes. Raises UsageError if it cannot be created.
     """
@@ -44,7 +44,7 @@ def check_spool_folder_is_writable(state_dir: Path) -> None:
     """Raise UsageError if this process cannot write to its spool folder (temporary files below ``state_dir/spool``). Creates the folder if
     necessary, and deletes the folders of killed processes.
     """
-    folder = process_spool_folder(state_dir)
+    folder = spool_folder_of_this_process(state_dir)
     try:
         with _exclusive_file_lock(folder.parent / "lock"):
             _delete_spool_folders_of_dead_processes(folder.parent)

@@ -196,7 +196,7 @@ class StagingFolder:
                     self.budget.unpin_file(kept)
 
     @contextmanager
-    def reserved_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
+    def reserved_disk_space_without_waiting(self, size_bytes: int, work_name: str) -> Iterator[None]:
         """Provide a ``with`` block during which ``size_bytes`` more bytes are reserved. Raises OutOfBudget, without waiting, if they are
         not free.
 
@@ -259,7 +259,7 @@ class StagingFolder:
         path = self.folder / f"{next(self._numbers)}"
         with reservation:
             try:
-                self._fetch_file_once(file, path)
+                self._fetch_file_without_retry(file, path)
                 self._remember_cached_file(
                     file.cache_key, path, self.budget.convert_reservation_to_cached_file(reservation, lambda: path.unlink(missing_ok=True))
                 )
@@ -271,10 +271,10 @@ class StagingFolder:
 
     def _fetch_file_when_disk_has_space(self, file: FileToStage, path: Path) -> None:
         """Fetch a file to ``path``. While the disk is full, wait and try again; after a minute OutOfBudget is raised."""
-        self.retry_until_disk_has_space(lambda: self._fetch_file_once(file, path))
+        self.retry_until_disk_has_space(lambda: self._fetch_file_without_retry(file, path))
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
-    def _fetch_file_once(self, file: FileToStage, path: Path) -> None:
+    def _fetch_file_without_retry(self, file: FileToStage, path: Path) -> None:
         """Write a file to ``path``: its ranges, a copy from a broker's log directory, or the whole object. The latter two are compared with
         the recorded digest. Removes ``path`` after an error.
         """

@@ -113,7 +113,7 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
         return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 
     @property
-    def last_copied_offset(self) -> int:
+    def last_offset_in_segment_objects(self) -> int:
         """Return the last offset in the segment's objects, inclusive. It is greater than ``end_offset`` if the objects contain offsets that
         readers find in another segment.
         """
@@ -124,7 +124,7 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
         """Return whether the segment's objects hold offsets after its ``end_offset``, which readers skip because another segment has
         them.
         """
-        return self.last_copied_offset > self.end_offset
+        return self.last_offset_in_segment_objects > self.end_offset
 
     @property
     def index_bytes(self) -> int:

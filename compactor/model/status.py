@@ -31,7 +31,7 @@ CHANGING: Final = (*PUBLISHING, RoundStatus.EXPIRED)
 """Statuses of rounds that changed what readers read."""
 
 
-class RunStatus(StrEnum):
+class RunHistoryStatus(StrEnum):
     """Status of a round in the run history that the control log keeps. Records that other versions of the program wrote may have further
     values.
     """

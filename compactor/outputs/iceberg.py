@@ -17,7 +17,7 @@ from compactor.access.tier import Tier
 from compactor.config.units import count_noun, format_size
 from compactor.constants import MAX_OFFSET, NEVER_MS
 from compactor.consumer.history import log_identity
-from compactor.consumer.reading import LogChanged, ReadRange
+from compactor.consumer.reading import LogChanged, OffsetRangeToRead
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable
 from compactor.local.budget import DiskBudget
@@ -67,7 +67,7 @@ class IcebergOutput:
                 if table is None:
                     raise Unavailable(f"table {wanted.table} was dropped meanwhile")
                 try:
-                    report = _TableUpdate(tier, partition, table, self.writer, written).try_commit_changes()
+                    report = _TableUpdateAttempt(tier, partition, table, self.writer, written).try_commit_changes()
                 except (TableChanged, LogChanged):
                     continue
                 if report is not None:
@@ -83,10 +83,10 @@ class IcebergOutput:
         now = tier.ports.clock_ms()
         deleted, next_ms = table.expire_snapshots(tier.settings.outputs.iceberg.keep_ms, now)
         if report.status not in {"behind", "empty"} and (deleted or (table.name, partition) not in self.swept):
-            deleted += table.delete_orphan_files(partition, now - tier.retention.orphan_age_ms)
+            deleted += table.delete_orphan_files_and_return_count(partition, now - tier.retention.orphan_age_ms)
             self.swept.add((table.name, partition))
         summary = "; ".join(part for part in (report.summary, f"deleted {count_noun(deleted, 'file')}" if deleted else "") if part)
-        content = replace(report.content, snapshots=len(table.snapshot_ages())) if report.content else None
+        content = replace(report.content, snapshots=len(table.snapshot_commit_times())) if report.content else None
         return replace(report, next_deletion_ms=NEVER_MS if next_ms is None else next_ms, summary=summary, content=content)
 
 
@@ -129,8 +129,8 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
         return None
     with open_table_loader(settings, tier.identity.read_catalog().tier_id, partition.topic, create_if_missing=False) as read_table:
         table = read_table()
-        known = table.partition_entry(partition.partition) if table else None
-        files = list(table.data_files(partition.partition).values()) if table else []
+        known = table.partition_entry_in_current_snapshot(partition.partition) if table else None
+        files = list(table.data_files_of_partition(partition.partition).values()) if table else []
     state, view, _ = _read_published_view(tier, partition)
     is_waiting = end_offset_of_unfinished_round(state) >= 0
     shown = not is_waiting and known is not None and known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
@@ -144,12 +144,12 @@ def read_table_status(tier: Tier, partition: TopicPartition) -> PartitionTableSt
         cleaner_offset, view.cleaner_offset, view.cleaner_offset - cleaner_offset,
         0 if shown or not since else max(0, tier.ports.clock_ms() - min(since)),
         sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files),
-        len(table.snapshot_ages()) if table else 0, table.count_undecoded_rows(files) if table else 0,
+        len(table.snapshot_commit_times()) if table else 0, table.count_undecoded_rows(files) if table else 0,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class DataFileWithKey:
+class IcebergDataFileHoldingRecordKey:
     """A data file of a topic's table that has a row with a key.
 
     snapshots: ids of the snapshots that name the file. is_current: whether the current snapshot is among them.
@@ -163,7 +163,7 @@ class DataFileWithKey:
     is_current: bool
 
 
-def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[DataFileWithKey]:
+def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> list[IcebergDataFileHoldingRecordKey]:
     """Return the data files of a topic's table with a row that has one of the keys, in all snapshots. Raises StoreError, UsageError."""
     settings = tier.settings.outputs.iceberg.table_settings(topic)
     if settings is None:
@@ -172,7 +172,9 @@ def find_files_with_keys(tier: Tier, topic: str, keys: Collection[bytes]) -> lis
         table = read_table()
         current = table.current_snapshot.snapshot_id if table and table.current_snapshot else 0
         return [
-            DataFileWithKey(path, name.partition if (name := DataFileName.from_path(path)) else -1, key, snapshots, current in snapshots)
+            IcebergDataFileHoldingRecordKey(
+                path, name.partition if (name := DataFileName.from_path(path)) else -1, key, snapshots, current in snapshots
+            )
             for path, key, snapshots in (table.files_with_keys(keys) if table else ())
         ]
 
@@ -181,13 +183,13 @@ def _read_published_view(tier: Tier, partition: TopicPartition) -> tuple[Partiti
     """Return three descriptions of a partition as it is published now: its state, the entry that describes its compacted view in a snapshot
     of the table, and the view's slices (one for each segment), ascending by offset.
     """
-    state = tier.open_partition_log(partition).refresh()
+    state = tier.open_control_log_of_partition(partition).refresh()
     log_start = tier.first_readable_offset(state)
     return state, partition_entry_of_view(state, log_start), view_slices(state, log_start)
 
 
 @dataclass(frozen=True)
-class _TableUpdate:
+class _TableUpdateAttempt:
     """One attempt to bring a partition's rows in its table up to date.
 
     written: data files that this and earlier attempts have written and that no snapshot names yet; None for slices without rows.
@@ -207,15 +209,15 @@ class _TableUpdate:
         """
         partition = self.partition.partition
         # In this order: the control log is then at least as new as the table, unless it is another one.
-        known = self.table.partition_entry(partition)
+        known = self.table.partition_entry_in_current_snapshot(partition)
         state, view, slices = _read_published_view(self.tier, self.partition)
-        if known is not None and known.snapshot_order > view.snapshot_order:
+        if known is not None and known.snapshot_ordering_key > view.snapshot_ordering_key:
             raise BadData(
                 f"it shows slot {known.slot} of incarnation {known.incarnation}, the control log has {view.slot} of {view.incarnation}",
                 segment=f"table {self.table.name}, partition {partition}",
                 hint="Was the control store restored? Drop the table to have it written anew",
             )
-        files, unfinished = self.table.data_files(partition), end_offset_of_unfinished_round(state)
+        files, unfinished = self.table.data_files_of_partition(partition), end_offset_of_unfinished_round(state)
         undecoded = self.table.count_undecoded_rows(files.values())
         content = PartitionOutputExtent(known.cleaner_offset if known else view.log_start, len(files), 0, undecoded=undecoded)
         if unfinished >= 0:
@@ -223,7 +225,8 @@ class _TableUpdate:
             return OutputReport("behind", state.slot, summary=f"table {self.table.name} waits for {content.waits_for}", content=content)
         # Before files are written: a later round may have superseded none of the rows, and no snapshot would name the files.
         if known is not None and (
-            known.snapshot_order == view.snapshot_order or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
+            known.snapshot_ordering_key == view.snapshot_ordering_key
+            or known.describes_same_rows(view.model_copy(update={"empty": known.empty}))
         ):
             return OutputReport("up_to_date", state.slot, content=content)
         plan = plan_table_update(partition, view, slices, files, known)
@@ -256,7 +259,7 @@ class _TableUpdate:
         tasks = [
             SliceWriteTask(
                 DataFileName(self.partition.partition, state.incarnation, each),
-                ReadRange(self.partition, each.first, each.last, (live[each.segment_id],), log),
+                OffsetRangeToRead(self.partition, each.first, each.last, (live[each.segment_id],), log),
                 limit,
             )
             for each in todo

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from compactor.decoding.fields import DecodedField, FieldDecoder, FieldFormat
+from compactor.decoding.fields import DecodedKeyOrValue, FieldFormat, KeyAndValueDecoder
 from compactor.errors import CompactorError
 from compactor.outputs.iceberg_table import ERROR_COLUMN, TopicTable
 
@@ -42,7 +42,7 @@ class TypedColumnBuilder:
     :param formats: formats of ``key`` and ``value``. A field without a format is not decoded.
     """
 
-    def __init__(self, table: TopicTable, decoder: FieldDecoder, formats: Mapping[str, FieldFormat]) -> None:
+    def __init__(self, table: TopicTable, decoder: KeyAndValueDecoder, formats: Mapping[str, FieldFormat]) -> None:
         self._table, self._decoder, self._formats = table, decoder, formats
         self._types = {name: table.column_type(name) for name in (*(DECODED_COLUMNS[field] for field in formats), ERROR_COLUMN)}
         self.lacks_columns = self._types[ERROR_COLUMN] is None
@@ -63,17 +63,19 @@ class TypedColumnBuilder:
         errors: list[str | None] = [None] * len(batch)
         found: dict[str, list[Any]] = {}
         for field, field_format in self._formats.items():
-            decoded = [self._decoder.decode_field(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()]
+            decoded = [
+                self._decoder.decode_key_or_value(data, field_format, keeps_python_types=True) for data in batch.column(field).to_pylist()
+            ]
             for row, value in enumerate(decoded):
                 errors[row] = f"{field}: {value.error}" if value.error else errors[row]
-            found[field] = self._values_matching_column(field, decoded, errors)
+            found[field] = self._values_or_none_if_type_mismatch(field, decoded, errors)
         for field, values in found.items():
             name = DECODED_COLUMNS[field]
             if (kind := self._types[name]) is not None:
                 batch = batch.append_column(name, pa.array(values, kind))
         return batch.append_column(ERROR_COLUMN, pa.array(errors, pa.string()))
 
-    def _values_matching_column(self, field: str, decoded: Sequence[DecodedField], errors: list[str | None]) -> list[Any]:
+    def _values_or_none_if_type_mismatch(self, field: str, decoded: Sequence[DecodedKeyOrValue], errors: list[str | None]) -> list[Any]:
         """Return the values of a column, with None and a reason in ``errors`` in place of those that do not match its type."""
         name = DECODED_COLUMNS[field]
         while True:  # again, if a later value made the type one that an earlier value does not match, such as a large number a fraction
@@ -84,7 +86,7 @@ class TypedColumnBuilder:
                 return values
 
     def _widen_column_for_rows(
-        self, column_name: str, decoded: Sequence[DecodedField], values: list[Any], errors: list[str | None], rows: slice
+        self, column_name: str, decoded: Sequence[DecodedKeyOrValue], values: list[Any], errors: list[str | None], rows: slice
     ) -> None:
         """Widen a column's type so that it includes the values of ``rows``. If that fails, do the same for each half of the rows. If it
         fails for a single row, set its value to None in ``values``, and the reason in ``errors``.

@@ -16,8 +16,8 @@ from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.consumer.columns import to_arrow_batch
 from compactor.consumer.gather import SelectedRecords
 from compactor.consumer.last_values import PREFETCHED_PIECES
-from compactor.consumer.reading import LastRecordsRequest, OffsetRangeReader, ReadOptions, ReadRange, hash_keys_of_rows
-from compactor.decoding.fields import FieldDecoder
+from compactor.consumer.reading import LastRecordOfEachKeyRequest, OffsetRangeReader, OffsetRangeToRead, ReadOptions, hash_keys_of_rows
+from compactor.decoding.fields import KeyAndValueDecoder
 from compactor.errors import BadData
 from compactor.kernels.common import Hashes, HashKeyHalves
 from compactor.model.ids import TopicPartition
@@ -53,11 +53,11 @@ class SliceWriteTask:
     """
 
     file: DataFileName
-    extent: ReadRange
+    extent: OffsetRangeToRead
     inflate_limit: int
 
     @property
-    def max_records(self) -> int:
+    def record_count_upper_bound(self) -> int:
         """Return an upper bound of the number of records in the slice. The number itself is not known, because brokers do not report it."""
         return self.extent.segments[0].records or self.extent.last - self.extent.first + 1
 
@@ -102,7 +102,7 @@ class LocalDataFileWriter:
         :raises StoreError: if a store fails.
         """
         budget = files.tier.cleaner_settings_for_topic(files.partition.topic).map_budget_bytes
-        check = _KeyUniquenessCheck(files, budget, sum(task.max_records for task in files.tasks))
+        check = _KeyUniquenessCheck(files, budget, sum(task.record_count_upper_bound for task in files.tasks))
         for task in files.tasks:
             each = task.file.slice
             try:
@@ -134,7 +134,7 @@ def write_slice_file(
     options = ReadOptions(True, task.inflate_limit, requests_in_advance=PREFETCHED_PIECES)
     settings = tier.settings.outputs.iceberg.table_settings(task.extent.partition.topic)
     formats = settings.formats if settings is not None else {}
-    typed = TypedColumnBuilder(table, FieldDecoder(tier.settings), formats) if formats else None
+    typed = TypedColumnBuilder(table, KeyAndValueDecoder(tier.settings), formats) if formats else None
 
     def read_batches() -> Iterator[pa.RecordBatch]:
         for selection in OffsetRangeReader(tier, task.extent, options).read_selected_records():
@@ -182,7 +182,7 @@ class _KeyUniquenessCheck:
     def __init__(self, files: FilesToWrite, budget_bytes: int, record_count: int) -> None:
         self._name = files.partition
         self.ranges = max(1, -(-record_count * BYTES_PER_KEY // budget_bytes))
-        self._options = LastRecordsRequest(files.turn % self.ranges, self.ranges, budget_bytes)
+        self._options = LastRecordOfEachKeyRequest(files.turn % self.ranges, self.ranges, budget_bytes)
         self._halves = siphash_key_halves(files.tier.identity.hash_key_for_unstored_hashes())
         self._keys = KeyHashSet(max(budget_bytes, 1 << 16)) if record_count else None
         self._added = self._skipped = 0

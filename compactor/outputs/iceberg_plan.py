@@ -19,7 +19,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.base import StrictFrozenModel
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 ENTRY_PREFIX = "tiered-compactor.partition."
 """Prefix of the keys in a snapshot's summary under which the entries of partitions are stored."""
@@ -87,7 +87,7 @@ class PartitionEntryInSnapshot(StrictFrozenModel):
     checked: float = 1.0
 
     @property
-    def snapshot_order(self) -> SnapshotOrder:
+    def snapshot_ordering_key(self) -> SnapshotOrder:
         """Return (incarnation, slot, log start). Compared as a tuple, it must not decrease from one snapshot of the table to the next.
 
         The log start is included because brokers may raise it without a new record in the control log, so that the slot stays the same.
@@ -123,9 +123,9 @@ def end_offset_of_unfinished_round(state: PartitionState) -> int:
     """
     needed = max(
         (
-            max(run.cut_off_offset, run.next_dirty_offset if run.status == RunStatus.REVERTED_IN_PART else -1)
+            max(run.cut_off_offset, run.next_dirty_offset if run.status == RunHistoryStatus.REVERTED_IN_PART else -1)
             for run in state.runs
-            if run.published_slot and run.status != RunStatus.REVERTED
+            if run.published_slot and run.status != RunHistoryStatus.REVERTED
         ),
         default=-1,
     )
@@ -149,7 +149,7 @@ def partition_entry_of_view(state: PartitionState, log_start_offset: int) -> Par
     are known only after the files were written.
     """
     end = max(first_dirty_offset_of_vector(state.vector), log_start_offset)
-    shown = [run for run in state.runs if run.published_slot and run.status != RunStatus.REVERTED]
+    shown = [run for run in state.runs if run.published_slot and run.status != RunHistoryStatus.REVERTED]
     return PartitionEntryInSnapshot(
         topic_id=state.topic_id,
         incarnation=state.incarnation,
@@ -215,7 +215,7 @@ def plan_table_update(
 
 
 @dataclass(frozen=True)
-class SnapshotAge:
+class SnapshotCommitTime:
     """Age of one snapshot of a table, and whether it must stay.
 
     made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it.
@@ -226,7 +226,7 @@ class SnapshotAge:
     is_held: bool
 
 
-def plan_snapshot_expiry(snapshots: Iterable[SnapshotAge], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
+def plan_snapshot_expiry(snapshots: Iterable[SnapshotCommitTime], keep_ms: int, now_ms: int) -> SnapshotExpiryPlan:
     """Return two values: the ids of the snapshots that may expire, and the time in milliseconds at which the next one may expire (None if
     no other waits).
 

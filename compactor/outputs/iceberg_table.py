@@ -40,7 +40,7 @@ from compactor.outputs.iceberg_plan import (
     ENTRY_PREFIX,
     DataFileName,
     PartitionEntryInSnapshot,
-    SnapshotAge,
+    SnapshotCommitTime,
     parse_kafka_partition_entry,
     plan_snapshot_expiry,
     snapshot_summary_key_of_partition,
@@ -164,18 +164,18 @@ class TopicTable:
         column = next((field.field_id for field in self.table.schema().fields if field.name == ERROR_COLUMN), -1)
         return sum((file.value_counts or {}).get(column, 0) - (file.null_value_counts or {}).get(column, 0) for file in files)
 
-    def without_catalog(self) -> TopicTable:
+    def copy_without_catalog(self) -> TopicTable:
         """Return a copy of this table that needs no access to the catalog, so that another machine can write files with it."""
         table = self.table
         return TopicTable(
             self.name, Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog(table.catalog.name))
         )
 
-    def partition_entry(self, partition: int) -> PartitionEntryInSnapshot | None:
+    def partition_entry_in_current_snapshot(self, partition: int) -> PartitionEntryInSnapshot | None:
         """Return a partition's entry in the current snapshot; None if it has none. Raises BadData."""
         return parse_kafka_partition_entry(self._partition_entry_properties().get(snapshot_summary_key_of_partition(partition)), self.name)
 
-    def data_files(self, partition: int) -> dict[str, DataFile]:
+    def data_files_of_partition(self, partition: int) -> dict[str, DataFile]:
         """Return the data files with a partition's rows in the current snapshot, by path. Raises BadData if rows are deleted by position or
         by key: this program writes no such deletes.
         """
@@ -213,9 +213,9 @@ class TopicTable:
             except BaseException:
                 self.table.io.delete(path)
                 raise
-            return self._describe_data_file(path)
+            return self._manifest_entry_of_data_file(path)
 
-    def _describe_data_file(self, path: str) -> DataFile:
+    def _manifest_entry_of_data_file(self, path: str) -> DataFile:
         """Return the manifest entry of a written file. It lacks the lowest and highest timestamp if one is after the year 9999, because
         pyiceberg cannot convert such times.
         """
@@ -243,7 +243,7 @@ class TopicTable:
         with (
             _convert_iceberg_errors(self.name),
             self.table.transaction() as transaction,
-            _FileOverwrite(
+            _SnapshotAddingAndRemovingFiles(
                 operation=Operation.OVERWRITE if self.current_snapshot else Operation.APPEND,
                 transaction=transaction,
                 io=self.table.io,
@@ -256,10 +256,10 @@ class TopicTable:
             for file in removed:
                 producer.delete_data_file(file)
 
-    def snapshot_ages(self) -> list[SnapshotAge]:
+    def snapshot_commit_times(self) -> list[SnapshotCommitTime]:
         """Return the commit time of each snapshot of the table, and whether a branch or a tag names it."""
         held = {reference.snapshot_id for reference in self.table.metadata.refs.values()}
-        return [SnapshotAge(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
+        return [SnapshotCommitTime(one.snapshot_id, one.timestamp_ms, one.snapshot_id in held) for one in self.table.snapshots()]
 
     def expire_snapshots(self, keep_ms: int, now_ms: int) -> DeletedFileCountAndNextExpiryMs:
         """Expire the snapshots that were superseded at least ``keep_ms`` ago, and delete the files that only they used and that this
@@ -268,7 +268,7 @@ class TopicTable:
         Return two values: the number of deleted files, and the time in milliseconds at which the next snapshot may expire (None if none
         waits).
         """
-        expired, next_ms = plan_snapshot_expiry(self.snapshot_ages(), keep_ms, now_ms)
+        expired, next_ms = plan_snapshot_expiry(self.snapshot_commit_times(), keep_ms, now_ms)
         if not expired:
             return 0, next_ms
         with _convert_iceberg_errors(self.name):
@@ -281,7 +281,7 @@ class TopicTable:
                     self.table.io.delete(path)
             return len(deleted), next_ms
 
-    def delete_orphan_files(self, partition: int, older_than_ms: int) -> int:
+    def delete_orphan_files_and_return_count(self, partition: int, older_than_ms: int) -> int:
         """Delete orphans, which are files that no snapshot names, and return their number. Only files that this program wrote before
         ``older_than_ms`` are deleted: data files of the partition, manifests, and metadata of commits that never took effect.
 
@@ -359,7 +359,7 @@ class TopicTable:
         return paths
 
 
-class _FileOverwrite(_OverwriteFiles):
+class _SnapshotAddingAndRemovingFiles(_OverwriteFiles):
     """Snapshot that adds and removes files. Manifests that list no file any more are left out, as in Iceberg's own library; pyiceberg would
     carry them over from snapshot to snapshot for ever.
     """

@@ -32,10 +32,10 @@ from compactor.outputs.pinterest_names import (
     PublishedSegment,
     format_pointer,
     generation_name,
+    lower_base_offset_of_offset_index,
     lower_base_offset_of_time_index,
-    rebase_offset_index,
 )
-from compactor.records.batches import scan_batches
+from compactor.records.batches import parse_batch_headers_of_segment
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments, use_and_close_reader
@@ -183,12 +183,14 @@ def bring_generation_up_to_date(
     """
     log = target.generation_log(partition)
     if partition != tier.latest_incarnation(partition):  # the name means another topic by now, whose generation this one would replace
-        return GenerationReport(*partition, "empty", slot=tier.open_partition_log(partition).refresh().slot), log.read_generations()
+        return GenerationReport(
+            *partition, "empty", slot=tier.open_control_log_of_partition(partition).refresh().slot
+        ), log.read_generations()
     for attempt in range(PUBLISH_ATTEMPTS):
         try:
             # In this order: a view that is older than the generation is then that of a log that was begun anew, and no stale one.
             known = log.read_generations()
-            state = tier.open_partition_log(partition).refresh_and_check_gaps()
+            state = tier.open_control_log_of_partition(partition).refresh_and_check_gaps()
             with _open_segments(tier, state, options) as reading:
                 report = _GenerationWriter(tier, target, log, state, known, options, reading).try_write_or_append_generation()
         except NotFound as error:
@@ -235,14 +237,14 @@ class _GenerationWriter:
             parts = self._try_create_objects_of_parts(lacking, current.name, current.parts)
             if parts is not None:
                 return self._try_record_generation_step(
-                    "appended", self.known.next_generation_step(current, self.state.slot, parts), (*current.parts, *parts), parts
+                    "appended", self.known.make_step_that_appends_parts(current, self.state.slot, parts), (*current.parts, *parts), parts
                 )
         if current and self.options.append_only:
             return self._generation_report("superseded", current)
         if current and self.state.deleted_slot and not self.state.has_segments:
             return self._try_record_empty_generation()
         for attempt in range(MAX_NAMED_PARTITIONS):
-            generation = generation_name(self.known.next_step_number, attempt)
+            generation = generation_name(self.known.next_generation_step_number, attempt)
             self._announce_generation(generation)
             parts = self._try_create_objects_of_parts(self.state.live, generation, ())
             if parts is None:
@@ -255,10 +257,11 @@ class _GenerationWriter:
                     else GenerationReport(*self.state.topic_partition, "empty", slot=self.state.slot)
                 )
             return self._try_record_generation_step(
-                "written", self.known.first_generation_step(generation, self.state.slot, parts), parts, parts
+                "written", self.known.make_step_of_new_generation(generation, self.state.slot, parts), parts, parts
             )
         raise BadData(
-            f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_step_number} differ", segment=str(self.state.topic_partition)
+            f"{MAX_NAMED_PARTITIONS} generations of step {self.known.next_generation_step_number} differ",
+            segment=str(self.state.topic_partition),
         )
 
     def _try_record_empty_generation(self) -> GenerationReport | None:
@@ -268,9 +271,9 @@ class _GenerationWriter:
         The record remains after all other objects are deleted, so that names and numbers are never used twice.
         """
         taken = {one.generation for one in self.known.begun}
-        names = (generation_name(self.known.next_step_number, attempt) for attempt in range(len(taken) + 1))
+        names = (generation_name(self.known.next_generation_step_number, attempt) for attempt in range(len(taken) + 1))
         generation = next(name for name in names if name not in taken)
-        return self._try_record_generation_step("removed", self.known.first_generation_step(generation, self.state.slot, ()), (), ())
+        return self._try_record_generation_step("removed", self.known.make_step_of_new_generation(generation, self.state.slot, ()), (), ())
 
     def _announce_generation(self, generation: str) -> None:
         """Announce that this process writes a generation, by an object with its name. If the generation is never completed, the
@@ -279,7 +282,7 @@ class _GenerationWriter:
         :raises Leased: if another process has recently announced a generation with the same step number, and
             ``GenerationWriteOptions.yields`` is set.
         """
-        here = [one for one in self.known.begun if one.number == self.known.next_step_number]
+        here = [one for one in self.known.begun if one.number == self.known.next_generation_step_number]
         begun = max(here, key=lambda one: one.modified_ms, default=None)
         if self.options.yields and begun and self.target.store.clock_ms() < begun.modified_ms + AT_WORK_MS:
             key = self.log.announcement_key(begun.generation)
@@ -300,9 +303,9 @@ class _GenerationWriter:
         :param parts: all parts of the generation.
         :param created: the parts that were written now.
         """
-        number = self.known.next_step_number
+        number = self.known.next_generation_step_number
         try:
-            self.target.store.create(self.log.step_object_key(number), step.model_dump_json(exclude_none=True).encode())
+            self.target.store.create(self.log.generation_step_object_key(number), step.model_dump_json(exclude_none=True).encode())
         except AlreadyExists:
             return None
         began = step.whole.began if step.whole else self.known.current.began if self.known.current else number
@@ -366,16 +369,16 @@ class _GenerationWriter:
                 return PublishedSegment(segment=segment.id, timestamp_ms=latest_timestamp_ms)
             distance, size = segment.start_offset - base_offset, segment.size_bytes
             contents: dict[str, FileContent] = {
-                "index": rebase_offset_index(self._read_segment_index(segment, "index"), distance),
+                "index": lower_base_offset_of_offset_index(self._read_segment_index(segment, "index"), distance),
                 "timeindex": lower_base_offset_of_time_index(self._read_segment_index(segment, "timeindex"), distance),
                 "log": path,
             }
             if segment.start_offset < log_start:
                 log = batch_bytes_from_offset(source, log_start, limit)
-                table, size = scan_batches(np.frombuffer(log, np.uint8), source.name), len(log)
+                table, size = parse_batch_headers_of_segment(np.frombuffer(log, np.uint8), source.name), len(log)
                 interval = self.tier.cleaner_settings_for_topic(name.topic).index_interval_bytes
                 index, timeindex = encode_offset_and_time_index(base_offset, table.size, table.last_offset, table.max_timestamp, interval)
-                contents = {"index": rebase_offset_index(index, 0), "timeindex": timeindex, "log": log}
+                contents = {"index": lower_base_offset_of_offset_index(index, 0), "timeindex": timeindex, "log": log}
             for kind, data in contents.items():
                 if not create_object_or_match_existing(
                     self.target.store, f"{generation}/{self.target.keys.file_key(name, base_offset, kind)}", data
@@ -410,14 +413,16 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
             return known
         folder = target.generation_folder(current.name, log.name)
         if current.parts_with_objects:
-            changed = _write_object_if_changed(target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.segment_times))
+            changed = _write_object_if_changed(
+                target.store, folder + METADATA_FILE, encode_metadata_file(log.name, current.segment_timestamp_bounds)
+            )
             changed |= _write_object_if_changed(target.store, folder + WATERMARK, format_watermark(current.parts_with_objects[-1].base))
             changed |= _write_object_if_changed(target.store, log.pointer_object_key, target.pointer_content(log.name, current))
         else:
             changed = _delete_if_exists(target.store, log.pointer_object_key)
         if current.began not in known.recorded_ms:
             create_object_or_match_existing(target.store, log.pointer_written_marker_key(current.began), b"")
-        target.store.delete([log.step_object_key(number) for number in known.deletable_step_numbers()])
+        target.store.delete([log.generation_step_object_key(number) for number in known.deletable_generation_step_numbers()])
         if not changed:
             return known
 

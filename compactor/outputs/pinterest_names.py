@@ -127,7 +127,7 @@ class Generation(StrictFrozenModel):
         return tuple(part for part in self.parts if part.base >= 0)
 
     @property
-    def segment_times(self) -> tuple[SegmentTimestampBound, ...]:
+    def segment_timestamp_bounds(self) -> tuple[SegmentTimestampBound, ...]:
         """Return largest timestamp and name of each object, as the layout's metadata lists them."""
         return tuple(SegmentTimestampBound(part.timestamp_ms, part.base) for part in self.parts_with_objects)
 
@@ -177,7 +177,7 @@ class PartitionGenerations:
     recorded_ms: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def next_step_number(self) -> int:
+    def next_generation_step_number(self) -> int:
         """Return the number under which the next step is stored. A step is an object that records which parts were appended to a
         generation.
         """
@@ -188,28 +188,31 @@ class PartitionGenerations:
         """Return the names of the current generation and of earlier ones that are not deleted yet."""
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
-    def first_generation_step(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that makes a new generation valid, to be recorded under ``next_step_number``.
+    def make_step_of_new_generation(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+        """Return the step that makes a new generation valid, to be recorded under ``next_generation_step_number``.
 
         :param generation: name of the new generation.
         :param slot: position in the control log of the state from which the parts were copied.
         """
         earlier = self.earlier
         if self.current:
-            earlier = (*earlier, SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_step_number))
-        whole = GenerationStepHistory(began=self.next_step_number, earlier=earlier)
+            earlier = (
+                *earlier,
+                SupersededGeneration(name=self.current.name, began=self.current.began, ended=self.next_generation_step_number),
+            )
+        whole = GenerationStepHistory(began=self.next_generation_step_number, earlier=earlier)
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
-    def next_generation_step(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that appends parts to the current generation, to be recorded under ``next_step_number``.
+    def make_step_that_appends_parts(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
+        """Return the step that appends parts to the current generation, to be recorded under ``next_generation_step_number``.
 
         :param slot: position in the control log of the state from which the parts were copied.
         """
-        due = self.next_step_number - current.whole >= WHOLE_EVERY
+        due = self.next_generation_step_number - current.whole >= WHOLE_EVERY
         whole = GenerationStepHistory(began=current.began, before=current.parts, earlier=self.earlier) if due else None
         return GenerationStep(generation=current.name, slot=slot, parts=tuple(parts), whole=whole)
 
-    def deletable_step_numbers(self) -> list[int]:
+    def deletable_generation_step_numbers(self) -> list[int]:
         """Return the numbers of steps (records of appended parts) that may be deleted, because a later step repeats their content.
 
         The last WHOLE_EVERY steps before that later one stay, for readers that have listed the steps earlier, and so does a generation's
@@ -236,7 +239,7 @@ class GenerationStepLog:
         """Return the key of the pointer object, which directs readers to the current generation."""
         return f"{self.folder}current.json"
 
-    def step_object_key(self, step_number: int) -> str:
+    def generation_step_object_key(self, step_number: int) -> str:
         """Return the object key of a step, by its number."""
         return f"{self.folder}{step_number:020d}.json"
 
@@ -254,7 +257,7 @@ class GenerationStepLog:
         """Read all generations of the partition.
 
         Takes one LIST, and a GET for each step since the last one that repeats the earlier ones. If a listed step is gone, a writer has
-        deleted it (``PartitionGenerations.deletable_step_numbers``), and the steps are listed again.
+        deleted it (``PartitionGenerations.deletable_generation_step_numbers``), and the steps are listed again.
 
         :raises BadData: if steps are missing or invalid.
         :raises StoreError: if a store fails.
@@ -282,7 +285,7 @@ class GenerationStepLog:
                 begun.append(AnnouncedGeneration(match[1], int(match[2]), info.modified_ms))
         if not numbers:
             return PartitionGenerations(begun=tuple(begun))
-        steps, whole = self._read_recent_steps(numbers)
+        steps, whole = self._read_generation_steps_since_full_one(numbers)
         current = Generation(
             name=steps[-1].generation,
             number=numbers[-1],
@@ -295,7 +298,7 @@ class GenerationStepLog:
         earlier = tuple(one for one in whole.earlier if one.began in left)
         return PartitionGenerations(current, earlier, tuple(begun), tuple(numbers), reported)
 
-    def _read_recent_steps(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
+    def _read_generation_steps_since_full_one(self, step_numbers: Sequence[int]) -> tuple[list[GenerationStep], GenerationStepHistory]:
         """Return two values: the steps from the last full one on, ascending, and the history that the full one holds. A full step repeats
         all steps before it. Raises BadData if a step is missing.
         """
@@ -304,16 +307,16 @@ class GenerationStepLog:
         for number in reversed(step_numbers):
             if number != expected:
                 break
-            steps.insert(0, self._read_step(number))
+            steps.insert(0, self._read_generation_step(number))
             if steps[0].whole:
                 return steps, steps[0].whole
             expected -= 1
-        missing = self.step_object_key(expected + 1)
+        missing = self.generation_step_object_key(expected + 1)
         raise BadData("the steps before it are missing", segment=missing, hint="Restore them from the store's versions")
 
-    def _read_step(self, step_number: int) -> GenerationStep:
+    def _read_generation_step(self, step_number: int) -> GenerationStep:
         """Return one step, from memory if it was read before. Raises BadData if it is invalid or of another version."""
-        key = self.step_object_key(step_number)
+        key = self.generation_step_object_key(step_number)
         if step_number in self._steps:
             return self._steps[step_number]
         try:
@@ -356,7 +359,7 @@ def format_pointer(base_prefix: str, bucket: str, keys: PinterestObjectKeys, par
     return json.dumps(document, indent=1).encode()
 
 
-def rebase_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
+def lower_base_offset_of_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
     """Return the content of an offset index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry
     are left out; readers find them by scanning.
     """

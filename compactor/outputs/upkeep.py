@@ -186,11 +186,13 @@ def _delete_expired_generations(
         if found[-1].deleted and not dry_run:
             numbers = [number for number in reversed(generations.numbers) if generation.began <= number < generation.ended]
             # From the newest to the oldest, so that what is left of them begins a generation.
-            store.delete([key for number in numbers for key in (log.step_object_key(number), log.pointer_written_marker_key(number))])
+            store.delete(
+                [key for number in numbers for key in (log.generation_step_object_key(number), log.pointer_written_marker_key(number))]
+            )
     for begun in generations.begun:
         if begun.generation in generations.recorded_generation_names:
             gone = True
-        elif begun.number < generations.next_step_number:
+        elif begun.number < generations.next_generation_step_number:
             found.append(
                 _delete_generation_if_due(
                     target,

@@ -43,7 +43,7 @@ class BalanceKey:
         self.halves = siphash_key_halves(hashlib.sha256(b"balance" + hash_key).digest()[:16])
 
 
-def zero_digest_sums_by_account() -> DigestSumRows:
+def allocate_zero_digest_sums_by_reason() -> DigestSumRows:
     """Return sums of zero, one row for each account. An account is a reason for which batches or records are counted, such as a dropped
     tombstone.
     """
@@ -56,7 +56,7 @@ def digest_sum_from_row(row_of_sums: DigestSumRows) -> CountAndDigestSum:
 
 
 @measure_stage(WorkStage.GATE, lambda buf, _: len(buf))
-def digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> CountAndDigestSum:
+def batch_digest_sum_of_segment(buf: Bytes, key: BalanceKey) -> CountAndDigestSum:
     """Return the number of batches in a segment and the sum of their digests, computed from their headers. The bytes must be valid
     batches.
     """
@@ -73,7 +73,7 @@ def digest_sum_of_headers(headers: Bytes, key: BalanceKey) -> CountAndDigestSum:
 
 
 @measure_stage(WorkStage.GATE)
-def digest_sums_by_account(
+def digest_sums_by_reason_not_copied(
     key: BalanceKey,
     segment_bytes: Bytes,
     table: BatchTable,
@@ -96,11 +96,11 @@ def digest_sums_by_account(
     :param superseded_flags: a flag per row: whether a later record has its key.
     :param aborted_flags: a flag per batch: whether it is data of an aborted transaction.
     """
-    sums = zero_digest_sums_by_account()
+    sums = allocate_zero_digest_sums_by_reason()
     if np.all(decisions.action == COPY):
         return sums
     batches = table.select_rows(slice(chunk.first, chunk.last))
-    _add_digests_to_accounts(
+    _add_digests_by_reason_not_copied(
         segment_bytes, chunk.buf, batches, rows, first_row, action_by_header, decisions, superseded_flags, aborted_flags, key.halves, sums
     )
     return sums
@@ -200,7 +200,7 @@ def _add_segment_digests(buf: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums:
 
 
 @kernel
-def _add_digests_to_accounts(
+def _add_digests_by_reason_not_copied(
     segment_bytes: Bytes,
     buf: Bytes,
     batches: BatchTable,

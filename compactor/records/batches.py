@@ -136,7 +136,7 @@ _DTYPES: Final[dict[str, Any]] = {
 }
 
 
-def map_file(path: Path) -> Bytes:
+def memory_map_file(path: Path) -> Bytes:
     """Map a file into memory and return its bytes as a read-only array; an empty array for an empty file."""
     with path.open("rb") as file:
         if file.seek(0, 2) == 0:
@@ -155,7 +155,7 @@ def read_only_view(array: Bytes) -> Bytes:
 
 
 @measure_stage(WorkStage.CHECK)
-def scan_batches(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
+def parse_batch_headers_of_segment(buf: Bytes, segment_name: str, previous_last_offset: int = -1) -> BatchTable:
     """Parse the batch headers of a segment. Bodies are not read and CRCs are not checked.
 
     :param buf: bytes of the segment.

@@ -18,7 +18,7 @@ from compactor.kernels.common import RowCount, Sha256Hex
 from compactor.kernels.crc import START, CrcTable, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power, extend, extend_word
 from compactor.kernels.jit import kernel
 from compactor.kernels.memory import load_i32, load_u32, load_u64
-from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, map_file, read_only_view
+from compactor.records.batches import FRAME, HEADER, Bytes, Int64s, memory_map_file, read_only_view
 
 HEADER_BYTES: Final = HEADER
 
@@ -48,7 +48,7 @@ def copy_batch_headers(buf: Bytes, position: Int64s) -> HeaderBytes:
     return found
 
 
-def digest_of_headers(headers: HeaderBytes) -> Sha256Hex:
+def sha256_of_batch_headers(headers: HeaderBytes) -> Sha256Hex:
     """Return the SHA-256 of batch headers in hexadecimal. Because a header contains the CRC of its batch, the digest stands for the
     payloads, too, if the CRCs were verified.
     """
@@ -75,7 +75,7 @@ class HeaderDigestBuilder:
         self._between = np.zeros(3, np.int64)
         self._is_sound = True
 
-    def add_bytes(self, data: bytes | Bytes) -> None:
+    def add_log_bytes_to_digest(self, data: bytes | Bytes) -> None:
         """Process the next bytes of the log."""
         if not self._is_sound:
             return
@@ -86,7 +86,7 @@ class HeaderDigestBuilder:
         if self._is_sound:
             self._digest.update(out[: done * HEADER_BYTES].data)
 
-    def digest_or_empty(self) -> Sha256Hex:
+    def header_digest_or_empty(self) -> Sha256Hex:
         """Return the digest, or an empty string if the bytes so far are not complete v2 batches whose CRCs match."""
         return self._digest.hexdigest() if self._is_sound and not self._between[_HAVE] else ""
 
@@ -95,10 +95,10 @@ def header_digest_if_batch_crcs_match(path: Path) -> Sha256Hex:
     """Return the SHA-256 of all batch headers of a file, in hexadecimal, after verifying the CRC of every batch. The result is empty if a
     CRC does not match, if the file holds anything but v2 batches, or if it ends within a batch.
     """
-    buf, digest = map_file(path), HeaderDigestBuilder()
+    buf, digest = memory_map_file(path), HeaderDigestBuilder()
     for start in range(0, len(buf), SCAN_BYTES):
-        digest.add_bytes(buf[start : start + SCAN_BYTES])
-    return digest.digest_or_empty()
+        digest.add_log_bytes_to_digest(buf[start : start + SCAN_BYTES])
+    return digest.header_digest_or_empty()
 
 
 @kernel

@@ -57,7 +57,7 @@ class ProducerStates:
     entries: npt.NDArray[Any]
 
     @staticmethod
-    def empty_states() -> ProducerStates:
+    def empty_producer_states() -> ProducerStates:
         """Return the states of a log in which no producer is known."""
         return ProducerStates(np.empty(0, ENTRY))
 
@@ -81,7 +81,7 @@ class ProducerStates:
         behind = (known["last_offset"] >= 0) & (known["last_offset"] < reported["last_offset"])
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
-    def states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
+    def producer_states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
         """Return the states at ``end_offset`` (inclusive), an offset before that of these states, as far as they are known. They are those
         in ``known_states``; for other producers, the present states, provided that the producer has written nothing after ``end_offset``.
         """

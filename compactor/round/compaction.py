@@ -40,14 +40,14 @@ from compactor.round.pass_one import (
     remaining_size_bounds_by_segment_id,
     scan_for_survivors,
 )
-from compactor.round.pass_two import LocalWorker, executor_fingerprint, retention_rules_of_plan
+from compactor.round.pass_two import LocalWorker, program_and_codec_versions_fingerprint, retention_rules_of_plan
 from compactor.round.plan import PlanInputs, RoundAssessment, assess_round, draft_plan, expected_metadata_record_count, plan_round
 from compactor.round.ports import OVERDUE, LeadershipCheck, RoundCosts, RoundPostponedError, RoundWorkerSession, Stats
 from compactor.round.roles import RoundRange
 from compactor.round.skip import (
-    FilterUsageStatistics,
+    BloomFilterUsageStatistics,
     design_bloom_filter,
-    expected_dirty_keys_of_next_rounds,
+    expected_dirty_key_count_of_next_rounds,
     filter_stats_for_run_history,
     filter_usage_of_run,
     filter_usage_of_runs,
@@ -120,7 +120,7 @@ class RoundReport:
     passes: int = 0
     saved_bytes: int = 0
     segments: tuple[SegmentOutcome, ...] = ()
-    filters: FilterUsageStatistics = field(default_factory=FilterUsageStatistics)
+    filters: BloomFilterUsageStatistics = field(default_factory=BloomFilterUsageStatistics)
     useless_rate: float = 0.0
     until_ms: int = 0
     log_start_offset: int = 0
@@ -231,8 +231,8 @@ class PartitionRound:
         plan = intent.plan
         if plan.restores:
             return f"it takes run {plan.restores} back, which only `undo` continues"
-        if plan.fingerprint != executor_fingerprint():
-            return f"it was planned by {plan.fingerprint}, this process is {executor_fingerprint()}"
+        if plan.fingerprint != program_and_codec_versions_fingerprint():
+            return f"it was planned by {plan.fingerprint}, this process is {program_and_codec_versions_fingerprint()}"
         if plan.policy != self._cleaner.cleaner_policy():
             return "the settings have changed since it was planned"
         return self._round_too_old_problem(intent)
@@ -265,7 +265,9 @@ class PartitionRound:
         layout = self._context.ports.layout
         snapshot = read_producer_snapshot_at_end(layout, state)
         producers = unexpired_producers(parse_producer_snapshot_at_end(layout, state, snapshot), now_ms, cleaner.producer_id_expiration_ms)
-        facts = PlanInputs(state, assessment, cleaner, now_ms, producers, executor_fingerprint(), self._map_engine, snapshot=snapshot)
+        facts = PlanInputs(
+            state, assessment, cleaner, now_ms, producers, program_and_codec_versions_fingerprint(), self._map_engine, snapshot=snapshot
+        )
         if self._remote is not None:
             try:
                 yield RoundInputs(replace(facts, clean=self._remote.find_skippable_clean_segments(facts, check)))
@@ -290,7 +292,9 @@ class PartitionRound:
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None
-        return draft_plan(PlanInputs(state, assessment, self._cleaner, now_ms, (), executor_fingerprint(), self._map_engine))
+        return draft_plan(
+            PlanInputs(state, assessment, self._cleaner, now_ms, (), program_and_codec_versions_fingerprint(), self._map_engine)
+        )
 
     def make_plan(self, inputs: RoundInputs, leader_epoch: CompactorEpoch, new_id: Callable[[], str]) -> CompactionPlan:
         plan = plan_round(inputs.facts, leader_epoch, new_id)
@@ -427,7 +431,7 @@ class PartitionRound:
                 design_bloom_filter,
                 cleaner,
                 filter_usage_of_runs(state.runs),
-                expected_dirty_keys_of_next_rounds(cleaner, state.runs, keys),
+                expected_dirty_key_count_of_next_rounds(cleaner, state.runs, keys),
             ),
             found=scan_result,
             workers=workers,

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compactor.cleaner.passes.describe import earliest_delete_horizon_ms, read_earliest_delete_horizon_ms, summarize_timestamps_and_count
+from compactor.cleaner.passes.describe import (
+    earliest_delete_horizon_ms,
+    read_earliest_delete_horizon_ms,
+    summarize_timestamps_and_record_count,
+)
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.constants import TimestampMs
 from compactor.model.balance import CountAndDigestSum
@@ -16,7 +20,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.records.batches import BatchTable
-from compactor.records.headers import copy_batch_headers, digest_of_headers
+from compactor.records.headers import copy_batch_headers, sha256_of_batch_headers
 from compactor.round.partial.rewrite import ComposedSegment
 from compactor.storage.port import ComposeSource
 from compactor.tier.contents import file_sha256
@@ -56,7 +60,7 @@ class RewrittenSegment:
         :param max_inflated_bytes: bytes that one batch may inflate to.
         :param should_record_batch_digests: whether to record the digest of the batch headers, too.
         """
-        log = describe_log_file(output) if should_record_batch_digests else describe_segment_file(contents_by_kind["log"])
+        log = log_file_size_and_digests(output) if should_record_batch_digests else segment_file_size_and_sha256(contents_by_kind["log"])
         return RewrittenSegment(output.table, log, contents_by_kind, read_earliest_delete_horizon_ms(output, max_inflated_bytes))
 
     @staticmethod
@@ -70,7 +74,7 @@ class RewrittenSegment:
         :param contents_by_kind: file or bytes of each kind except the log.
         """
         size, due = int(composed.table.size.sum()), earliest_delete_horizon_ms(composed.table, composed.due)
-        log = SegmentFile(size=size, batches=digest_of_headers(composed.directory.headers))
+        log = SegmentFile(size=size, batches=sha256_of_batch_headers(composed.directory.headers))
         return RewrittenSegment(composed.table, log, contents_by_kind, due, sources)
 
 
@@ -95,7 +99,7 @@ def upload_segment(
     :raises CannotCopy: if the store cannot compose the log from pieces.
     """
     layout, publisher = destination
-    about = summarize_timestamps_and_count(segment.table)
+    about = summarize_timestamps_and_record_count(segment.table)
     metadata = RemoteLogSegmentMetadata(
         id=task.new_segment_id,
         start_offset=task.start_offset,
@@ -104,7 +108,7 @@ def upload_segment(
         max_timestamp_ms=TimestampMs(about.max_timestamp_ms),
         mtime_ms=task.mtime_ms,
         leader_epochs=task.leader_epochs,
-        files={"log": segment.log} | {kind: describe_segment_file(data) for kind, data in segment.contents.items() if kind != "log"},
+        files={"log": segment.log} | {kind: segment_file_size_and_sha256(data) for kind, data in segment.contents.items() if kind != "log"},
         first_timestamp_ms=about.first_timestamp_ms,
         due_ms=segment.due_ms,
         open_txn_offset=open_txn_offset,
@@ -120,18 +124,18 @@ def upload_segment(
     return metadata, layout.upload_segment(partition, metadata, segment.contents)
 
 
-def describe_segment_file(content: Path | bytes) -> SegmentFile:
+def segment_file_size_and_sha256(content: Path | bytes) -> SegmentFile:
     """Return size and SHA-256 of an object, as segment metadata records them."""
     if isinstance(content, bytes):
         return SegmentFile(size=len(content), sha256=hashlib.sha256(content).hexdigest())
     return SegmentFile(size=content.stat().st_size, sha256=file_sha256(content))
 
 
-def describe_log_file(source: SourceSegment) -> SegmentFile:
+def log_file_size_and_digests(source: SourceSegment) -> SegmentFile:
     """Return size and SHA-256 of a new log, and the digest of its batch headers unless it has batches of v0 or v1.
 
     :param source: a log whose CRCs are known to be valid.
     """
     sha256 = hashlib.sha256(source.buf.data).hexdigest()
-    batches = digest_of_headers(copy_batch_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
+    batches = sha256_of_batch_headers(copy_batch_headers(source.buf, source.table.position)) if (source.table.magic == 2).all() else ""
     return SegmentFile(size=source.size, sha256=sha256, batches=batches)

@@ -69,7 +69,7 @@ def dirty_ratio_threshold(
     segment_bytes = live / len(clean_segments)
     in_vain = min(1.0, bytes_saved_per_dirty_byte) if bytes_saved_per_dirty_byte is not None else 1.0
 
-    def monthly_cost_usd(dirty_ratio: float) -> float:
+    def ratio_dependent_monthly_cost_usd(dirty_ratio: float) -> float:
         """Return the part of the monthly costs of requests and storage that depends on the ratio."""
         dirty_bytes = live * dirty_ratio / (1 - dirty_ratio)
         rounds = written_month / dirty_bytes
@@ -77,6 +77,10 @@ def dirty_ratio_threshold(
         requests = costs.prices.compaction_round_usd(ceil((live + dirty_bytes) / segment_bytes), len(clean_segments))
         return stored / GIB * costs.prices.stored_gib_month_usd + rounds * requests
 
-    ratio = min(CHOICES, key=monthly_cost_usd)
+    ratio = min(CHOICES, key=ratio_dependent_monthly_cost_usd)
     turnovers = f"{written_month / live:.1f} times its clean size are written a month"
-    return DirtyRatioThreshold(ratio, f"the cheapest, as {turnovers}", round(monthly_cost_usd(KAFKA_RATIO) - monthly_cost_usd(ratio), 6))
+    return DirtyRatioThreshold(
+        ratio,
+        f"the cheapest, as {turnovers}",
+        round(ratio_dependent_monthly_cost_usd(KAFKA_RATIO) - ratio_dependent_monthly_cost_usd(ratio), 6),
+    )

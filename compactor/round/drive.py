@@ -13,7 +13,7 @@ from typing import Final
 
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.control import ordering, publication
-from compactor.control.broker_expiry import ExpiredSources, find_expired_segments
+from compactor.control.broker_expiry import BrokerExpiredSegmentCache, find_expired_segments
 from compactor.control.deletion import raise_log_start
 from compactor.control.leadership import Leadership, RecordRefused, hold_leadership
 from compactor.control.logs import PartitionLog, write_snapshot_if_due
@@ -25,7 +25,7 @@ from compactor.errors import BadData, CompactorError, NotFound, OutOfBudget, Ref
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RoundStatus, RunStatus
+from compactor.model.status import RoundStatus, RunHistoryStatus
 from compactor.round import mirroring
 from compactor.round.ports import OVERDUE, RoundInputsT, RoundPostponedError, RoundSteps
 
@@ -67,7 +67,7 @@ class _DriverSideOfWorkSession:
 
     leadership: Leadership
     run_id: str
-    missing: ExpiredSources | None = None
+    missing: BrokerExpiredSegmentCache | None = None
     """Segments that the worker must not read. None if pass 1 was done already, whose result numbers all live segments."""
 
     @property
@@ -151,7 +151,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
         with ExitStack() as gathering:
             mirrored = False
             try:
-                mirroring.record_broker_segments(leadership)
+                mirroring.record_broker_segments_in_control_log(leadership)
                 mirrored = True
                 gathered = leadership.state.live
                 facts = gathering.enter_context(
@@ -174,7 +174,7 @@ def _plan_and_run_round(leadership: Leadership, round_steps: RoundSteps[RoundInp
             if plan is None:
                 break
             try:
-                publication.announce_plan(leadership, plan)
+                publication.record_compaction_plan_as_intent(leadership, plan)
             except RecordRefused as refused:
                 undone_reason = str(refused)  # the broker's lineage changed since the facts were gathered, so gather them again
                 continue
@@ -196,7 +196,7 @@ def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[R
     :param round_steps: None if this process cannot do the work, as for ``retire``: the intent is then undone.
     :return: the result, or None if no intent is open; its field ``undone`` states why the intent was undone.
     """
-    publication.remove_stray_segments(leadership)
+    publication.remove_segments_left_by_dead_compactors(leadership)
     intent = leadership.state.intent
     if intent is None:
         return None
@@ -204,7 +204,7 @@ def finish_or_undo_open_intent(leadership: Leadership, round_steps: RoundSteps[R
     if intent.begun_slot:
         return _publish_intent(leadership, round_steps, None, steps, intent, "")
     reason = ordering.resume_problem(leadership.state, intent) or mirroring.problem_that_stops_open_round(
-        leadership, ExpiredSources(leadership)
+        leadership, BrokerExpiredSegmentCache(leadership)
     )
     if not reason:
         reason = round_steps.resume_problem(intent) if round_steps else "no process resumed it"
@@ -242,7 +242,7 @@ def _finish_open_intent(
     leadership.require_leadership_in_state(leadership.state)
     intent = _require_intent(leadership)
     plan = intent.plan
-    expired = ExpiredSources(leadership)
+    expired = BrokerExpiredSegmentCache(leadership)
     expired.detect_newly_expired_sources(intent)
     try:
         failed = _run_pending_tasks(leadership, round_steps, inputs, expired)
@@ -302,7 +302,7 @@ def _publish_intent(
         if round_steps is not None:
             round_steps.on_stage(RoundStage.PUBLISH_BEGUN, plan)
 
-    gone = mirroring.problem_that_stops_open_round(leadership, ExpiredSources(leadership)) if not intent.begun_slot else ""
+    gone = mirroring.problem_that_stops_open_round(leadership, BrokerExpiredSegmentCache(leadership)) if not intent.begun_slot else ""
     if gone:
         return RoundResult(RoundStatus.NOTHING_TO_DO, _undo_intent(leadership, stage_tracker, intent, gone), plan, undone=gone)
     status = RoundStatus.RESUMED if inputs is None else RoundStatus.CLEANED
@@ -326,13 +326,15 @@ def _publish_intent(
     return RoundResult(status, leadership.state, plan, intent.receipts, undone=undone_reason)
 
 
-def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunStatus:
+def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunHistoryStatus:
     """Return the status under which the run history records a published round."""
-    return RunStatus.RESTORED if plan.restores else RunStatus.REPAIRED if plan.map_engine == REPAIR else RunStatus(status)
+    return (
+        RunHistoryStatus.RESTORED if plan.restores else RunHistoryStatus.REPAIRED if plan.map_engine == REPAIR else RunHistoryStatus(status)
+    )
 
 
 def _run_pending_tasks(
-    leadership: Leadership, round_steps: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: ExpiredSources
+    leadership: Leadership, round_steps: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: BrokerExpiredSegmentCache
 ) -> FailureAndSegmentId | None:
     """Let the worker run the pending tasks. Return the first failure with the segment concerned, or None if there was none.
 
@@ -369,7 +371,7 @@ def _run_unexpired_pending_tasks(
     round_steps: RoundSteps[RoundInputsT],
     inputs: RoundInputsT | None,
     intent: RoundIntent,
-    expired_sources: ExpiredSources,
+    expired_sources: BrokerExpiredSegmentCache,
 ) -> CompactionFailure | None:
     """Give the worker those pending tasks whose segments brokers have not expired, and record each receipt as it arrives. Return the first
     failure, or None if every task succeeded. A task for which the worker gives no result counts as a failure.
@@ -392,7 +394,7 @@ def _run_unexpired_pending_tasks(
     return None
 
 
-def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: ExpiredSources) -> ReasonOrEmpty:
+def _damaged_output_problem(leadership: Leadership, intent: RoundIntent, expired_sources: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
     """Return why an object of the round's new segments differs from what was recorded, or an empty string. New segments whose groups
     brokers have expired are not checked.
     """
@@ -440,7 +442,7 @@ def _record_quarantine(leadership: Leadership, run_id: str, plan: CompactionPlan
     :param plan: the run's plan; None if it failed before a plan was announced.
     :param segment_name: the segment that caused the failure; empty if it is unknown.
     """
-    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunStatus.QUARANTINED, reason=reason, segment=segment_name)
+    ended = RunEnded(leader_epoch=leadership.epoch, run_id=run_id, status=RunHistoryStatus.QUARANTINED, reason=reason, segment=segment_name)
     state = publication.record_run_end(leadership, ended)
     return RoundResult(RoundStatus.QUARANTINED, state, plan, reason=reason, segment=segment_name)
 

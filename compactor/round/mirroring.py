@@ -15,7 +15,7 @@ from typing import Final
 from checkpoint.files import parse_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry, first_divergent_offset, leader_epoch_at
 from compactor.brokers.metadata_topic.chain import BrokerView
-from compactor.control.broker_expiry import ExpiredSources, fetch_and_record_log_start
+from compactor.control.broker_expiry import BrokerExpiredSegmentCache, record_and_get_highest_broker_log_start
 from compactor.control.leadership import Leadership, RecordRefused
 from compactor.control.mirror import build_broker_changes_record, segment_ids_of_open_round, state_with_broker_view
 from compactor.control.ports import EnvironmentPorts
@@ -38,7 +38,7 @@ def state_with_broker_segments(ports: EnvironmentPorts, state: PartitionState) -
     return state if ports.brokers is None else state_with_broker_view(state, ports.brokers(state.topic_partition))
 
 
-def problem_that_stops_open_round(leadership: Leadership, expired: ExpiredSources) -> ReasonOrEmpty:
+def problem_that_stops_open_round(leadership: Leadership, expired: BrokerExpiredSegmentCache) -> ReasonOrEmpty:
     """Return why the open round cannot go on, or an empty string. It cannot if brokers no longer serve one of its source segments with the
     same offsets as when the round was planned. Sources that brokers have expired do not stop it, unless a group that is still to be
     rewritten has lost only some of its sources.
@@ -57,7 +57,7 @@ def problem_that_stops_open_round(leadership: Leadership, expired: ExpiredSource
     return f"brokers have expired a part of what group {parted.group} replaces" if parted else ""
 
 
-def record_broker_segments(leadership: Leadership) -> PartitionState:
+def record_broker_segments_in_control_log(leadership: Leadership) -> PartitionState:
     """Record in the control log which segments brokers have added and deleted since the last such record, and return the new state. On a
     tier that no broker writes, the state is returned unchanged.
 
@@ -72,13 +72,13 @@ def record_broker_segments(leadership: Leadership) -> PartitionState:
     if body is None:
         return leadership.state
     if body.gone:
-        fetch_and_record_log_start(leadership)  # it explains later what has become of a round's segments
+        record_and_get_highest_broker_log_start(leadership)  # it explains later what has become of a round's segments
     try:
         added = tuple(segment if segment.files else read_missing_metadata_fields(ports.layout, name, segment) for segment in body.added)
     except BadData:
         if _view_without_expired_segments(leadership, ports.brokers(name)).links == view.links:
             raise
-        return record_broker_segments(leadership)  # brokers have deleted a segment since the view was taken
+        return record_broker_segments_in_control_log(leadership)  # brokers have deleted a segment since the view was taken
     if added and added[-1].id == view.links[-1].segment.id:
         raise_if_newest_segment_contradicts_lineage(ports.layout, name, added[-1], view.lineage)
     try:
@@ -96,7 +96,7 @@ def _view_without_expired_segments(leadership: Leadership, view: BrokerView) -> 
     after_gap = [number for number, (one, two) in enumerate(pairwise(view.links), start=1) if two.first > one.last + 1]
     if not after_gap:
         return view
-    start = fetch_and_record_log_start(leadership)
+    start = record_and_get_highest_broker_log_start(leadership)
     front = max((number for number in after_gap if view.links[number - 1].last < start), default=0)
     return replace(view, links=view.links[front:])
 

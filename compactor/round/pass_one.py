@@ -23,13 +23,13 @@ import numpy as np
 from bloom.directory import distinct_hash_prefixes
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_KEY_BYTES as GATE_KEY_BYTES, LatestRecordTable
-from compactor.cleaner.gate.parameters import GateCheckParameters
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
 from compactor.cleaner.keys.key_set import MIN_MAP_BYTES, KeyHashSet
 from compactor.cleaner.keys.spilling import KeyScanSpillingToDisk
 from compactor.cleaner.keys.survivors import KeyScanParameters
 from compactor.cleaner.passes.chunks import CleanedChunkCache
-from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
+from compactor.cleaner.passes.outcomes import find_txn_outcomes_and_update_next_outcomes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.passes.worker_threads import WorkerThreads
@@ -47,13 +47,13 @@ from compactor.round.partial.rewrite import KeyDirectoryCache, PartToReadSearch,
 from compactor.round.plan import RemainingSizeBound
 from compactor.round.roles import RoundRange, RoundSourceSegments, SegmentRoles
 from compactor.round.skip import (
+    BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
-    FilterUsageStatistics,
-    ReadDecisionBySidecar,
+    SegmentReadDecisionFromSidecar,
     build_clean_verdicts,
     choose_engine,
-    decide_read_by_sidecar,
-    horizon_passed_reason,
+    decide_whether_to_read,
+    delete_horizon_passed_reason,
 )
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarStore
@@ -102,7 +102,7 @@ class CleanSegmentSelectionInputs:
     """
 
     sidecars: SidecarStore | None
-    record: FilterUsageStatistics
+    record: BloomFilterUsageStatistics
     only: frozenset[str] | None = None
     in_part: frozenset[str] | None = frozenset()
 
@@ -148,7 +148,7 @@ class SurvivorScanResult:
             if not known and self.gate is not None:
                 self.gate.compute_and_keep_txn_outcomes(self.sources)
             if part is not None and self.gate is not None:
-                self.gate.restrict_outcomes_to_rewritten_batches(source, part.rows)
+                self.gate.keep_txn_outcomes_of_rewritten_batches_only(source, part.rows)
             yield source, self.opened_sources.verdicts[ordinal] if part is None else part.verdicts
 
     def free_key_memory(self) -> None:
@@ -282,9 +282,9 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
     try:
         _scan_dirty_segments(scan)
         _compute_transaction_verdicts(scan)
-        decisions = _decide_segments_by_sidecars(
+        decisions = _decide_reading_of_clean_segments_by_sidecars(
             scan_inputs,
-            _upper_bound_of_dirty_keys_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
+            _upper_bound_of_dirty_key_count_on_disk(scan_inputs, expected_row_count) if survivors.are_rows_on_disk else survivors.key_count,
         )
         answers = _ask_filters_about_dirty_keys(scan, decisions, BloomFilterAnswers())
         answers = _answers_with_partially_read_segments(scan, decisions, answers)
@@ -292,14 +292,14 @@ def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_cou
     finally:
         survivors.close()
         if space.reservation is not None:
-            space.reservation.release_all_reserved_bytes()
+            space.reservation.release_all_reserved_disk_bytes()
     return _build_survivor_scan_result(scan, decisions, answers, 1)
 
 
 def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count: int, part_count: int) -> SurvivorScanResult:
     """Run one attempt with the keys on local disk, with one scan of the dirty range for each of ``part_count`` parts of the keys."""
     settings, staging = scan_inputs.settings, scan_inputs.reading.staging
-    gate_share = _gate_budget_bytes(settings)
+    gate_share = _output_gate_memory_budget_bytes(settings)
     map_budget = settings.map_budget_bytes - gate_share
     size = min(
         scan_inputs.roles.largest_live_segment_disk_bytes
@@ -324,7 +324,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
 
         survivors = KeyScanSpillingToDisk(_create_key_scan(scan_inputs, finished_chunks, gate), None, open_disk_map, part_count)
         scan = _SurvivorScanAttempt(scan_inputs, survivors, gate, finished_chunks, space)
-        decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar] | None = None
+        decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar] | None = None
         answers = BloomFilterAnswers()
         try:
             for _ in range(part_count):
@@ -333,7 +333,9 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
                 decisions = (
                     decisions
                     if decisions is not None
-                    else _decide_segments_by_sidecars(scan_inputs, _upper_bound_of_dirty_keys_on_disk(scan_inputs, expected_row_count))
+                    else _decide_reading_of_clean_segments_by_sidecars(
+                        scan_inputs, _upper_bound_of_dirty_key_count_on_disk(scan_inputs, expected_row_count)
+                    )
                 )
                 answers = _ask_filters_about_dirty_keys(scan, decisions, answers)
                 survivors.find_survivors_of_current_key_part()
@@ -342,7 +344,7 @@ def _scan_with_keys_on_disk(scan_inputs: _SurvivorScanInputs, expected_row_count
     return _build_survivor_scan_result(scan, decisions or {}, answers, part_count)
 
 
-def _upper_bound_of_dirty_keys_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
+def _upper_bound_of_dirty_key_count_on_disk(scan_inputs: _SurvivorScanInputs, estimated_row_count: int) -> int:
     """Return an upper bound on the number of dirty keys if the keys are on disk: the estimated number of rows, at least 1, because rows
     on disk may repeat a key. It is 0 only if there is no dirty segment.
     """
@@ -365,7 +367,7 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
     return parts
 
 
-def _gate_budget_bytes(settings: SurvivorScanSettings) -> int:
+def _output_gate_memory_budget_bytes(settings: SurvivorScanSettings) -> int:
     """Return how many bytes of the map budget the gate gets in attempts that have the cleaner's keys on disk; 0 without a gate."""
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
@@ -375,7 +377,9 @@ def _create_gate(scan_inputs: _SurvivorScanInputs, budget_bytes: int, expected_r
     if not scan_inputs.settings.gate:
         return None
     extent = scan_inputs.extent
-    terms = GateCheckParameters(extent.rules, extent.first_dirty, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit)
+    terms = CleanedSegmentCheckParameters(
+        extent.rules, extent.first_dirty, scan_inputs.settings.hash_key, scan_inputs.reading.inflate_limit
+    )
     return Gate(terms, LatestRecordTable(budget_bytes, expected_row_count))
 
 
@@ -396,8 +400,8 @@ def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
     outcomes: dict[int, int] = {}
     for ordinal in reversed(job.roles.behind):
         if job.roles.sidecar_head(ordinal).sidecar is None:
-            opened.read_batch_headers(ordinal, scan.space.reservation)
-        txn_outcomes_by_batch(opened.sources[ordinal].table, outcomes)
+            opened.load_batch_headers_into_memory(ordinal, scan.space.reservation)
+        find_txn_outcomes_and_update_next_outcomes(opened.sources[ordinal].table, outcomes)
         if survivors.key_scan.second_reader is not None and scan.gate is not None:
             scan.gate.collect_txn_outcomes_after_dirty_range(opened.sources[ordinal])
     coming = list(job.roles.dirty)
@@ -407,7 +411,7 @@ def _scan_dirty_segments(scan: _SurvivorScanAttempt) -> None:
             if coming:
                 job.reading.staging.prefetch_file(job.reading.log_file_to_stage(coming[-1]))
             job.settings.check()
-            aborted = txn_outcomes_by_batch(source.table, outcomes) == ABORT
+            aborted = find_txn_outcomes_and_update_next_outcomes(source.table, outcomes) == ABORT
             if not opened.folded:
                 opened.verdicts[ordinal] = TransactionVerdicts(aborted, aborted, np.zeros(len(aborted), np.bool_), np.empty(0, TXN_ENTRY))
             # Only the outcomes of markers are known yet, so chunks that contain markers are not cleaned ahead.
@@ -424,14 +428,16 @@ def _compute_transaction_verdicts(scan: _SurvivorScanAttempt) -> None:
     if not job.opened.folded:
         for ordinal in job.roles.clean:
             if job.roles.sidecar_head(ordinal).sidecar is None:
-                job.opened.read_batch_headers(ordinal, scan.space.reservation)
+                job.opened.load_batch_headers_into_memory(ordinal, scan.space.reservation)
                 job.settings.check()
         job.opened.compute_transaction_verdicts()
     if scan.gate is not None:
         scan.gate.compute_and_keep_txn_outcomes(job.opened.sources)
 
 
-def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_count: int) -> dict[SegmentOrdinal, ReadDecisionBySidecar]:
+def _decide_reading_of_clean_segments_by_sidecars(
+    scan_inputs: _SurvivorScanInputs, dirty_key_count: int
+) -> dict[SegmentOrdinal, SegmentReadDecisionFromSidecar]:
     """Return the decision that each clean segment's sidecar allows, by position of the segment. If a resumed plan states which clean
     segments to read, only these are returned.
 
@@ -439,18 +445,18 @@ def _decide_segments_by_sidecars(scan_inputs: _SurvivorScanInputs, dirty_key_cou
     """
     live, inquiry = scan_inputs.roles.live, scan_inputs.inquiry
     if inquiry.only is not None:
-        return {n: ReadDecisionBySidecar(None, must=PLANNED) for n in scan_inputs.roles.clean if live[n].id in inquiry.only}
+        return {n: SegmentReadDecisionFromSidecar(None, must=PLANNED) for n in scan_inputs.roles.clean if live[n].id in inquiry.only}
     now_ms = scan_inputs.extent.rules.now_ms
     found = {}
     for ordinal in scan_inputs.roles.clean:
-        due = _reason_due_by_transactions(scan_inputs, ordinal) or horizon_passed_reason(live[ordinal], now_ms)
-        found[ordinal] = decide_read_by_sidecar(
+        due = _reason_to_read_due_to_transactions(scan_inputs, ordinal) or delete_horizon_passed_reason(live[ordinal], now_ms)
+        found[ordinal] = decide_whether_to_read(
             scan_inputs.roles.sidecar_head(ordinal), due, dirty_key_count=dirty_key_count, filter_usage=inquiry.record, now_ms=now_ms
         )
     return found
 
 
-def _reason_due_by_transactions(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
+def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordinal: SegmentOrdinal) -> ReasonOrEmpty:
     """Return why the outcomes of transactions require that a clean segment is read, or an empty string. The answer is the same for an
     opened segment and for the headers in its sidecar.
     """
@@ -461,7 +467,7 @@ def _reason_due_by_transactions(scan_inputs: _SurvivorScanInputs, ordinal: Segme
 
 
 def _ask_filters_about_dirty_keys(
-    scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar], earlier_answers: BloomFilterAnswers
+    scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Ask the filters of clean segments about the dirty keys of this part of the key space, and return ``earlier_answers`` with the new
     answers added. With keys on disk, also read the clean segments that may have one of these keys.
@@ -484,7 +490,7 @@ def _ask_filters_about_dirty_keys(
 
 
 def _answers_with_partially_read_segments(
-    scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, ReadDecisionBySidecar], answers: BloomFilterAnswers
+    scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers; ``decisions`` is
     changed in place.
@@ -497,7 +503,7 @@ def _answers_with_partially_read_segments(
         return answers
     copies, opened = job.reading.staging.layout.log_file_copy_limits, job.opened
 
-    def may_be_read_in_part(ordinal: SegmentOrdinal, decision: ReadDecisionBySidecar) -> bool:
+    def may_be_read_in_part(ordinal: SegmentOrdinal, decision: SegmentReadDecisionFromSidecar) -> bool:
         """Return whether the segment at this position has a key directory that may allow to read only a part."""
         segment = job.roles.live[ordinal]
         is_read = (decision.must or ordinal in answers.met) and (inquiry.in_part is None or segment.id in inquiry.in_part)
@@ -544,7 +550,10 @@ def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[S
 
 
 def _build_survivor_scan_result(
-    scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, ReadDecisionBySidecar], answers: BloomFilterAnswers, scan_count: int
+    scan: _SurvivorScanAttempt,
+    decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar],
+    answers: BloomFilterAnswers,
+    scan_count: int,
 ) -> SurvivorScanResult:
     job, live, survivors = scan.job, scan.job.roles.live, scan.survivors
     if scan.gate is not None:
@@ -558,7 +567,7 @@ def _build_survivor_scan_result(
         clean=build_clean_verdicts(
             {live[n].id: decision for n, decision in decisions.items()},
             {live[n].id: why for n, why in answers.met.items()},
-            {live[n].id: why for n in job.roles.clean if (why := _reason_due_by_transactions(job, n))},
+            {live[n].id: why for n in job.roles.clean if (why := _reason_to_read_due_to_transactions(job, n))},
             asked_segments=(live[n].id for n in answers.asked),
             dirty_key_count=survivors.key_count,
             sidecar_bytes=job.cost.bytes,

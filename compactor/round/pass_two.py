@@ -44,7 +44,7 @@ from compactor.records import codecs
 from compactor.records.balance import BalanceKey
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ENTRY, ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
-from compactor.round.delivery import RewrittenSegment, describe_segment_file, upload_segment
+from compactor.round.delivery import RewrittenSegment, segment_file_size_and_sha256, upload_segment
 from compactor.round.partial.plan import is_key_directory_worthwhile, pieces_of_new_log, sidecar_of_composed_segment
 from compactor.round.partial.rewrite import (
     ComposedSegment,
@@ -56,7 +56,7 @@ from compactor.round.partial.rewrite import (
 from compactor.round.pass_one import CleanSegmentSelectionInputs, SurvivorScanResult, SurvivorScanSettings, scan_for_survivors
 from compactor.round.ports import RoundCosts, RoundWorkerSession
 from compactor.round.roles import RoundRange
-from compactor.round.skip import FilterUsageStatistics
+from compactor.round.skip import BloomFilterUsageStatistics
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.ports import SegmentLayout, SegmentPublisher
 from compactor.tier.sidecars import SidecarStore
@@ -64,7 +64,7 @@ from compactor.tier.sidecars import SidecarStore
 _log = logging.getLogger(__name__)
 
 
-def executor_fingerprint() -> str:
+def program_and_codec_versions_fingerprint() -> str:
     """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces. A process with
     another fingerprint than the plan's refuses the plan (determinism, I7).
     """
@@ -104,8 +104,8 @@ class LocalWorker:
     def __call__(
         self, plan: CompactionPlan, tasks: Sequence[CompactionTask], session: RoundWorkerSession
     ) -> Iterator[CompactionReceipt | CompactionFailure]:
-        if plan.fingerprint != executor_fingerprint():
-            message = f"the plan is for {plan.fingerprint}, this process is {executor_fingerprint()}"
+        if plan.fingerprint != program_and_codec_versions_fingerprint():
+            message = f"the plan is for {plan.fingerprint}, this process is {program_and_codec_versions_fingerprint()}"
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=message)
             return
         left = {task.group: task for task in tasks}
@@ -173,7 +173,9 @@ class LocalWorker:
         parts = frozenset(task.sources[0] for task in tasks if task.in_part) if may_read_in_part else frozenset()
         # If every segment is a source, all are read and no sidecar is needed as a stand-in.
         sidecars = self.sidecars if parts or any(s.id not in wanted for s in reader.live) else None
-        return scan_for_survivors(reader, extent, settings, CleanSegmentSelectionInputs(sidecars, FilterUsageStatistics(), clean, parts))
+        return scan_for_survivors(
+            reader, extent, settings, CleanSegmentSelectionInputs(sidecars, BloomFilterUsageStatistics(), clean, parts)
+        )
 
     def _rewrite_and_upload_groups(
         self, execution: PlanExecution, tasks: Sequence[CompactionTask], session: RoundWorkerSession
@@ -222,7 +224,7 @@ class RewrittenGroup:
         return int(self.part.whole.table.count.sum() - self.part.source.table.count.sum()) if self.part else 0
 
 
-class SurvivorScanAnswers(Protocol):
+class SurvivorScanResultsForRewrite(Protocol):
     """Results of pass 1 that pass 2 needs. gate: checks each rewritten group; None if it is switched off. second_reader: receives the
     records that pass 2 decompresses; None if no check needs them.
     """
@@ -270,7 +272,7 @@ class PlanExecution:
         plan: CompactionPlan,
         reader: StagedSegmentReader,
         workers: WorkerThreads,
-        scan_answers: SurvivorScanAnswers,
+        scan_answers: SurvivorScanResultsForRewrite,
     ) -> None:
         self._worker = worker
         self._plan = plan
@@ -355,7 +357,7 @@ class PlanExecution:
             )
             self._worker.stats.gate_keys = report.keys
             self._worker.stats.gate_coverage = report.coverage
-        balance = tally.compute_balance()
+        balance = tally.compute_balance_of_kept_and_removed_records()
         if part:
             balance = balance_including_copied_batches(part, balance, self._live[part.source.ordinal].content, self._key)
         reservation.reserve_bytes(self._worker.layout.upload_scratch_disk_bytes(cleaned.size))
@@ -381,7 +383,7 @@ class PlanExecution:
     def delete_group_and_release_disk(self, group: RewrittenGroup) -> None:
         """Delete the files of a group that was uploaded or never will be, and give its disk space back."""
         shutil.rmtree(group.folder, ignore_errors=True)
-        group.reservation.release_all_reserved_bytes()
+        group.reservation.release_all_reserved_disk_bytes()
         self._update_round_costs()
 
     @measure_stage(WorkStage.UPLOAD, lambda self, group: group.cleaned.size)
@@ -392,7 +394,7 @@ class PlanExecution:
         negative = any(self._live[ordinal].negative_timestamps for ordinal in group.members)
         joined = None
         if group.part is None:
-            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_snapshot_and_checkpoint(group)}
+            contents: dict[str, Path | bytes] = {**cleaned.paths, **self._build_producer_snapshot_and_epoch_checkpoint(group)}
             made = RewrittenSegment.from_local_files(
                 output, contents, self._limit, should_record_batch_digests=layout.should_record_batch_digests
             )
@@ -441,10 +443,10 @@ class PlanExecution:
         return RewrittenSegment.from_composed_pieces(
             composed,
             pieces_of_new_log(segment_part.splice, object_key_of_log, group.cleaned.paths["log"], output.table),
-            {"index": index, "timeindex": timeindex, **self._build_snapshot_and_checkpoint(group)},
+            {"index": index, "timeindex": timeindex, **self._build_producer_snapshot_and_epoch_checkpoint(group)},
         )
 
-    def _build_snapshot_and_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
+    def _build_producer_snapshot_and_epoch_checkpoint(self, group: RewrittenGroup) -> dict[str, bytes]:
         """Return, by kind of file, the producer snapshot and leader-epoch checkpoint at the group's end. They are taken from its last
         source, and cut at the offset up to which readers read that source. A file that the source lacks is left out.
         """
@@ -458,13 +460,13 @@ class PlanExecution:
         if last.has_offsets_after_end_offset and "snapshot" in found:
             copied = parse_producer_snapshot_file(found["snapshot"], self._forward_read.object_key(last, "snapshot"))
             before = self._live[ordinal - 1] if ordinal else None
-            known = ProducerStates.empty_states()
+            known = ProducerStates.empty_producer_states()
             if before is not None and "snapshot" in before.files:
                 known = parse_producer_snapshot_file(
                     self._forward_read.read_small_file(before, "snapshot"), self._forward_read.object_key(before, "snapshot")
                 )
-            states = copied.states_at_earlier_offset(
-                end, known.states_at_earlier_offset(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table)
+            states = copied.producer_states_at_earlier_offset(
+                end, known.producer_states_at_earlier_offset(last.start_offset - 1).replay_batches(self._answers.sources[ordinal].table)
             )
             found["snapshot"] = format_producer_snapshot(states)
         if last.has_offsets_after_end_offset and "leader-epoch-checkpoint" in found:
@@ -486,7 +488,7 @@ class PlanExecution:
         made = format_leader_epoch_checkpoint(list(known.values())).encode()
         return (
             made
-            if describe_segment_file(made).has_same_size_and_digest_as(segment.files[kind])
+            if segment_file_size_and_sha256(made).has_same_size_and_digest_as(segment.files[kind])
             else self._forward_read.read_small_file(segment, kind)
         )
 
@@ -502,9 +504,9 @@ class PlanExecution:
         builder = SidecarBuilder(output, design, worker.hash_key, counts_distinct_keys=design is not None, collects_key_directory=directory)
         with WorkerThreads(1) as workers:
             add_segment_to_sidecar_builder(builder, output, self._limit, workers)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(builder.build_sidecar(metadata.id))
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar_if_absent(builder.build_sidecar(metadata.id))
         if directory:
-            worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory(builder.build_key_directory(metadata.id))
+            worker.stats.sidecar_bytes_written += worker.sidecars.add_key_directory_if_absent(builder.build_key_directory(metadata.id))
 
     def _store_composed_sidecar(
         self, metadata: RemoteLogSegmentMetadata, source: RemoteLogSegmentMetadata, composed: ComposedSegment
@@ -515,7 +517,9 @@ class PlanExecution:
         if worker.sidecars is None or old is None:
             return
         sidecar = sidecar_of_composed_segment(old, metadata.id, composed.due, composed.table)
-        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar(sidecar) + worker.sidecars.add_key_directory(composed.directory)
+        worker.stats.sidecar_bytes_written += worker.sidecars.add_sidecar_if_absent(sidecar) + worker.sidecars.add_key_directory_if_absent(
+            composed.directory
+        )
 
     def _prefetch_sources_of_task(self, task: CompactionTask) -> None:
         for ordinal, metadata in enumerate(self._live):

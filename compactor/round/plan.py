@@ -288,7 +288,7 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentO
     )
 
 
-def expiry_margin_ms(state: PartitionStateOrSummary[S]) -> int:
+def margin_before_broker_expiry_ms(state: PartitionStateOrSummary[S]) -> int:
     """Return how long before its expiry a segment is rewritten alone, not in a group with others, in milliseconds."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
@@ -303,7 +303,7 @@ def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Se
     """
     if not state.mirrored or cleaner.retention_ms < 0:
         return 0
-    until_ms = now_ms + expiry_margin_ms(state) - cleaner.retention_ms
+    until_ms = now_ms + margin_before_broker_expiry_ms(state) - cleaner.retention_ms
     return next((number for number, segment in enumerate(segments) if segment.max_timestamp_ms > until_ms), len(segments))
 
 

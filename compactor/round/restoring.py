@@ -31,13 +31,13 @@ from compactor.model.base import ReasonOrEmpty
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.policy import MAX32
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, digest_sum_of_segment
+from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
 from compactor.records.batches import verify_crcs_of_batches
 from compactor.records.encode import encode_filler_batch
 from compactor.records.indexes import TXN_ENTRY, encode_offset_and_time_index
 from compactor.round.compaction import disk_budget_bytes
 from compactor.round.delivery import RewrittenSegment, upload_segment
-from compactor.round.pass_two import executor_fingerprint
+from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
@@ -96,7 +96,7 @@ class RoundUndoingEarlierRun:
         return True
 
     def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
-        plan, own = intent.plan, executor_fingerprint()
+        plan, own = intent.plan, program_and_codec_versions_fingerprint()
         if plan.restores != self.run_id:
             return "another one was to be taken back"
         return "" if plan.fingerprint == own else f"it was planned by {plan.fingerprint}, this process is {own}"
@@ -124,7 +124,7 @@ class RoundUndoingEarlierRun:
             end_offset=Offset(groups[-1].made.end_offset + 1),
             next_dirty_offset=Offset(
                 min(
-                    first_dirty_offset_of_vector(self._waiting_group_of_run(state).vector_before),
+                    first_dirty_offset_of_vector(self._replaced_segments_of_undone_run(state).vector_before),
                     first_dirty_offset_of_vector(state.vector),
                 )
             ),
@@ -133,7 +133,7 @@ class RoundUndoingEarlierRun:
             vector=state.vector,
             policy=self.cleaner.cleaner_policy(),
             map_engine="memory",
-            fingerprint=executor_fingerprint(),
+            fingerprint=program_and_codec_versions_fingerprint(),
             producers=(),
             tasks=tuple(_restore_task_of_group(number, one, new_id()) for number, one in enumerate(groups)),
             restores=self.run_id,
@@ -155,7 +155,7 @@ class RoundUndoingEarlierRun:
         try:
             for task in tasks:
                 session.raise_if_leadership_lost()
-                yield self._copy_group(plan, task, groups[task.sources[0]], reading)
+                yield self._concatenate_and_upload_group(plan, task, groups[task.sources[0]], reading)
         finally:
             reading.staging.close()
 
@@ -165,7 +165,7 @@ class RoundUndoingEarlierRun:
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
         """Do nothing: no caller is informed about the stages of an undo."""
 
-    def _waiting_group_of_run(self, state: PartitionState) -> GroupAwaitingDeletion:
+    def _replaced_segments_of_undone_run(self, state: PartitionState) -> GroupAwaitingDeletion:
         """Return the replaced segments of the run, which wait for deletion."""
         return next(group for group in state.waiting if group.run_id == self.run_id and not group.undone)
 
@@ -173,7 +173,7 @@ class RoundUndoingEarlierRun:
         """Return a disk budget for this round."""
         return DiskBudget(disk_budget_bytes(self.cleaner, self.state_dir))
 
-    def _copy_group(
+    def _concatenate_and_upload_group(
         self, plan: CompactionPlan, task: CompactionTask, group: GroupToRestore, reader: StagedSegmentReader
     ) -> CompactionReceipt | CompactionFailure:
         """Concatenate the segments that a group replaced into one new segment, and upload it under the task's announced id. Raises BadData,
@@ -188,12 +188,12 @@ class RoundUndoingEarlierRun:
             try:
                 entries = _concatenate_batches_of_segments(reader, ordinals, task, log, reservation)
                 reservation.reserve_bytes(self.ports.layout.upload_scratch_disk_bytes(log.stat().st_size))
-                return self._upload_copy(plan, task, group, log, entries, reader)
+                return self._upload_restored_segment(plan, task, group, log, entries, reader)
             finally:
                 log.unlink(missing_ok=True)
                 staging.delete_cached_copies(inputs)
 
-    def _upload_copy(
+    def _upload_restored_segment(
         self,
         plan: CompactionPlan,
         task: CompactionTask,
@@ -222,7 +222,7 @@ class RoundUndoingEarlierRun:
                 output, contents, limit, should_record_batch_digests=self.ports.layout.should_record_batch_digests
             ),
             open_txn_offset=made.open_txn_offset,
-            sum_of_batches=digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
+            sum_of_batches=batch_digest_sum_of_segment(output.buf, BalanceKey(self.hash_key)),
             negative_timestamp_count=count_negative_timestamps(output, limit),
         )
         if problem:

@@ -143,14 +143,14 @@ class RoundSourceSegments:
         """
         self.parts[ordinal] = part_to_read
         self.sources[ordinal], self.verdicts[ordinal] = part_to_read.whole, part_to_read.whole_verdicts
-        self.reading.ranges[ordinal] = part_to_read.splice.byte_ranges_read
+        self.reading.ranges[ordinal] = part_to_read.splice.byte_ranges_to_read
         self._opened.add(ordinal)
 
     def is_segment_open(self, ordinal: SegmentOrdinal) -> bool:
         """Return whether the segment was opened, so that its batch headers are known without its sidecar."""
         return ordinal in self._opened
 
-    def read_batch_headers(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
+    def load_batch_headers_into_memory(self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None) -> None:
         """Read the segment's batch headers, unless they are in memory already."""
         if ordinal not in self._opened:
             with self.memory_map_segment(ordinal, reservation):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bloom import sizing
 from bloom.sidecar import Sidecar, estimate_distinct_keys_of_all
-from bloom.sizing import TRIAL, FilterDesign, should_continue_filters
+from bloom.sizing import TRIAL, FilterDesign, should_partition_keep_using_filters
 from compactor.config.settings import CleanerSettings
 from compactor.config.units import count_noun, format_size
 from compactor.control.state import PartitionState, RunHistoryEntry
@@ -36,7 +36,7 @@ KeyEngineName = str
 
 
 @dataclass(frozen=True)
-class FilterUsageStatistics:
+class BloomFilterUsageStatistics:
     """Numbers of reads that Bloom filters saved on a partition, summed over the rounds in its run history.
 
     asked: number of segments whose filter was asked.
@@ -57,10 +57,10 @@ class FilterUsageStatistics:
         """Return whether filters have saved more bytes on this partition than they cost. True as long as fewer than TRIAL filters were
         asked.
         """
-        return should_continue_filters(self.asked, self.bytes_read, self.bytes_saved)
+        return should_partition_keep_using_filters(self.asked, self.bytes_read, self.bytes_saved)
 
     @property
-    def skip_rate(self) -> float:
+    def share_of_segments_without_dirty_key(self) -> float:
         """Return the share of asked segments without a dirty key, from 0 to 1; a default if fewer than TRIAL filters were asked."""
         return (self.skipped + self.useless) / self.asked if self.asked >= TRIAL else sizing.SKIP_RATE
 
@@ -79,24 +79,26 @@ class FilterUsageStatistics:
         )
 
 
-def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> FilterUsageStatistics:
+def filter_usage_of_runs(runs: Iterable[RunHistoryEntry]) -> BloomFilterUsageStatistics:
     """Return the reads that filters saved in the runs of the run history. Runs that the history no longer has are ignored, so that filters
     are tried again.
     """
     records = [filter_usage_of_run(run.stats) for run in runs]
-    return FilterUsageStatistics(
-        **{name: sum(getattr(each, name) for each in records) for name in FilterUsageStatistics.__dataclass_fields__}
+    return BloomFilterUsageStatistics(
+        **{name: sum(getattr(each, name) for each in records) for name in BloomFilterUsageStatistics.__dataclass_fields__}
     )
 
 
-def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> FilterUsageStatistics:
+def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilterUsageStatistics:
     """Return the reads that filters saved in one run, from its figures in the run history."""
     counts = {name: int(run_stats.get(f"filter_{name}", 0)) for name in ("asked", "skipped", "useless")}
     read = int(run_stats.get("filter_bytes_read", 0)) + int(run_stats.get("filter_bytes_written", 0))
-    return FilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
+    return BloomFilterUsageStatistics(**counts, bytes_read=read, bytes_saved=int(run_stats.get("bytes_skipped", 0)))
 
 
-def expected_dirty_keys_of_next_rounds(cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int) -> int:
+def expected_dirty_key_count_of_next_rounds(
+    cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int
+) -> int:
     """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
     rounds. Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
 
@@ -109,7 +111,7 @@ def expected_dirty_keys_of_next_rounds(cleaner: CleanerSettings, runs: Sequence[
 
 
 def design_bloom_filter(
-    cleaner: CleanerSettings, filter_usage: FilterUsageStatistics, lookups_per_round: int, record_count: int, segment_bytes: int
+    cleaner: CleanerSettings, filter_usage: BloomFilterUsageStatistics, lookups_per_round: int, record_count: int, segment_bytes: int
 ) -> FilterDesign | None:
     """Return the design of a new segment's filter, or None if filters are off or do not pay.
 
@@ -122,7 +124,7 @@ def design_bloom_filter(
         record_count,
         lookups_per_round,
         segment_bytes,
-        max(filter_usage.skip_rate, 0.01),
+        max(filter_usage.share_of_segments_without_dirty_key, 0.01),
         useless_rate=cleaner.bloom_false_positive_rate,
         max_bytes=cleaner.bloom_max_bytes or None,
     )
@@ -155,7 +157,7 @@ def estimate_distinct_keys(sidecar_heads: Sequence[SidecarHead], record_counts: 
 
 
 @dataclass(frozen=True)
-class ReadDecisionBySidecar:
+class SegmentReadDecisionFromSidecar:
     """Decision about a clean segment by its sidecar, before its filter is asked.
 
     must: why the segment must be read; empty if it need not be.
@@ -171,14 +173,14 @@ class ReadDecisionBySidecar:
     for_keys: bool = False
 
 
-def horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> ReasonOrEmpty:
+def delete_horizon_passed_reason(segment: SegmentMetadataOrSummary, now_ms: int) -> ReasonOrEmpty:
     """Return the reason why a segment must be read if its delete horizon has passed, else an empty string."""
     return "a delete horizon has passed" if 0 <= segment.due_ms <= now_ms else ""
 
 
-def decide_read_by_sidecar(
-    head: SidecarHead, due_reason: str, *, dirty_key_count: int, filter_usage: FilterUsageStatistics, now_ms: int
-) -> ReadDecisionBySidecar:
+def decide_whether_to_read(
+    head: SidecarHead, due_reason: str, *, dirty_key_count: int, filter_usage: BloomFilterUsageStatistics, now_ms: int
+) -> SegmentReadDecisionFromSidecar:
     """Return the decision about a clean segment that the header of its sidecar allows.
 
     :param due_reason: why the segment must be read whatever its sidecar says; empty if there is no such reason.
@@ -187,23 +189,23 @@ def decide_read_by_sidecar(
     """
     sidecar = head.sidecar
     if sidecar is None:
-        return ReadDecisionBySidecar(None, must=due_reason or head.problem)
-    must = due_reason or sidecar.due.reason_to_read(now_ms)
+        return SegmentReadDecisionFromSidecar(None, must=due_reason or head.problem)
+    must = due_reason or sidecar.due.reason_to_read_despite_filter(now_ms)
     askable = sidecar.made_for is not None and sidecar.useless_read_probability(dirty_key_count) <= WORTH_ASKING
     if must or dirty_key_count == 0 or sidecar.distinct_keys == 0:
-        return ReadDecisionBySidecar(
+        return SegmentReadDecisionFromSidecar(
             sidecar, must, "" if must else "it has no key" if dirty_key_count else "nothing is due in it", askable and dirty_key_count > 0
         )
     if sidecar.made_for is None:
-        return ReadDecisionBySidecar(sidecar, must="no filter pays for it", for_keys=True)
+        return SegmentReadDecisionFromSidecar(sidecar, must="no filter pays for it", for_keys=True)
     if not filter_usage.are_filters_worthwhile:
-        return ReadDecisionBySidecar(
+        return SegmentReadDecisionFromSidecar(
             sidecar, must=f"filters do not pay on this partition and are off: {filter_usage.saved_reads_text()}", for_keys=True
         )
     if not askable:
         must = f"its filter is made for {sidecar.made_for.probes} keys, and this round brings up to {dirty_key_count}"
-        return ReadDecisionBySidecar(sidecar, must=must, for_keys=True)
-    return ReadDecisionBySidecar(sidecar, askable=True)
+        return SegmentReadDecisionFromSidecar(sidecar, must=must, for_keys=True)
+    return SegmentReadDecisionFromSidecar(sidecar, askable=True)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ class CleanSegmentVerdicts:
 
 
 def build_clean_verdicts(
-    decisions: Mapping[str, ReadDecisionBySidecar],
+    decisions: Mapping[str, SegmentReadDecisionFromSidecar],
     reasons_by_filter: Mapping[str, str],
     reasons_by_transactions: Mapping[str, str],
     *,

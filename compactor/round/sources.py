@@ -18,11 +18,11 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.kernels.common import SegmentOrdinal
 from compactor.local.budget import DiskBudget, DiskSpaceReservation
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.local.staging import FileToStage, StagingFolder
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import map_file
+from compactor.records.batches import memory_map_file
 from compactor.records.indexes import TXN_ENTRY, TxnEntries, parse_txn_index
 from compactor.records.producers import ProducerStates, parse_producer_snapshot_file
 from compactor.tier.contents import read_and_verify_segment_file
@@ -63,7 +63,7 @@ def open_reader_of_segments(
     :param folder_prefix: prefix of the folder's name.
     """
     staging = StagingFolder(
-        Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=process_spool_folder(state_dir))),
+        Path(tempfile.mkdtemp(prefix=f"{folder_prefix}-", dir=spool_folder_of_this_process(state_dir))),
         ports.layout,
         budget,
         sleep=ports.sleep,
@@ -85,7 +85,7 @@ def parse_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState,
     return (
         parse_producer_snapshot_file(snapshot, layout.object_name(state.topic_partition, state.live[-1], "snapshot"))
         if snapshot
-        else ProducerStates.empty_states()
+        else ProducerStates.empty_producer_states()
     )
 
 
@@ -142,7 +142,8 @@ class StagedSegmentReader:
         metadata = self.live[ordinal]
         with self.staging.staged_file(self.log_file_to_stage(ordinal), reservation) as path:
             source = open_source_segment(
-                ordinal, path, metadata.start_offset, metadata.last_copied_offset + 1, metadata.mtime_ms, -1, self.inflate_limit,
+                ordinal, path, metadata.start_offset, metadata.last_offset_in_segment_objects + 1, metadata.mtime_ms, -1,
+                self.inflate_limit,
                 txn_entries=self.read_txn_index(metadata) if reads_txn_index else None,
             )  # fmt: skip
             source.name = self.object_key_of_log(ordinal)
@@ -158,7 +159,7 @@ class StagedSegmentReader:
         (``open_segment``).
         """
         with self.staging.staged_file(self.log_file_to_stage(source.ordinal), reservation) as path:
-            table, buf = source.table, map_file(path)
+            table, buf = source.table, memory_map_file(path)
             # No balance accounts for bytes after the end up to which the segment is read.
             has_offsets_after_end_offset = self.live[source.ordinal].has_offsets_after_end_offset
             source.buf = buf[: int(table.position[-1] + table.size[-1]) if len(table) else 0] if has_offsets_after_end_offset else buf

@@ -76,7 +76,7 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._woken.set()
         self._done.put(None)
 
-    def adopt_settings(self, settings: Settings) -> None:
+    def request_settings_change(self, settings: Settings) -> None:
         """Ask the service to use these settings for all jobs that begin from now on, and return at once. ``service.reloading`` makes the
         settings.
         """

@@ -41,7 +41,7 @@ class StopRequest:
         if self.event.wait(seconds):
             self.raise_if_stopped()
 
-    def raise_if_stopped_between_stages(self, stage: RoundStage) -> None:
+    def raise_if_stopped_unless_published(self, stage: RoundStage) -> None:
         """Raise Stopped if the service was asked to stop, unless the round is published already: then only its statistics are left to
         record.
 

@@ -59,7 +59,7 @@ def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_ben
     )
     if not dirty and any(head is None or head.sidecar is None for head in map(heads.get, (segment.id for segment in state.live))):
         return RoundBenefit(False, NOTHING_DUE)
-    horizon_work = reason_to_read_for_delete_horizons(state, assessment, heads, now_ms)
+    horizon_work = reason_to_read_segment_for_delete_horizons(state, assessment, heads, now_ms)
     if horizon_work:
         return RoundBenefit(True, horizon_work)
     gain = estimate_removable_bytes(assessment, heads)
@@ -73,7 +73,7 @@ def is_compaction_lag_exceeded(assessment: RoundAssessment[RemoteLogSegmentMetad
     return any(0 < segment.first_timestamp_ms < now_ms - cleaner.max_compaction_lag_ms for segment in assessment.dirty)
 
 
-def reason_to_read_for_delete_horizons(
+def reason_to_read_segment_for_delete_horizons(
     state: PartitionState, assessment: RoundAssessment[RemoteLogSegmentMetadata], heads: Mapping[str, SidecarHead], now_ms: int
 ) -> str:
     """Return why a segment of the round must be read for its delete horizons (the times at which tombstones and transaction markers may be
@@ -89,7 +89,7 @@ def reason_to_read_for_delete_horizons(
     ]
     cleaned_ids = {segment.id for segment in assessment.covered_segments}
     for source, verdicts, (segment, sidecar) in zip(sources, transaction_verdicts_by_source(sources), segments, strict=True):
-        reason = sidecar.due.reason_to_read(now_ms) or reason_markers_must_be_read(
+        reason = sidecar.due.reason_to_read_despite_filter(now_ms) or reason_markers_must_be_read(
             source.table, verdicts.aborted, verdicts.discardable, now_ms
         )
         if reason and segment.id in cleaned_ids:

@@ -39,16 +39,16 @@ from compactor.consumer.reading import (
     MAX_RETRIES,
     MAX_SPILL_SPAN,
     DiskKeySortRequest,
-    LastRecordsRequest,
+    LastRecordOfEachKeyRequest,
     OffsetRangeReader,
+    OffsetRangeToRead,
     ReadOptions,
-    ReadRange,
     find_offset_for_time,
     last_stable_offset,
 )
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
-from compactor.decoding.fields import FieldDecoder
+from compactor.decoding.fields import KeyAndValueDecoder
 from compactor.errors import BadData, UsageError
 from compactor.kernels.common import KEY_BYTES
 from compactor.model.ids import TopicPartition
@@ -184,12 +184,12 @@ class KafkaTieredStream(DataSourceStreamReader):
 
         def history_up_to_partition_end(tier: Tier, partition: TopicPartition) -> ConsumedLogHistory:
             """Return the end offset of one partition with its leader epoch and topic id."""
-            state = tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
+            state = tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
             return log_identity(tier, state).history_below_offset(_end_offset_of_read(tier, self._request, state))
 
         ends = {str(name): log for name, log in map_requested_partitions(self._request, history_up_to_partition_end)}
         return {name: log.end for name, log in ends.items()} | {
-            HISTORY_KEY: {name: [log.last_epoch, log.topic_id] for name, log in ends.items()}
+            HISTORY_KEY: {name: [log.last_read_leader_epoch, log.topic_id] for name, log in ends.items()}
         }
 
     @override
@@ -216,16 +216,16 @@ class KafkaTieredStream(DataSourceStreamReader):
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 
-        def find_mismatch_with_stream(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
+        def find_log_mismatch_with_stream_history(tier: Tier, partition: TopicPartition) -> HistoryMismatchReason | None:
             """Return how the log of a partition differs from the stream's history, or None if it matches."""
             if str(partition) not in known:
                 return None
             return find_log_mismatch(
                 history_of_restored_position(offsets[str(partition)], *known[str(partition)]),
-                log_identity(tier, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()),
+                log_identity(tier, tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()),
             )
 
-        for name, found in map_requested_partitions(self._request, find_mismatch_with_stream) if known else ():
+        for name, found in map_requested_partitions(self._request, find_log_mismatch_with_stream_history) if known else ():
             if found is not None:
                 agreed = f"truncated: it holds what was read up to offset {found.agreed_offset}"
                 what = "created again under another topic id" if found.reason == "topic" else agreed
@@ -244,7 +244,7 @@ class PartitionReadRange:
     bytes: estimated number of bytes to read.
     """
 
-    extent: ReadRange
+    extent: OffsetRangeToRead
     options: ReadOptions
     topic_id: TopicId
     bytes: int
@@ -282,14 +282,14 @@ def _text_decoder_of_partition(request: ReadRequest, partition: TopicPartition) 
     """Return the function that decodes keys and values of a partition. It raises BadData for bytes that cannot be decoded, if the request
     says so.
     """
-    decoder = FieldDecoder(request.settings)
+    decoder = KeyAndValueDecoder(request.settings)
 
     def decode_field_text(field: str, offset: int, data: bytes | None) -> str | None:
-        found = decoder.decode_field(data, request.key_format if field == "key" else request.value_format)
+        found = decoder.decode_key_or_value(data, request.key_format if field == "key" else request.value_format)
         if found.error and request.fails_on_decoding_error:
             hint = "onDecodingError = null reads on; the columns key and value have the bytes"
             raise BadData(f"the {field} cannot be decoded: {found.error}", segment=str(partition), offset=offset, hint=hint)
-        return found.format_text() if found.is_decoded else None
+        return found.format_value_as_text() if found.is_decoded else None
 
     return decode_field_text
 
@@ -375,7 +375,7 @@ def _plan_partition_ranges(tier: Tier, request: ReadRequest, partition: TopicPar
     return retry_if_object_missing(
         partition,
         lambda: _partition_ranges_within_bounds(
-            tier, request, partition, tier.open_partition_log(tier.latest_incarnation(partition)).refresh()
+            tier, request, partition, tier.open_control_log_of_partition(tier.latest_incarnation(partition)).refresh()
         ),
         MAX_RETRIES,
     )
@@ -407,7 +407,7 @@ def _partition_ranges_within_bounds(
     topic_id = tier.metadata.topic_id(partition)
     if request.latest:
         extent, size = (
-            ReadRange(state.topic_partition, first, end - 1, tuple(segments), log),
+            OffsetRangeToRead(state.topic_partition, first, end - 1, tuple(segments), log),
             sum(segment.size_bytes for segment in segments),
         )
         each = _last_record_requests_of_tasks(request, partition, extent)
@@ -415,7 +415,9 @@ def _partition_ranges_within_bounds(
     options = ReadOptions(request.committed, limit, skip_damaged=request.skip_damaged)
     cuts = [(max(a, first), min(b, end - 1), of) for a, b, of in _cut_segments_into_ranges(segments, request.split_bytes)]
     return [
-        PartitionReadRange(ReadRange(state.topic_partition, a, b, of, log), options, topic_id, _estimate_bytes_between_offsets(a, b, of))
+        PartitionReadRange(
+            OffsetRangeToRead(state.topic_partition, a, b, of, log), options, topic_id, _estimate_bytes_between_offsets(a, b, of)
+        )
         for a, b, of in cuts
         if a <= b
     ]
@@ -448,21 +450,23 @@ def _cut_segments_into_ranges(segments: Sequence[RemoteLogSegmentMetadata], spli
         yield together[0].start_offset, together[-1].end_offset, tuple(together)
 
 
-def _last_record_requests_of_tasks(request: ReadRequest, partition: TopicPartition, read_range: ReadRange) -> list[LastRecordsRequest]:
+def _last_record_requests_of_tasks(
+    request: ReadRequest, partition: TopicPartition, read_range: OffsetRangeToRead
+) -> list[LastRecordOfEachKeyRequest]:
     """Return one request for each task that reads a partition with ``view = latest``. By default one task reads it, and sorts the keys on
     local disk if they do not fit in memory. With the option ``keyRanges``, or if the range of offsets is too large for this sort, each task
     reads the keys of one hash range.
     """
     cleaner = request.settings.cleaner_settings_for_topic(partition.topic)
     budget = max(cleaner.map_budget_bytes, 1 << 16)
-    records = sum(_max_record_count(segment) for segment in read_range.segments)
+    records = sum(_record_count_upper_bound_of_segment(segment) for segment in read_range.segments)
     ranges = request.key_ranges or -(-records * KEY_BYTES // budget) or 1
     if not request.key_ranges and ranges > 1 and read_range.last - read_range.first < MAX_SPILL_SPAN:
         disk = cleaner.disk_budget_bytes if isinstance(cleaner.disk_budget_bytes, int) else 0
-        return [LastRecordsRequest(0, 1, budget, spill=DiskKeySortRequest(records, disk))]
-    return [LastRecordsRequest(number, ranges, budget) for number in range(ranges)]
+        return [LastRecordOfEachKeyRequest(0, 1, budget, spill=DiskKeySortRequest(records, disk))]
+    return [LastRecordOfEachKeyRequest(number, ranges, budget) for number in range(ranges)]
 
 
-def _max_record_count(segment: RemoteLogSegmentMetadata) -> int:
+def _record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
     """Return an upper bound of a segment's record count, because brokers do not report the count."""
     return segment.records or segment.end_offset - segment.start_offset + 1

@@ -176,12 +176,14 @@ def find_recompaction_candidates(
 
     :param min_benefit_bytes: least number of bytes that a round must be expected to save; 0 accepts every partition.
     """
-    keeps = len(partitions) <= MAX_CACHED_LOGS and tier.kind.has_complete_log  # if not, a round reads the control log without the view
+    keeps = (
+        len(partitions) <= MAX_CACHED_LOGS and tier.kind.is_content_determined_by_control_logs
+    )  # if not, a round reads the control log without the view
 
     def assess_recompaction_candidate(partition: TopicPartition) -> RecompactionCandidate:
         """Read the state of one partition and return it as a candidate. An error is not raised, but stored in the candidate."""
         try:
-            log = tier.open_partition_log(partition)
+            log = tier.open_control_log_of_partition(partition)
             state = log.refresh()
             is_worthwhile, reason = assess_round_benefit(tier, state, now_ms, min_benefit_bytes)
         except CompactorError as error:
@@ -224,7 +226,8 @@ def recompact_partitions(
         pool = stack.enter_context(ThreadPoolExecutor(recompaction.max_partitions_led_at_once(), "partition"))
         try:
             futures = [
-                spread.submit(recompaction.run_rounds_and_record_result, candidate, recompaction.clean_on_cluster) for candidate in large
+                spread.submit(recompaction.run_rounds_and_record_result, candidate, recompaction.clean_partition_on_all_executors)
+                for candidate in large
             ]
             futures += [
                 pool.submit(recompaction.run_rounds_and_record_result, candidate, partial(recompaction.clean_in_shared_job, flow))
@@ -238,7 +241,7 @@ def recompact_partitions(
                 workers.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            recompaction.publish_catalog_changes()
+            recompaction.publish_changed_partitions_in_catalog()
     return [recompaction.finished[name] for name in partitions]
 
 
@@ -289,7 +292,7 @@ def recompact_topics(spark: SparkSession, config: str, topics: str, min_benefit:
     settings = load_settings(config)
     tier = open_tier(settings)
     if tier.kind.is_broker_managed:
-        tier.identity.ensure_catalog()
+        tier.identity.read_or_create_catalog()
     names = [name for name in sorted(tier.list_partitions()) if re.fullmatch(topics, name.topic)]
     if not names:
         raise UsageError(f"the tier at {tier.ports.layout.url} holds no topic that matches {topics}")
@@ -362,7 +365,7 @@ class _RecompactionWork:
             RecompactionResult(candidate.partition, report, problem, time.monotonic() - begin, "", candidate.segments, candidate.bytes)
         )
 
-    def clean_on_cluster(self, candidate: RecompactionCandidate) -> RoundReport:
+    def clean_partition_on_all_executors(self, candidate: RecompactionCandidate) -> RoundReport:
         """Clean a large partition with tasks on all executors."""
         from compactor.round.engines import RemoteEngine
         from compactor.spark.round.worker import SparkWorker
@@ -382,13 +385,13 @@ class _RecompactionWork:
         engine = "partitioned" if cleaner.map_engine == "partitioned" else "memory"
         return self._run_round_over_whole_log(candidate, RemoteEngine(engine, lambda stats: shared_jobs.create_worker(cleaner, stats)))
 
-    def publish_catalog_changes(self, min_changes: int = 1) -> None:
+    def publish_changed_partitions_in_catalog(self, min_changes: int = 1) -> None:
         """Publish which partitions have changed, in one catalog record, if there are at least ``min_changes`` of them."""
         with self._lock:
             if len(self._changed) < min_changes:
                 return
             changed, self._changed = self._changed, []
-            self._tier.change_notifier.publish_control_log_changes(changed)
+            self._tier.control_log_change_notifier.publish_control_log_changes(changed)
 
     def _run_round_over_whole_log(self, candidate: RecompactionCandidate, engine: RemoteEngine) -> RoundReport:
         """Run one round over the whole log and return its report. If a crashed round over another range is open, resume that one first."""
@@ -399,14 +402,14 @@ class _RecompactionWork:
         )
         log = candidate.log
         while True:
-            log = log or self._tier.open_partition_log(candidate.partition, leads=True)
+            log = log or self._tier.open_control_log_of_partition(candidate.partition, leads=True)
             report = create_round(
                 self._tier, candidate.partition, self._now_ms, engine=engine, assess_with=assess_round_over_whole_log, disk=disk
             ).execute_round(log)
             if report.status in CHANGING:
                 with self._lock:
                     self._changed.append(log)
-                self.publish_catalog_changes(CHANGES_PER_RECORD)
+                self.publish_changed_partitions_in_catalog(CHANGES_PER_RECORD)
             if report.status != RoundStatus.RESUMED or report.first_dirty_offset <= log.state.log_start:
                 return report
             log = None

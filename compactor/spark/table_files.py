@@ -19,7 +19,7 @@ from compactor.cleaner.keys.key_set import KeyHashSet
 from compactor.config.settings import Settings
 from compactor.constants import TopicId
 from compactor.consumer.gather import SelectedRecords
-from compactor.consumer.reading import LastRecordsRequest, hash_keys_of_rows
+from compactor.consumer.reading import LastRecordOfEachKeyRequest, hash_keys_of_rows
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
@@ -68,7 +68,7 @@ class ClusterDataFileWriter:
             return 1.0
         tier, name = files.tier, files.partition
         budget = max(tier.cleaner_settings_for_topic(name.topic).map_budget_bytes // self.cluster.task_slots_per_executor, MIN_RANGE_BYTES)
-        keys = sum(task.max_records for task in files.tasks) + sum(file.record_count for file in files.others)
+        keys = sum(task.record_count_upper_bound for task in files.tasks) + sum(file.record_count for file in files.others)
         ranges = -(-keys * BYTES_PER_KEY // budget)
         items = [*files.tasks, *(file.file_path for file in files.others)]
         task = _WriteFilesTask(
@@ -76,7 +76,7 @@ class ClusterDataFileWriter:
             name,
             tier.metadata.topic_id(name),
             tier.identity.hash_key_for_unstored_hashes(),
-            files.table.without_catalog(),
+            files.table.copy_without_catalog(),
             ranges,
         )
         answers = self.cluster.shuffle_answers_to_targets(f"{name}: {len(items)} data files", items, task, [None] * (ranges + 1))
@@ -138,7 +138,7 @@ class _WriteFilesTask:
             key_hashes += [hashes_of_key_column(keys, halves) for keys in self.table.read_keys(task_or_path)]
             return None
         tier = open_tier_on_executor(self.settings.model_dump_json(), self.partition.topic * bool(self.topic_id), self.topic_id)
-        each, every_key = task_or_path.file.slice, LastRecordsRequest(0, 1, 0)
+        each, every_key = task_or_path.file.slice, LastRecordOfEachKeyRequest(0, 1, 0)
 
         def add_hashes(selection: SelectedRecords) -> None:
             key_hashes.append(hash_keys_of_rows(selection, each.first, each.last, every_key, halves)[0].copy())

@@ -34,7 +34,7 @@ from compactor.storage.cloud import (
     ErrorHints,
     ObjectRange,
     PartUploader,
-    RequestRetry,
+    RequestRunnerWithRetries,
     connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
@@ -44,7 +44,7 @@ from compactor.storage.findings import StoreFinding
 from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
-from compactor.storage.port import CopiedRange, CopyLimits, ObjectInfo, ObjectStore
+from compactor.storage.port import CopyLimits, ObjectInfo, ObjectRangeToCopy, ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, part_length
 from compactor.storage.schemes import bucket_and_prefix
@@ -142,7 +142,7 @@ class AzureClient:
             found = self._blob_client(key).get_blob_properties()
         return _object_info(key, found)
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         return retried(lambda: self._upload_blob(key, data, metadata, overwrite=False))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -160,7 +160,7 @@ class AzureClient:
         ids = [f"{attempt}{number:05}" for number in range(len(parts))]
 
         def stage_block(block_id: str, part: UploadPart) -> None:
-            if isinstance(part, CopiedRange):
+            if isinstance(part, ObjectRangeToCopy):
                 try:
                     with self._client_errors_as_store_errors("copy", part.key):
                         source = self._copy_source_arguments(part.key)
@@ -214,7 +214,7 @@ class AzureClient:
             findings.append(StoreFinding.note("versioning-unknown", detail, f"Grant {_ACTIONS.rpartition('/containers')[0]}/read"))
         return findings
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
     def _reasons_why_deletes_free_no_space(self) -> tuple[list[tuple[str, str]], bool]:
@@ -223,7 +223,11 @@ class AzureClient:
 
         The service does not report whether the account keeps versions, so this is read off an existing object.
         """
-        days, versions, holds = self._soft_delete_days(), self._has_object_versions(), self._container_retention_locks()
+        days, versions, holds = (
+            self._soft_delete_days(),
+            self._does_account_keep_object_versions(),
+            self._immutability_policy_and_legal_hold_flags(),
+        )
         found = [
             ("versioning", "keeps versions: a deleted object stays as an earlier version, and is paid for", versions),
             ("soft-delete", f"keeps deleted objects for {days} days (soft delete), and they are paid for", days),
@@ -243,7 +247,7 @@ class AzureClient:
             return None
         return int(policy.days or 1) if policy.enabled else 0
 
-    def _container_retention_locks(self) -> tuple[bool, bool] | None:
+    def _immutability_policy_and_legal_hold_flags(self) -> tuple[bool, bool] | None:
         """Return a pair: whether the container has an immutability policy, and whether it has a legal hold. None if the credentials may not
         ask, as with shared access signatures of a container.
         """
@@ -254,7 +258,7 @@ class AzureClient:
             return None
         return bool(found.has_immutability_policy), bool(found.has_legal_hold)
 
-    def _has_object_versions(self) -> bool | None:
+    def _does_account_keep_object_versions(self) -> bool | None:
         """Return whether the account keeps versions of overwritten and deleted objects. None if the store has no object yet, because only
         an existing object shows it.
         """

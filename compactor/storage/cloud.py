@@ -25,7 +25,7 @@ from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.copy_checks import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem
+from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, check_object_metadata, object_key_problem
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.parallel import run_in_parallel, write_at_position
@@ -108,7 +108,7 @@ class ObjectRange:
     version: str
 
 
-class RequestRetry(Protocol):
+class RequestRunnerWithRetries(Protocol):
     """Function that makes a request, repeats it while the store is unavailable, and returns its result. After the retry deadline it raises
     Unavailable.
     """
@@ -141,7 +141,7 @@ class ObjectClient(Protocol):
     def head(self, key: str) -> ObjectInfo:
         """Return the properties of an object, including its metadata."""
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         """Create an object if the key is free.
 
         :param retried: makes a request with retries. Each request of the create is made through it.
@@ -174,7 +174,7 @@ class ObjectClient(Protocol):
     def inspect_store_settings(self) -> list[StoreFinding]:
         """Return findings about the bucket's settings (versioning, retention and the like), for `config check`."""
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         """Return the permission that a request needs, in the vendor's terms.
 
         :param verb: the kind of request: write, overwrite, read, list or delete.
@@ -226,8 +226,8 @@ class CloudStore:
         return self._client.server_copy_limits
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        check_key(key)
-        check_range(start, length)
+        check_object_key(key)
+        check_byte_range(start, length)
         if length == 0:
             self.head(key)
             return b""
@@ -241,13 +241,13 @@ class CloudStore:
         return replace(found, metadata={name: value for name, value in found.metadata.items() if name != _TOKEN})
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        return self._create_marked_with_random_token(
+        return self._create_or_find_own_earlier_attempt(
             key, metadata, lambda described: self._client.create(key, data, described, self._request_with_retries)
         )
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        check_key(key)
-        check_metadata(metadata)
+        check_object_key(key)
+        check_object_metadata(metadata)
         with os_errors_as_compactor_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
@@ -261,7 +261,7 @@ class CloudStore:
         Copied bytes are read back and compared, because these stores return no CRC-32C of a copy. If they differ, the object is deleted and
         CopyDiffers raised.
         """
-        check_key(key)
+        check_object_key(key)
         if self.server_copy_limits is None:
             raise CannotCopy(f"{self.url} copies no ranges of objects")
         parts = plan_parts(sources, self._transfers.part_bytes, self.server_copy_limits.max_bytes)
@@ -273,12 +273,12 @@ class CloudStore:
         return made
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        check_key(key)
+        check_object_key(key)
         return self._request_with_retries(lambda: self._client.put(key, data))
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        check_key(key)
-        check_range(start, length)
+        check_object_key(key)
+        check_byte_range(start, length)
         part = self._transfers.part_bytes
         first = ObjectRange(b"", start, "")
         if length == 0:
@@ -314,7 +314,7 @@ class CloudStore:
         return end - start
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         token, last = "", after
 
         def next_page() -> tuple[Sequence[ObjectInfo], str]:
@@ -323,7 +323,7 @@ class CloudStore:
         while True:
             found, token = self._request_with_retries(next_page)
             for info in found:
-                if key_problem(info.key) or info.key.encode() <= after.encode():
+                if object_key_problem(info.key) or info.key.encode() <= after.encode():
                     continue
                 if info.key.encode() <= last.encode():
                     raise Refused(f"{self.url} lists {info.key!r} after {last!r}", hint="Use a store that lists in the order of UTF-8")
@@ -337,12 +337,12 @@ class CloudStore:
         upload = PartUploader(self._retrier, self._transfers.threads)
         while batch := tuple(islice(left, _DELETES_AT_ONCE)):
             for key in batch:
-                check_key(key)
+                check_object_key(key)
             upload.run_tasks_with_retries([lambda key=key: self._delete_object(key) for key in dict.fromkeys(batch)])  # type: ignore[misc]
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
         """Yield nothing: these stores do not list unfinished uploads. They delete such uploads by themselves after a week."""
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         return iter(())
 
     def abort_uploads(self, uploads: Iterable[UnfinishedUpload]) -> None:
@@ -361,12 +361,12 @@ class CloudStore:
         """
         return self._request_with_retries(self._client.does_delete_free_space)
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         """Return the permission that a request needs, in the vendor's terms.
 
         :param verb: the kind of request: write, overwrite, read, list or delete.
         """
-        return self._client.required_permission(verb)
+        return self._client.required_permission_name(verb)
 
     def endpoint_bucket_and_prefix_of_server(self) -> tuple[str, str, str]:
         """Return a triple: the server's endpoint, the bucket, and the prefix of all keys of this store."""
@@ -392,19 +392,19 @@ class CloudStore:
         if self._find_object(key) is not None:  # before a gigabyte is sent for nothing; the last request decides
             raise AlreadyExists(f"{self.url}/{key} exists already")
         upload = PartUploader(self._retrier, self._transfers.threads, confirm)
-        return self._create_marked_with_random_token(
+        return self._create_or_find_own_earlier_attempt(
             key, metadata, lambda described: self._client.create_in_parts(key, parts, described, upload)
         )
 
-    def _create_marked_with_random_token(
+    def _create_or_find_own_earlier_attempt(
         self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
     ) -> ObjectInfo:
         """Create an object by calling ``write`` with the object's metadata, to which a random token is added. If the key is taken by an
         object with the same token, an earlier attempt of this call has created it, and it is returned. If the key is taken by any other
         object, AlreadyExists is raised.
         """
-        check_key(key)
-        described = check_metadata(metadata)
+        check_object_key(key)
+        described = check_object_metadata(metadata)
         self._before_create(self)
         token = uuid.uuid4().hex
         try:
@@ -434,7 +434,7 @@ class CloudStore:
         return found
 
     def _head_object(self, key: str) -> ObjectInfo:
-        check_key(key)
+        check_object_key(key)
         return self._request_object_with_retries(key, lambda: self._client.head(key))
 
     def _find_object(self, key: str) -> ObjectInfo | None:

@@ -8,10 +8,12 @@ from functools import partial
 import crc32c
 
 from compactor.errors import CopyDiffers, Unavailable
-from compactor.storage.port import ComposeSource, CopiedRange, ObjectStore
+from compactor.storage.port import ComposeSource, ObjectRangeToCopy, ObjectStore
 
 
-def check_copied_bytes(piece: CopiedRange, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]) -> None:
+def check_copied_bytes(
+    piece: ObjectRangeToCopy, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]
+) -> None:
     """Raise CopyDiffers if the CRC-32C of ``copied`` is not that of the range from which it was copied.
 
     :param piece: the range that was to be copied.
@@ -42,7 +44,7 @@ def check_copy_sources(store: ObjectStore, sources: Sequence[ComposeSource]) -> 
 
     Raises NotFound if an object is gone, Unavailable if it has another version, ValueError if a range is not in it.
     """
-    copied = [piece for piece in sources if isinstance(piece, CopiedRange) and piece.length]
+    copied = [piece for piece in sources if isinstance(piece, ObjectRangeToCopy) and piece.length]
     for key in dict.fromkeys(piece.key for piece in copied):
         found = store.head(key)
         if any(piece.etag != found.etag for piece in copied if piece.key == key):
@@ -64,7 +66,7 @@ def verify_composed_copy(store: ObjectStore, key: str, sources: Sequence[Compose
 
     at = 0
     for piece in sources:
-        if isinstance(piece, CopiedRange):
+        if isinstance(piece, ObjectRangeToCopy):
             try:
                 source = partial(read_range, piece.key, piece.start, piece.length)
                 check_copied_bytes(piece, f"{store.url}/{piece.key}", read_range(key, at, piece.length), source)

@@ -66,7 +66,7 @@ class RateLimits:
         return bucket.take_tokens(tokens) if bucket else 0.0
 
 
-class ThrottledMeter:
+class RateLimitingRequestMeter:
     """RequestMeter that delays its callers so that the rate limits hold, and reports everything to the meter ``inner``."""
 
     def __init__(self, inner: RequestMeter, buckets: RateLimits) -> None:
@@ -135,7 +135,7 @@ def open_store(
     adapter: StoreAdapter = import_module(f"compactor.storage.{kind.adapter}")
     options = StoreOptions(
         settings=settings or Settings(),
-        meter=ThrottledMeter(counters or RequestCounters(), _shared_rate_limits(limits or LimitSettings())),
+        meter=RateLimitingRequestMeter(counters or RequestCounters(), _shared_rate_limits(limits or LimitSettings())),
         retries=retries,
         transfers=transfers or TransferSettings(),
         contact=contact or FirstAnswerTracker(),

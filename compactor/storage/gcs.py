@@ -24,7 +24,7 @@ from compactor.storage.cloud import (
     ErrorHints,
     ObjectRange,
     PartUploader,
-    RequestRetry,
+    RequestRunnerWithRetries,
     connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
@@ -108,7 +108,7 @@ class GcsClient:
             blob.reload(timeout=connect_and_read_timeouts_s(self._contact), retry=None)
         return self._object_info(blob)
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         return retried(lambda: self._upload_object(key, data, metadata, if_generation_match=0))
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
@@ -172,7 +172,7 @@ class GcsClient:
         hint = "Expect no saving before they are gone, or use a bucket without"
         return [StoreFinding.warning(kind, f"the bucket of {self.url} {detail}", hint) for kind, detail in reasons]
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
     def _reasons_why_deletes_free_no_space(self) -> list[tuple[str, str]] | None:

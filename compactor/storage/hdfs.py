@@ -39,14 +39,14 @@ from compactor.storage.cloud import (
     ErrorHints,
     ObjectRange,
     PartUploader,
-    RequestRetry,
+    RequestRunnerWithRetries,
     connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
 )
 from compactor.storage.counting import RequestMeter
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import RESERVED, check_prefix, key_part_problem
+from compactor.storage.keys import RESERVED, check_object_key_prefix, object_key_part_problem
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
 from compactor.storage.port import FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
@@ -103,7 +103,7 @@ class HdfsStore(CloudStore):
 
     @override
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         folder, slash, _ = prefix.rpartition("/")
         return self._list_tree(folder + slash, prefix, after)
 
@@ -112,7 +112,7 @@ class HdfsStore(CloudStore):
         """Yield the staged files (uploads that are not yet renamed to their keys) if ``prefix`` is empty. Otherwise yield nothing, because
         a staged file's name does not show its key.
         """
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         for entry in [] if prefix else self._request_with_retries(lambda: self._client.list_folder(_STAGING)):
             yield UnfinishedUpload(entry.name, entry.name.removeprefix(_STAGING), entry.modified_ms % UNDATED_MS)
 
@@ -128,7 +128,7 @@ class HdfsStore(CloudStore):
         """
         for entry in sorted(self._request_with_retries(lambda: self._client.list_folder(folder)), key=lambda entry: entry.name.encode()):
             name = entry.name
-            if key_part_problem(name.removeprefix(folder).rstrip("/")):
+            if object_key_part_problem(name.removeprefix(folder).rstrip("/")):
                 continue
             is_wanted = name.startswith(prefix) and name.encode() > after.encode()
             if name.endswith("/"):
@@ -210,7 +210,7 @@ class HdfsClient:
         texts = [base64.b64decode(each["value"].removeprefix("0s")) for each in attributes if each["name"] == _ATTRIBUTE]
         return self.object_info(status, json.loads(texts[0]) if texts else {})
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         return self._create_by_rename(key, _RequestBody([data], len(data)), metadata, retried)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
@@ -242,7 +242,7 @@ class HdfsClient:
             raise NotFound(f"{failed_request}: no such object")
 
     def clock_ms(self) -> int:
-        return self._clock_ms("/")
+        return self._namenode_clock_ms("/")
 
     def does_delete_free_space(self) -> bool | None:
         return not self._snapshot_directories()
@@ -252,7 +252,7 @@ class HdfsClient:
         detail = f"of {self.url} has snapshots, which keep deleted files"
         return [StoreFinding.warning("snapshots", f"the directory {path} {detail}", hint) for path in self._snapshot_directories()]
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         written = "w and x on the directory, and r on the file, which is read back"
         return {"read": "r on the file", "list": "r and x on the directory", "write": written}.get(verb, "w and x on the directory")
 
@@ -287,7 +287,7 @@ class HdfsClient:
                 modified_ms = self._set_publication_time(status.name, status.inode)
         return ObjectInfo(status.name, status.size, modified_ms, str(status.inode), metadata)
 
-    def _create_by_rename(self, key: str, body: _RequestBody, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def _create_by_rename(self, key: str, body: _RequestBody, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         """Create an object, if the key is free, by renaming a staged file to the key.
 
         :param retried: makes a request with retries. Each request of the create is made through it.
@@ -381,13 +381,13 @@ class HdfsClient:
         request that is sent after the rename, and a second is added because the namenode reports whole seconds. So it is never before the
         publication.
         """
-        now_ms = self._clock_ms(_inode_path(inode)) + 1000
+        now_ms = self._namenode_clock_ms(_inode_path(inode)) + 1000
         self._request_with_redirect(
             "PUT", _inode_path(inode), "SETTIMES", failed_request=self._describe_failed_request("date", key), modificationtime=now_ms
         )
         return now_ms
 
-    def _clock_ms(self, path: str) -> int:
+    def _namenode_clock_ms(self, path: str) -> int:
         failed_request = self._describe_failed_request("ask for the time of")
         answer = self._request_with_redirect("GET", path, "GETFILESTATUS", failed_request=failed_request)
         date = answer.headers.get("Date", "").partition(" GMT")[0]  # Hadoop sends it twice

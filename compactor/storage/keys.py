@@ -22,7 +22,7 @@ _METADATA_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _METADATA_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
-def key_part_problem(part: str) -> ReasonOrEmpty:
+def object_key_part_problem(part: str) -> ReasonOrEmpty:
     """Return why ``part`` cannot be the text between two slashes of a key, or an empty string if it can."""
     if not part:
         return "has an empty part"
@@ -35,32 +35,34 @@ def key_part_problem(part: str) -> ReasonOrEmpty:
     return ""
 
 
-def key_problem(key: str) -> ReasonOrEmpty:
+def object_key_problem(key: str) -> ReasonOrEmpty:
     """Return why this text cannot be a key, or an empty string."""
-    faults = [fault for part in key.split("/") if (fault := key_part_problem(part))]
+    faults = [fault for part in key.split("/") if (fault := object_key_part_problem(part))]
     if faults:
         return faults[0]
     return f"is longer than {MAX_KEY_BYTES} bytes" if len(key.encode()) > MAX_KEY_BYTES else ""
 
 
-def check_key(key: str) -> None:
+def check_object_key(key: str) -> None:
     """Raise Refused if this text cannot be a key in every kind of store."""
-    if fault := key_problem(key):
+    if fault := object_key_problem(key):
         raise Refused(f"{key!r} cannot be an object key: it {fault}", hint=f"Keys are parts between '/', each 1 to {MAX_PART_BYTES} bytes")
 
 
-def check_prefix(prefix: str) -> None:
+def check_object_key_prefix(prefix: str) -> None:
     """Raise Refused if no valid key can begin with this text.
 
     The part before its last slash must be a valid key itself; the text after the slash may be the beginning of any name.
     """
     folder, _, last = prefix.rpartition("/")
-    fault = (key_problem(folder) if folder or prefix.startswith("/") else "") or (_CONTROL.search(last) and "has a control character")
+    fault = (object_key_problem(folder) if folder or prefix.startswith("/") else "") or (
+        _CONTROL.search(last) and "has a control character"
+    )
     if fault:
         raise Refused(f"{prefix!r} cannot be a prefix of object keys: it {fault}")
 
 
-def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+def check_object_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """Return a copy of the metadata as a dict, empty for None.
 
     Raises Refused unless every kind of store accepts it: names of small letters, digits and ``_`` (because Azure accepts only identifiers),
@@ -83,7 +85,7 @@ def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.lower().replace("-", "_"): value for name, value in metadata.items()}
 
 
-def check_range(start: int, length: int | None) -> None:
+def check_byte_range(start: int, length: int | None) -> None:
     """Raise ValueError (a bug of the caller) if start or length of a range of bytes is negative."""
     if start < 0 or (length is not None and length < 0):
         raise ValueError(f"not a range of bytes: start {start}, length {length}")

@@ -28,16 +28,16 @@ from compactor.storage.copy_checks import check_copied_bytes
 from compactor.storage.counting import RequestCounters, RequestMeter
 from compactor.storage.keys import (
     RESERVED,
-    check_key,
-    check_metadata,
-    check_prefix,
-    check_range,
-    key_part_problem,
+    check_byte_range,
+    check_object_key,
+    check_object_key_prefix,
+    check_object_metadata,
     normalize_metadata_names,
+    object_key_part_problem,
 )
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import FULL, os_errors_as_compactor_errors
-from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
 from compactor.storage.retrying import Retrier, RetryingStore
 from compactor.storage.schemes import local_path
 from compactor.storage.settings import RetrySettings
@@ -65,14 +65,15 @@ class LocalStore:
     """ObjectStore in a local directory.
 
     :param root: the directory; created by the first write.
-    :param holds_control_records: whether control records are stored in the directory. If so, ``DiskReserve`` has space for them on a full
-        disk, and ``modified_ms`` of an object is never before the moment at which it became visible, even if the writer paused in between.
+    :param holds_control_records: whether control records are stored in the directory. If so, ``FullDiskReserveFile`` has space for them on
+        a full disk, and ``modified_ms`` of an object is never before the moment at which it became visible, even if the writer paused in
+        between.
     """
 
     def __init__(self, root: Path, meter: RequestMeter | None = None, *, holds_control_records: bool = False) -> None:
         self._root = Path(os.path.abspath(root))
         self._records = holds_control_records
-        self._reserve = DiskReserve(self._root / RESERVED / "reserve") if holds_control_records else None
+        self._reserve = FullDiskReserveFile(self._root / RESERVED / "reserve") if holds_control_records else None
         self._meter = meter or RequestCounters()
         self._swept_ns = 0
 
@@ -81,7 +82,7 @@ class LocalStore:
         return self._root.as_uri()
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        check_range(start, length)
+        check_byte_range(start, length)
         path = self._object_path(key)
         self._meter.record_request("get")
         with os_errors_as_compactor_errors("read", path), _open_object(path) as file:
@@ -121,11 +122,11 @@ class LocalStore:
         (OpenZFS 2.1.4 to 2.2.1 copied zeros).
         """
         for piece in sources:
-            check_range(piece.start, piece.length)
+            check_byte_range(piece.start, piece.length)
 
         def write_content(file: BinaryIO) -> None:
             for piece in sources:
-                if isinstance(piece, CopiedRange):
+                if isinstance(piece, ObjectRangeToCopy):
                     self._append_object_range(piece, file)
                 else:
                     self._append_file_range(piece, file)
@@ -142,7 +143,7 @@ class LocalStore:
             return self._object_info(key, target.lstat(), {})
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        check_range(start, length)
+        check_byte_range(start, length)
         source = self._object_path(key)
         self._meter.record_request("get")
         done = 0
@@ -160,7 +161,7 @@ class LocalStore:
         return done
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         self._meter.record_request("list")
         folder = prefix.rpartition("/")[0]
         with os_errors_as_compactor_errors("list", self._root / folder):
@@ -205,7 +206,7 @@ class LocalStore:
             return staged.lstat().st_mtime_ns // 1_000_000
 
     def _object_path(self, key: str) -> Path:
-        check_key(key)
+        check_object_key(key)
         path = self._root / key
         return self._check_inside_root(path.parent) / path.name
 
@@ -236,7 +237,7 @@ class LocalStore:
         if file.tell() - before != piece.length:
             raise Unavailable(f"{piece.path} ends before the range that was to be copied")
 
-    def _append_object_range(self, piece: CopiedRange, file: BinaryIO) -> None:
+    def _append_object_range(self, piece: ObjectRangeToCopy, file: BinaryIO) -> None:
         """Append a range of another object, and read it back to compare it. Raises Unavailable if the source is not the expected version
         before or after the copy, because other programs may write to it.
         """
@@ -266,7 +267,7 @@ class LocalStore:
         """Create an object whose content ``write_content`` writes. If the disk is full and the store holds control records, the create is
         repeated with space released from the reserve, as long as there is any.
         """
-        described = check_metadata(metadata)
+        described = check_object_metadata(metadata)
         target = self._object_path(key)
         self._meter.record_request("put")
         with os_errors_as_compactor_errors("write", target):
@@ -354,7 +355,7 @@ def _list_directory(folder: Path, base: str, prefix: str, after: str) -> Iterato
     """
     try:
         with os.scandir(folder) as entries:
-            named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not key_part_problem(entry.name))
+            named = sorted((_utf8_sort_key(entry), entry) for entry in entries if not object_key_part_problem(entry.name))
     except (FileNotFoundError, NotADirectoryError):
         return
     for name, entry in named:
@@ -386,7 +387,7 @@ def _etag_of_file(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
-def _require_source_has_expected_etag(path: Path, source: BinaryIO, piece: CopiedRange) -> None:
+def _require_source_has_expected_etag(path: Path, source: BinaryIO, piece: ObjectRangeToCopy) -> None:
     if _etag_of_file(os.fstat(source.fileno())) != piece.etag:
         raise Unavailable(f"{path} is not the version that was to be copied", hint="Something else writes to this tier; run verify")
 
@@ -398,7 +399,7 @@ def _read_chunks(file: BinaryIO, length: int | None) -> Iterator[bytes]:
         yield chunk
 
 
-def _append_by_copy_file_range(source: BinaryIO, piece: CopiedRange, file: BinaryIO) -> int:
+def _append_by_copy_file_range(source: BinaryIO, piece: ObjectRangeToCopy, file: BinaryIO) -> int:
     """Append a range of ``source`` to ``file`` by the system call ``copy_file_range``. Return the number of bytes appended. The caller must
     append the rest itself: all of the range if the kernel or the file system cannot copy.
     """
@@ -498,7 +499,7 @@ SLICE_BYTES = RESERVE_BYTES // 16
 """What is given back at a time: enough for a record, little enough that others cannot take much of it."""
 
 
-class DiskReserve:
+class FullDiskReserveFile:
     """File of 1 MiB that is shortened when the disk is full, so that control records can still be written. If there was no space for the
     file, control records cannot be written to a full disk.
     """

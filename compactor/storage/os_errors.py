@@ -26,10 +26,10 @@ def os_errors_as_compactor_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _translated_error(verb, path, error) from error
+        raise _os_error_as_compactor_error(verb, path, error) from error
 
 
-def _translated_error(verb: str, path: Path, error: OSError) -> CompactorError:
+def _os_error_as_compactor_error(verb: str, path: Path, error: OSError) -> CompactorError:
     name = error.filename if isinstance(error.filename, str) else str(path)
     what = f"cannot {verb} {path}: {error.strerror or error}" + (f" ({name})" if name != str(path) else "")
     if error.errno in FULL:

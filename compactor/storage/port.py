@@ -42,7 +42,7 @@ class UnfinishedUpload:
 
 
 @dataclass(frozen=True)
-class CopiedRange:
+class ObjectRangeToCopy:
     """Range of bytes [start, start + length) of an object of the same store, to be copied from the version with this etag
     (ObjectInfo.etag). crc32c: CRC-32C of these bytes, with which the copy is compared, or None if the caller does not know it.
     """
@@ -63,7 +63,7 @@ class FileRange:
     length: int
 
 
-ComposeSource = CopiedRange | FileRange
+ComposeSource = ObjectRangeToCopy | FileRange
 
 
 @dataclass(frozen=True)

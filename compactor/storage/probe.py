@@ -39,7 +39,7 @@ class InspectableStore(Protocol):
         StoreError.
         """
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         """Return the permission that a request needs, in the vendor's terms.
 
         :param verb: the kind of request: write, overwrite, read, list or delete.
@@ -221,7 +221,7 @@ def _test_permissions(store: ObjectStore, prefix: str) -> list[StoreFinding]:
         except NotFound:
             continue  # it could not be written: that is already said
         except Refused as error:
-            hint = f"{error.hint} ({store.required_permission(verb)})" if isinstance(store, InspectableStore) else error.hint
+            hint = f"{error.hint} ({store.required_permission_name(verb)})" if isinstance(store, InspectableStore) else error.hint
             findings.append(StoreFinding.error(f"cannot-{verb}", error.message, hint))
             if "denied" not in error.message.lower():
                 return findings  # no such bucket, wrong region, ...: all others would say the same

@@ -55,7 +55,7 @@ class FirstAnswerTracker:
             self._asked_at = requested_at
         return now - self._asked_at
 
-    def claim_next_log_line_about_silence(self, now: float) -> bool:
+    def claim_log_line_that_store_never_answered(self, now: float) -> bool:
         """Return whether the caller may write a log line about the silent store. At most one line per second is allowed, so a caller that
         gets True must write it.
 
@@ -102,7 +102,7 @@ class Retrier:
                 if now - failed + pause > self.policy.deadline_s or (silent and silent + pause > self.policy.first_answer_s):
                     tries = f" (tried {number + 1} times in {now - began:.1f} s)" if number else ""
                     raise Unavailable(f"{error.message}{tries}", hint=error.hint) from error
-                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_next_log_line_about_silence(now):
+                if (number or silent > _LOG_INTERVAL_S) and self.contact.claim_log_line_that_store_never_answered(now):
                     _log.warning("%s; try %d in %.1f s", error.message, number + 2, pause, extra={"transient": True})
             else:
                 self.contact.record_answer()

@@ -31,13 +31,20 @@ from compactor.errors import AlreadyExists, CopyDiffers, NotFound, Refused, Unav
 from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.copy_checks import check_copy_sources, verify_composed_copy
 from compactor.storage.findings import StoreFinding
-from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range, key_problem, normalize_metadata_names
+from compactor.storage.keys import (
+    check_byte_range,
+    check_object_key,
+    check_object_key_prefix,
+    check_object_metadata,
+    normalize_metadata_names,
+    object_key_problem,
+)
 from compactor.storage.options import StoreOptions
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
 from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
-from compactor.storage.s3_requests import S3RequestClient, ServerTraits
+from compactor.storage.s3_requests import LearnedServerBehaviour, S3RequestClient
 from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
@@ -64,15 +71,15 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
         settings,
         options.create_retrier(settings.first_answer_ms / 1000),
         options.meter,
-        _traits_of_bucket(bucket, settings),
+        _server_behaviour_of_bucket(bucket, settings),
     )
     return S3Store(requests, options.transfers, options.before_create)
 
 
 @lru_cache(maxsize=64)
-def _traits_of_bucket(bucket: str, settings: S3Settings) -> ServerTraits:
+def _server_behaviour_of_bucket(bucket: str, settings: S3Settings) -> LearnedServerBehaviour:
     """Return the record of how the server of a bucket behaves. All stores of this process in the bucket share it, and add to it."""
-    return ServerTraits()
+    return LearnedServerBehaviour()
 
 
 class S3Store:
@@ -111,7 +118,7 @@ class S3Store:
 
         return read_deletion_settings(self).does_delete_free_space
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         """Return the S3 action that an access policy must allow for a request, such as ``s3:GetObject``.
 
         :param verb: the kind of request: write, overwrite, read, list or delete.
@@ -138,8 +145,8 @@ class S3Store:
             raise
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        check_key(key)
-        check_range(start, length)
+        check_object_key(key)
+        check_byte_range(start, length)
         if length == 0:
             self.head(key)
             return b""
@@ -153,14 +160,14 @@ class S3Store:
         return _without_write_token(self._head_object(key))
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        check_key(key)
-        described = check_metadata(metadata)
+        check_object_key(key)
+        described = check_object_metadata(metadata)
         self._before_create(self)
         return self._create_in_one_request(key, data, described)
 
     def create_from_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        check_key(key)
-        described = check_metadata(metadata)
+        check_object_key(key)
+        described = check_object_metadata(metadata)
         with os_errors_as_compactor_errors("read", path):
             size = path.stat().st_size
             data = path.read_bytes() if size <= self._transfers.part_bytes else None
@@ -181,8 +188,8 @@ class S3Store:
         compared; if it returns none, copied bytes are read back after the object has become visible. If the process dies before that, the
         object stays unverified: a later attempt gets AlreadyExists and has to read the object itself.
         """
-        check_key(key)
-        described = check_metadata(metadata)
+        check_object_key(key)
+        described = check_object_metadata(metadata)
         parts = plan_parts(sources, self._transfers.part_bytes)
         self._before_create(self)
         if not parts:
@@ -191,7 +198,7 @@ class S3Store:
         check_copy_sources(self, sources)
         unconfirmed = threading.Event()
 
-        def send_and_check(upload: MultipartUpload) -> list[dict[str, Any]]:
+        def send_parts_and_check_copies(upload: MultipartUpload) -> list[dict[str, Any]]:
             done = upload.send_parts(parts)
             check_copy_sources(self, sources)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
@@ -203,24 +210,24 @@ class S3Store:
                 unconfirmed.set()
             return done
 
-        info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_and_check)
+        info = self._create_by_multipart_upload(key, size, described, "CRC32C", send_parts_and_check_copies)
         if unconfirmed.is_set():
             verify_composed_copy(self, key, sources, self._transfers.part_bytes)
         return info
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        check_key(key)
+        check_object_key(key)
 
-        def put_once(attempt: int) -> ObjectInfo:
+        def put_in_one_attempt(attempt: int) -> ObjectInfo:
             self._requests.meter.record_bytes_written(len(data))
             answer = self._requests.send_request_once("put_object", "write", key, Body=data, ChecksumCRC32=crc32_base64(data))
             return _info_of_written_object(key, len(data), answer, {})
 
-        return self._requests.request_with_retries(put_once)
+        return self._requests.request_with_retries(put_in_one_attempt)
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
-        check_key(key)
-        check_range(start, length)
+        check_object_key(key)
+        check_byte_range(start, length)
         try:
             if length != 0:
                 return download_object(self._requests, self._transfers, key, path, start, length)
@@ -232,7 +239,7 @@ class S3Store:
         return 0
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         root = self._requests.prefix
         params: dict[str, Any] = {"Prefix": root + prefix, "MaxKeys": self._transfers.list_page}
         if after:
@@ -242,7 +249,7 @@ class S3Store:
             answer = self._list_page(params)
             for entry in answer.get("Contents", []):
                 key = str(entry["Key"])[len(root) :]
-                if key_problem(key):
+                if object_key_problem(key):
                     continue  # a console's "folder", or an object that is not ours
                 if key <= last:
                     raise Refused(
@@ -261,11 +268,11 @@ class S3Store:
         left = iter(keys)
         while batch := tuple(islice(left, _BATCH)):
             for key in batch:
-                check_key(key)
+                check_object_key(key)
             self._delete_batch(batch)
 
     def unfinished_uploads(self, prefix: str) -> Iterator[UnfinishedUpload]:
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         root = self._requests.prefix
         params: dict[str, Any] = {"Prefix": root + prefix}
         while root or prefix:
@@ -288,17 +295,17 @@ class S3Store:
         return _date_header_ms(self._requests.list_one_key(), self.url)
 
     def _list_page(self, params: dict[str, Any]) -> dict[str, Any]:
-        def list_once(attempt: int) -> dict[str, Any]:
+        def list_page_in_one_attempt(attempt: int) -> dict[str, Any]:
             answer = self._requests.send_request_once("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
                 raise Unavailable(f"cannot list {self.url}: the store's answer is incomplete")
             return answer
 
-        return self._requests.request_with_retries(list_once)
+        return self._requests.request_with_retries(list_page_in_one_attempt)
 
     def _head_object(self, key: str) -> ObjectInfo:
-        check_key(key)
+        check_object_key(key)
         try:
             answer = self._requests.send_request_with_retries("head_object", "read", key)
         except NotFound:
@@ -317,7 +324,7 @@ class S3Store:
         checksum = crc32_base64(data)
         attempts = 0
 
-        def put_once(number: int) -> ObjectInfo:
+        def put_in_one_attempt(number: int) -> ObjectInfo:
             nonlocal attempts
             attempts = number + 1
             self._requests.meter.record_bytes_written(len(data))
@@ -335,9 +342,9 @@ class S3Store:
             return _info_of_written_object(key, len(data), answer, metadata)
 
         try:
-            return self._requests.request_with_retries(put_once)
+            return self._requests.request_with_retries(put_in_one_attempt)
         except PreconditionFailed as error:
-            own = self._find_object_with_token(key, token) if attempts > 1 else None
+            own = self._find_object_written_by_this_call(key, token) if attempts > 1 else None
             if own:
                 self._delete_and_raise_unless_stored_as_sent(key, data, "", own.etag)
                 return own
@@ -385,7 +392,7 @@ class S3Store:
                 return _info_of_written_object(key, size, upload.complete_upload(send_parts(upload)), metadata)
             except (PreconditionFailed, NoSuchUpload) as error:
                 upload.abort_upload()
-                if own := self._find_object_with_token(key, token):
+                if own := self._find_object_written_by_this_call(key, token):
                     return own
                 if isinstance(error, PreconditionFailed) or self._find_object(key) is not None:
                     raise AlreadyExists(f"{self._requests.object_url(key)} exists already") from error
@@ -395,7 +402,7 @@ class S3Store:
                 raise
         raise Unavailable(f"cannot write {self._requests.object_url(key)}: the store lost the upload {_RESTARTS} times")
 
-    def _find_object_with_token(self, key: str, token: str) -> ObjectInfo | None:
+    def _find_object_written_by_this_call(self, key: str, token: str) -> ObjectInfo | None:
         """Return the properties of the object at ``key`` if its metadata contain this write token, which shows that this call wrote it.
         None if the key is free or another writer's object is there.
         """
@@ -412,7 +419,7 @@ class S3Store:
         root = self._requests.prefix
         wanted = {root + key for key in batch}
 
-        def delete_once(attempt: int) -> None:
+        def delete_batch_in_one_attempt(attempt: int) -> None:
             answer = self._requests.send_request_once(
                 "delete_objects",
                 "delete in",
@@ -429,7 +436,7 @@ class S3Store:
             if wanted:
                 raise Unavailable(f"cannot delete in {self.url}: the store does not say what became of {len(wanted)} keys")
 
-        self._requests.request_with_retries(delete_once)
+        self._requests.request_with_retries(delete_batch_in_one_attempt)
 
 
 def _info_of_written_object(key: str, size: int, response: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:

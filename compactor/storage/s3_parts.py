@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import Final
 
 from compactor.errors import Refused
-from compactor.storage.keys import check_range
-from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
+from compactor.storage.keys import check_byte_range
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
 
 MAX_PARTS: Final = 10_000
 MIN_PART_BYTES: Final = 5 << 20
@@ -19,10 +19,10 @@ COPIES: Final = CopyLimits(min_run_bytes=MIN_PART_BYTES, max_bytes=512 << 20)
 
 SentPart = tuple[FileRange, ...]
 """Ranges of files that travel as one part, one behind the other."""
-UploadPart = CopiedRange | SentPart
+UploadPart = ObjectRangeToCopy | SentPart
 
 
-def part_size(total: int, part_bytes: int) -> int:
+def upload_part_size_bytes(total: int, part_bytes: int) -> int:
     """Return the size in bytes of the parts into which a file of ``total`` bytes is divided: ``part_bytes``, or more if there would be more
     parts than S3 allows.
     """
@@ -31,7 +31,7 @@ def part_size(total: int, part_bytes: int) -> int:
 
 def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
     """Return equal parts of a file; the last one may be shorter."""
-    part = part_size(file.length, part_bytes)
+    part = upload_part_size_bytes(file.length, part_bytes)
     return [(replace(file, start=at, length=min(part, file.length - at)),) for at in range(0, file.length, part)]
 
 
@@ -45,14 +45,14 @@ def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes
     :raises Refused: if there would be too many parts.
     """
     for piece in sources:
-        check_range(piece.start, piece.length)
+        check_byte_range(piece.start, piece.length)
     parts: list[UploadPart] = []
     for _, group in groupby((piece for piece in sources if piece.length), type):
         run = list(group)
         parts += [
             part
             for piece in run
-            if isinstance(piece, CopiedRange)
+            if isinstance(piece, ObjectRangeToCopy)
             for part in _split_copied_range(piece, max_copy_bytes or COPIES.max_bytes)
         ]
         parts += _pack_local_ranges([piece for piece in run if isinstance(piece, FileRange)], part_bytes)
@@ -64,7 +64,9 @@ def plan_parts(sources: Sequence[ComposeSource], part_bytes: int, max_copy_bytes
     return parts
 
 
-def find_mismatched_copy(sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]) -> CopiedRange | None:
+def find_mismatched_copy(
+    sources: Sequence[ComposeSource], parts: Sequence[UploadPart], checksums: Sequence[str]
+) -> ObjectRangeToCopy | None:
     """Return the first copied range whose checksum in the new object is not the expected one, or None if there is none. Ranges are not
     compared if their expected checksum or that of one of their parts is unknown.
 
@@ -72,9 +74,9 @@ def find_mismatched_copy(sources: Sequence[ComposeSource], parts: Sequence[Uploa
     :param parts: the parts that ``plan_parts`` made of ``sources``.
     :param checksums: CRC-32C of each part as the store returned it (base64 of four bytes); empty if it returned none.
     """
-    copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, CopiedRange)])
+    copied = iter([(part, reported) for part, reported in zip(parts, checksums, strict=True) if isinstance(part, ObjectRangeToCopy)])
     for piece in sources:
-        if not isinstance(piece, CopiedRange):
+        if not isinstance(piece, ObjectRangeToCopy):
             continue
         left, crc, is_known = piece.length, 0, True
         while left:
@@ -95,10 +97,10 @@ def _combine_crc32c(first: int, second: int, second_size: int) -> int:
 
 
 def part_length(part: UploadPart) -> int:
-    return part.length if isinstance(part, CopiedRange) else sum(piece.length for piece in part)
+    return part.length if isinstance(part, ObjectRangeToCopy) else sum(piece.length for piece in part)
 
 
-def _split_copied_range(piece: CopiedRange, max_bytes: int) -> list[UploadPart]:
+def _split_copied_range(piece: ObjectRangeToCopy, max_bytes: int) -> list[UploadPart]:
     """Return the parts of one copied range, each at most ``max_bytes`` long. If there are several, their ``crc32c`` is None, because only
     that of the whole range is known.
     """
@@ -116,7 +118,8 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
     if not total:
         return []
     return [
-        tuple(_slice_local_ranges(ranges, at, length)) for at, length in _equal_ranges(total, max(1, total // part_size(total, part_bytes)))
+        tuple(_slice_local_ranges(ranges, at, length))
+        for at, length in _equal_ranges(total, max(1, total // upload_part_size_bytes(total, part_bytes)))
     ]
 
 

@@ -45,7 +45,7 @@ _READ_S = 60.0
 
 
 @dataclass
-class ServerTraits:
+class LearnedServerBehaviour:
     """Behaviour of a server, learned from its answers.
 
     is_etag_md5: whether ETags are the MD5 of the stored bytes; None until known. If True, ETags verify uploads to servers that return no
@@ -74,14 +74,20 @@ class S3RequestClient:
     """
 
     def __init__(
-        self, bucket: str, prefix: str, settings: S3Settings, retrier: Retrier, meter: RequestMeter, traits: ServerTraits | None = None
+        self,
+        bucket: str,
+        prefix: str,
+        settings: S3Settings,
+        retrier: Retrier,
+        meter: RequestMeter,
+        traits: LearnedServerBehaviour | None = None,
     ) -> None:
         self.bucket = bucket
         self.prefix = prefix
         self.meter = meter
         self.retrier = retrier
         self.bucket_seen = False
-        self.traits = traits or ServerTraits()
+        self.traits = traits or LearnedServerBehaviour()
         self.settings = settings
         self._lock = threading.Lock()
         self._clients: dict[bool, Any] = {}
@@ -148,13 +154,13 @@ class S3RequestClient:
         Raises RangeNotSatisfiable if the object ends at or before ``start``.
         """
 
-        def read_once(attempt: int) -> bytes:
+        def read_range_in_one_attempt(attempt: int) -> bytes:
             answer = self.send_request_once("get_object", "read", key, **params)
             return b"".join(self.read_body(answer, key, parse_and_check_returned_span(answer, self.object_url(key), start, length)))
 
         if start or length is not None:
             params["Range"] = range_header(start, length)
-        return self.request_with_retries(read_once)
+        return self.request_with_retries(read_range_in_one_attempt)
 
     def read_body(self, response: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
         """Yield the body of the answer to a GET in chunks, and close it. Raises Unavailable if the body is shorter or longer than ``span``,

@@ -21,7 +21,7 @@ from compactor.storage.answers import NoSuchUpload, PreconditionFailed, RangeNot
 from compactor.storage.copy_checks import changed_source_error
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.parallel import read_file_range, run_in_parallel, write_at_position
-from compactor.storage.port import CopiedRange
+from compactor.storage.port import ObjectRangeToCopy
 from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart
 from compactor.storage.s3_requests import ByteSpan, S3RequestClient, parse_and_check_returned_span, range_header
@@ -99,7 +99,7 @@ def _fetch_range(
     """
     condition = {"IfMatch": etag} if etag else {}
 
-    def fetch_once(attempt: int) -> ByteSpan:
+    def fetch_range_in_one_attempt(attempt: int) -> ByteSpan:
         if stop and stop.is_set():
             raise CancelledError
         answer = requests.send_request_once("get_object", "read", key, Range=range_header(start, length), **condition)
@@ -114,7 +114,7 @@ def _fetch_range(
         return span
 
     try:
-        return requests.request_with_retries(fetch_once)
+        return requests.request_with_retries(fetch_range_in_one_attempt)
     except (PreconditionFailed, RangeNotSatisfiable) as error:
         if not etag:
             raise
@@ -153,20 +153,20 @@ class MultipartUpload:
         """
 
         def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
-            if isinstance(part, CopiedRange):
+            if isinstance(part, ObjectRangeToCopy):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
 
         return run_in_parallel(self._transfers.threads, [make_part_task(number, part) for number, part in enumerate(parts, start=1)])
 
-    def _copy_part(self, part: CopiedRange, number: int, stop: threading.Event) -> dict[str, Any]:
+    def _copy_part(self, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> dict[str, Any]:
         """Copy one part on the server and return its entry for completion.
 
         Raises NotFound if the source is gone, Unavailable if it has another version, CannotCopy if the server copies no ranges.
         """
         checksum = f"Checksum{self._algorithm}"
 
-        def copy_once(attempt: int) -> dict[str, Any]:
+        def copy_part_in_one_attempt(attempt: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
             answer = self._requests.send_request_once(
@@ -185,7 +185,7 @@ class MultipartUpload:
             return {"PartNumber": number, "ETag": answer["ETag"], **reported}
 
         try:
-            return self._requests.request_with_retries(copy_once)
+            return self._requests.request_with_retries(copy_part_in_one_attempt)
         except (PreconditionFailed, RangeNotSatisfiable) as error:
             raise changed_source_error(self._requests.object_url(part.key)) from error
         except Refused as error:
@@ -198,7 +198,7 @@ class MultipartUpload:
         data = b"".join(read_file_range(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
-        def send_once(attempt: int) -> dict[str, Any]:
+        def upload_part_in_one_attempt(attempt: int) -> dict[str, Any]:
             if stop.is_set():
                 raise CancelledError
             self._requests.meter.record_bytes_written(len(data))
@@ -216,7 +216,7 @@ class MultipartUpload:
                 raise Unavailable(f"cannot write {self._requests.object_url(self._key)}: part {number} arrived damaged")
             return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{self._algorithm}": checksum}
 
-        return self._requests.request_with_retries(send_once)
+        return self._requests.request_with_retries(upload_part_in_one_attempt)
 
     def complete_upload(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the object visible, only if its key is free, and return the store's answer.
@@ -225,7 +225,7 @@ class MultipartUpload:
         call succeeded. Raises CannotCopy if the server demands a checksum of each part but reported none for copied parts, as S3Proxy does.
         """
 
-        def complete_once(attempt: int) -> dict[str, Any]:
+        def complete_upload_in_one_attempt(attempt: int) -> dict[str, Any]:
             answer = self._requests.send_request_once(
                 "complete_multipart_upload",
                 "write",
@@ -239,7 +239,7 @@ class MultipartUpload:
             return answer
 
         try:
-            return self._requests.request_with_retries(complete_once)
+            return self._requests.request_with_retries(complete_upload_in_one_attempt)
         except Refused as error:
             if "checksum for each part" not in error.message or all(f"Checksum{self._algorithm}" in part for part in parts):
                 raise

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from compactor.errors import UsageError
 from compactor.model.base import ReasonOrEmpty
-from compactor.storage.keys import MAX_KEY_BYTES, key_problem
+from compactor.storage.keys import MAX_KEY_BYTES, object_key_problem
 
 NO_CREDENTIALS = "no user and no password here: credentials come from the store's usual chain"
 UTF_8 = "UTF-8"
@@ -270,7 +270,7 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
     if found is None or rest[found.end() : found.end() + 1] not in ("", "/"):
         raise UsageError(f"{url!r} names no {kind.noun}", hint=f"Write {kind.example}")
     prefix = rest[found.end() :].strip("/")
-    fault = key_problem(prefix) if prefix else ""
+    fault = object_key_problem(prefix) if prefix else ""
     if not fault and len(prefix.encode()) > _MAX_PREFIX_BYTES:
         fault = f"is longer than {_MAX_PREFIX_BYTES} bytes"
     if fault:

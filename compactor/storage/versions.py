@@ -32,7 +32,7 @@ class ObjectVersion:
     modified_ms: int
 
 
-def stores_of_old_versions(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
+def read_only_stores_of_old_object_versions(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
     """Return read-only stores that show the old versions of objects below ``prefix``. The first store has the newest old version of each
     key, the second one the version before it, and so on. Empty if there are no old versions, or if the store is not on S3.
 
@@ -92,14 +92,14 @@ class OldObjectVersionStore(UnconfiguredStore):
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         version = self._version_of_key(key)
 
-        def download_once(attempt: int) -> int:
+        def download_and_return_byte_count(attempt: int) -> int:
             answer = self._requests.send_request_once("get_object", "read", key, VersionId=version.version)
             span = parse_and_check_returned_span(answer, self._requests.object_url(key), 0, None)
             with os_errors_as_compactor_errors("write", path), path.open("wb") as file:
                 return sum(file.write(part) for part in self._requests.read_body(answer, key, span))
 
         if start == 0 and length is None and version.size:
-            return self._requests.request_with_retries(download_once)
+            return self._requests.request_with_retries(download_and_return_byte_count)
         data = self.get(key, start, length)
         with os_errors_as_compactor_errors("write", path):
             return path.write_bytes(data)

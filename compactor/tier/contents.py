@@ -67,7 +67,7 @@ class StreamDigest:
         if self._sha256 is not None:
             self._sha256.update(data)
         if self._batches is not None:
-            self._batches.add_bytes(data)
+            self._batches.add_log_bytes_to_digest(data)
 
     def size_and_digest(self) -> SegmentFile:
         """Return size and digest of all bytes so far.
@@ -75,7 +75,9 @@ class StreamDigest:
         The digest is empty if none was recorded, or if the bytes should be a log of v2 batches and are not.
         """
         sha256 = self._sha256.hexdigest() if self._sha256 is not None else ""
-        return SegmentFile(size=self._size, sha256=sha256, batches=self._batches.digest_or_empty() if self._batches is not None else "")
+        return SegmentFile(
+            size=self._size, sha256=sha256, batches=self._batches.header_digest_or_empty() if self._batches is not None else ""
+        )
 
 
 def damaged_object_error(key: str, found: SegmentFile, recorded: SegmentFile) -> BadData:

@@ -72,7 +72,7 @@ class TierKind:
         return self.metadata is MetadataSource.METADATA_TOPIC
 
     @property
-    def has_complete_log(self) -> bool:
+    def is_content_determined_by_control_logs(self) -> bool:
         """Return whether control logs and catalog alone determine the tier's contents, so that cached states stay valid until they grow."""
         return self.metadata is MetadataSource.CONTROL_LOG
 
@@ -182,7 +182,7 @@ def _refuse_retention_settings(settings: Settings) -> None:
             raise UsageError(what, hint="Take the topic out of topics under [kafka]: there is nothing to compact in it")
 
 
-def owned_root_settings_hint() -> str:
+def compactor_managed_tier_settings_hint() -> str:
     """Return the settings that make a tier compactor-managed (only this program writes below its URL), as text for a hint."""
     kind, layout = next(names for names, row in KINDS.items() if row.owns_root)
     return f'kind = "{kind}" and layout = "{layout}"'

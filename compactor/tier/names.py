@@ -77,17 +77,17 @@ def recognize_layout(keys: Iterable[str]) -> RecognizedLayout | None:
     return next((who for key in keys for names, who in _FOREIGN if names.fullmatch(key)), None)
 
 
-class ObjectStem(NamedTuple):
+class SegmentObjectNameStem(NamedTuple):
     """The common beginning of the names of a segment's objects: its first offset and its id."""
 
     start_offset: int
     segment_id: str
 
     @staticmethod
-    def parse(name: str) -> ObjectStem | None:
+    def parse(name: str) -> SegmentObjectNameStem | None:
         """Parse the common beginning of object names (such as ``00000000000000000042-<id>``); None for any other text."""
         match = _STEM.fullmatch(name)
-        return ObjectStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
+        return SegmentObjectNameStem(int(match[1]), match[2]) if match and int(match[1]) < 2**63 else None
 
 
 def md5_prefix_bits(text: str, bits: int) -> str:
@@ -96,6 +96,6 @@ def md5_prefix_bits(text: str, bits: int) -> str:
     return f"{int.from_bytes(digest, 'big'):0128b}"[:bits]
 
 
-def object_stem(segment: SegmentRef) -> str:
+def segment_object_name_stem(segment: SegmentRef) -> str:
     """Return the common beginning of a segment's object names, such as ``00000000000000000042-<id>``."""
     return f"{segment.start_offset:020d}-{segment.id}"

@@ -105,7 +105,7 @@ class SegmentLayout(Protocol):
         """Return the limits of server-side copies that ``compose_segment`` may use now, or None if logs can only be uploaded whole."""
 
     def log_object_version(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
-        """Return the version (ObjectInfo.etag) of the log's object, for CopiedRange.
+        """Return the version (ObjectInfo.etag) of the log's object, for ObjectRangeToCopy.
 
         :raises BadData: if the object differs from what was recorded, as far as the store can tell without reading it.
         """
@@ -165,7 +165,7 @@ class AnnouncedSegment:
     cut_off_ms: int = -1
 
 
-class RateLimitWait(NamedTuple):
+class MetadataRecordRateLimitDelay(NamedTuple):
     """Answer that a round must wait because of the rate limit of metadata records.
 
     until_ms: when to ask again, by this machine's clock. records: number of metadata records that the round would write.
@@ -191,7 +191,9 @@ class SegmentPublisher(Protocol):
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Raise Refused if the segments that readers of this partition see must not be replaced. Called before a round is planned."""
 
-    def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
+    def reserve_metadata_records(
+        self, partition: TopicPartition, records: int, max_records_per_hour: int
+    ) -> MetadataRecordRateLimitDelay | None:
         """Reserve the metadata records of a round and return None, or return until when the round has to wait.
 
         May be called again when the number of records is known more exactly.

@@ -14,7 +14,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.ports import AnnouncedSegment, RateLimitWait, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentRef
 
 
 class ControlLogPublisher:
@@ -27,7 +27,9 @@ class ControlLogPublisher:
     def check_publishing_allowed(self, partition: TopicPartition) -> None:
         """Permit every round: only this program decides what readers of the tier see."""
 
-    def reserve_metadata_records(self, partition: TopicPartition, records: int, max_records_per_hour: int) -> RateLimitWait | None:
+    def reserve_metadata_records(
+        self, partition: TopicPartition, records: int, max_records_per_hour: int
+    ) -> MetadataRecordRateLimitDelay | None:
         return None
 
     def release_reserved_metadata_records(self, partition: TopicPartition) -> None:

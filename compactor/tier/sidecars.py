@@ -70,7 +70,7 @@ class SidecarObjectKeys(NamedTuple):
     key_directory: str
 
 
-class KeyFilterMatches(NamedTuple):
+class SegmentsThatMayHoldKeys(NamedTuple):
     """Segments that may hold wanted keys, and the number of bytes of Bloom filters fetched to find them.
 
     reasons: segment id -> why the segment may hold a key: its filter matches, or the filter cannot be read.
@@ -146,7 +146,7 @@ class SidecarStore:
 
     def find_segments_that_may_hold_keys(
         self, segment_ids: Sequence[str], yield_key_hashes: Callable[[], Iterable[Hashes]]
-    ) -> KeyFilterMatches:
+    ) -> SegmentsThatMayHoldKeys:
         """Return the segments whose Bloom filter may contain one of the keys or cannot be read. Filters are loaded in groups of about
         MAX_FILTER_BYTES. Raises StoreError.
 
@@ -169,12 +169,12 @@ class SidecarStore:
                     size += len(whole.filter.bitarray) // 8
                 fetched += size
                 for some in yield_key_hashes() if filters else ():
-                    for name in [name for name, each in filters.items() if each.flag_contained_hashes(some).any()]:
+                    for name in [name for name, each in filters.items() if each.flag_possibly_contained_key_hashes(some).any()]:
                         met[name] = FILTER_MATCHES
                         del filters[name]
                     if not filters:
                         break
-        return KeyFilterMatches(met, fetched)
+        return SegmentsThatMayHoldKeys(met, fetched)
 
     def load_key_directories(self, segment_ids: Sequence[str]) -> Iterator[LoadedKeyDirectory]:
         """Yield the key directory of each segment, in order, with the number of bytes fetched for it. Raises StoreError."""
@@ -197,10 +197,10 @@ class SidecarStore:
             self._control.put(sidecar_object_keys(self._log_prefix, sidecar.segment_id).key_directory, keys)
         self._control.put(self.sidecar_object_key(sidecar.segment_id), data)
         if self._head_cache is not None:
-            self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_length(data)]})
+            self._head_cache.cache_sidecar_heads({sidecar.segment_id: data[: sidecars.sidecar_head_size_bytes(data)]})
         return len(data) + len(keys)
 
-    def add_sidecar(self, sidecar: Sidecar) -> WrittenBytes:
+    def add_sidecar_if_absent(self, sidecar: Sidecar) -> WrittenBytes:
         """Create a sidecar if there is none. Return the number of bytes written: 0 if one exists, or if the store failed, which is only
         logged, because a sidecar can be built again later.
         """
@@ -208,7 +208,7 @@ class SidecarStore:
 
         return self._create_object_if_absent(self.sidecar_object_key(sidecar.segment_id), sidecars.encode_sidecar(sidecar, self.hash_key))
 
-    def add_key_directory(self, directory: KeyDirectory) -> WrittenBytes:
+    def add_key_directory_if_absent(self, directory: KeyDirectory) -> WrittenBytes:
         """Store a segment's key directory (an index of its batches and keys) unless one is stored already. Return the number of bytes
         written: 0 if one exists, or if the store failed, which is only logged.
         """
@@ -275,7 +275,7 @@ class SidecarStore:
 
         try:
             data = self._control.get(self.sidecar_object_key(segment_id), 0, sidecars.HEAD_GUESS)
-            wanted = sidecars.sidecar_head_length(data)
+            wanted = sidecars.sidecar_head_size_bytes(data)
             if wanted > len(data) == sidecars.HEAD_GUESS:
                 data += self._control.get(self.sidecar_object_key(segment_id), sidecars.HEAD_GUESS, wanted - sidecars.HEAD_GUESS)
             return SidecarHead(sidecars.decode_sidecar_head(data, segment_id, self.hash_key), "", len(data)), data[:wanted]

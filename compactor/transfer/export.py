@@ -23,7 +23,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import map_file, scan_batches
+from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
 from compactor.tier.contents import download_segment_file
 from compactor.transfer.broker_cleaning import CLEANED, LOG_STARTS
 from compactor.transfer.fresh_cluster import prepare_for_fresh_cluster, write_topic_id
@@ -73,7 +73,13 @@ def export_partition(
         return retry_if_object_missing(
             partition,
             lambda: _write_log_directory(
-                tier, partition, tier.open_partition_log(partition).refresh(), folder, on_bytes, on_total_bytes, new_cluster_topic_id
+                tier,
+                partition,
+                tier.open_control_log_of_partition(partition).refresh(),
+                folder,
+                on_bytes,
+                on_total_bytes,
+                new_cluster_topic_id,
             ),
         )
     except BadData:
@@ -82,7 +88,7 @@ def export_partition(
     return _write_log_directory(
         tier,
         partition,
-        tier.open_partition_log(partition).refresh(),
+        tier.open_control_log_of_partition(partition).refresh(),
         folder,
         on_bytes,
         on_total_bytes,
@@ -230,7 +236,7 @@ def _remove_batches_after_end(path: Path, source_name: str, segment: RemoteLogSe
     """Remove the batches after the segment's end from a downloaded log, because readers read these offsets from the next segment. In
     a listed tier, only the downloaded log shows where a segment ends.
     """
-    table = scan_batches(map_file(path), source_name, -1)
+    table = parse_batch_headers_of_segment(memory_map_file(path), source_name, -1)
     if len(table) and table.last_offset[-1] > segment.end_offset:
         _keep_batches_of_offset_range(path, source_name, segment.start_offset, segment.end_offset)
         os.utime(path, ns=(segment.mtime_ms * 1_000_000,) * 2)
@@ -242,8 +248,8 @@ def _keep_batches_of_offset_range(path: Path, source_name: str, first_offset: in
     """Keep only the batches of a file that contain an offset from ``first_offset`` to ``last_offset`` (inclusive). Indexes are not written;
     the broker rebuilds them.
     """
-    buf = map_file(path)
-    table = scan_batches(buf, source_name, -1)
+    buf = memory_map_file(path)
+    table = parse_batch_headers_of_segment(buf, source_name, -1)
     mine = np.flatnonzero((table.last_offset >= first_offset) & (table.base_offset <= last_offset))
     begin, end = (int(table.position[mine[0]]), int(table.position[mine[-1]] + table.size[mine[-1]])) if len(mine) else (0, 0)
     data = bytes(buf[begin:end])
@@ -259,7 +265,9 @@ def _write_epoch_checkpoint(tier: Tier, state: PartitionState, folder: Path) -> 
         )
     else:  # a listed tier has the epochs only in the batches
         paths = [folder / f"{segment.start_offset:020d}.log" for segment in state.live]
-        entries = leader_epoch_lineage_from_batch_tables([scan_batches(map_file(path), path.name) for path in paths])
+        entries = leader_epoch_lineage_from_batch_tables(
+            [parse_batch_headers_of_segment(memory_map_file(path), path.name) for path in paths]
+        )
     # As in Kafka (LeaderEpochFileCache.truncateFromStart), the lineage begins at the log start.
     begun = [entry for entry in entries if entry.start_offset <= state.log_start][-1:]
     entries = (

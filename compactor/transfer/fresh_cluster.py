@@ -21,7 +21,7 @@ from checkpoint.files import format_leader_epoch_checkpoint
 from checkpoint.lineage import EpochEntry
 from compactor.constants import MAX_OFFSET, LeaderEpoch, Offset, TopicId
 from compactor.errors import UsageError
-from compactor.records.batches import BatchTable, map_file, scan_batches
+from compactor.records.batches import BatchTable, memory_map_file, parse_batch_headers_of_segment
 from compactor.records.indexes import encode_offset_and_time_index, read_txn_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
 
@@ -38,7 +38,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interva
     :param index_interval_bytes: bytes of the log between two entries of an index, for indexes that must be written again.
     :raises UsageError: if a transaction is open from the beginning of the log on, so that nothing is left.
     """
-    tables = {log: scan_batches(map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
+    tables = {log: parse_batch_headers_of_segment(memory_map_file(log), log.name, -1) for log in sorted(folder.glob("*.log"))}
     stable_end = _last_stable_offset(folder, tables.values())
     for path in folder.glob("*.snapshot"):
         path.unlink()
@@ -57,7 +57,7 @@ def prepare_for_fresh_cluster(folder: Path, log_start_offset: int, index_interva
         raise UsageError(f"nothing lies below offset {stable_end}, from which on a transaction is open", hint="End it, and export again")
     bases = [int(log.stem) for log in sorted(folder.glob("*.log"))]
     for offset in (*bases[1:], ends[-1]):
-        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.empty_states()))
+        (folder / f"{offset:020d}.snapshot").write_bytes(format_producer_snapshot(ProducerStates.empty_producer_states()))
     lineage = format_leader_epoch_checkpoint((EpochEntry(LeaderEpoch(0), Offset(log_start_offset)),))
     (folder / "leader-epoch-checkpoint").write_text(lineage, encoding="utf-8")
     return Offset(ends[-1] - 1)
@@ -72,7 +72,7 @@ def _last_stable_offset(folder: Path, tables: Iterable[BatchTable]) -> int:
     :param tables: batch tables of the directory's segments, in order.
     """
     newest = max(folder.glob("*.snapshot"), default=None)
-    states = ProducerStates.empty_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)
+    states = ProducerStates.empty_producer_states() if newest is None else parse_producer_snapshot_file(newest.read_bytes(), newest.name)
     for table in tables:
         states = states.replay_batches(table, 0 if newest is None else int(newest.stem))
     undecided = states.first_offset_of_open_transaction()

@@ -17,14 +17,14 @@ from compactor.access.tier import Tier
 from compactor.constants import MAX_OFFSET
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound, OutOfBudget, UsageError
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
 from compactor.transfer.broker_cleaning import require_not_cleaned_beyond
 from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
+from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
 from compactor.transfer.import_root import PartitionImportResult, import_partitions, topic_name_filter
 from compactor.transfer.incarnations import find_or_open_incarnation
 from compactor.transfer.log_directory import segment_log_path
@@ -65,7 +65,7 @@ def import_tier(
     threads = target.settings.daemon.threads
 
     def import_one(partition: TopicPartition, origin: Tier, shared: ImportResources) -> ImportReport:
-        progress = ImportProgress(advance=partial(on_bytes, partition))
+        progress = ImportProgressCallbacks(advance=partial(on_bytes, partition))
         return _PartitionTransfer(origin, target, partition, options, shared, threads, progress).transfer_partition()
 
     return import_partitions(target, [(name, source) for name in partitions], import_one, max_parallel=threads, on_partition=on_partition)
@@ -82,7 +82,7 @@ class _PartitionTransfer:
         options: ImportOptions,
         shared: ImportResources,
         threads: int,
-        progress: ImportProgress,
+        progress: ImportProgressCallbacks,
     ) -> None:
         self._source, self._target, self._name, self._company = source, target, partition, shared
         self._progress = progress
@@ -98,17 +98,17 @@ class _PartitionTransfer:
         """Import what the target does not have yet, a few segments at a time, and return the sum of what was added."""
         for attempt in range(MAX_TRANSFER_ATTEMPTS):
             try:
-                with tempfile.TemporaryDirectory(prefix="transfer-", dir=process_spool_folder(self._target.state_dir)) as scratch:
-                    self._download_and_import_once(Path(scratch) / str(self._name))
+                with tempfile.TemporaryDirectory(prefix="transfer-", dir=spool_folder_of_this_process(self._target.state_dir)) as scratch:
+                    self._download_and_import_next_segments(Path(scratch) / str(self._name))
                 break
             except NotFound as error:
                 if attempt == MAX_TRANSFER_ATTEMPTS - 1:
                     raise BadData(f"a segment of the other tier is missing: {error.message}", segment=str(self._name)) from error
         return self._sum_import_reports()
 
-    def _download_and_import_once(self, folder: Path) -> None:
+    def _download_and_import_next_segments(self, folder: Path) -> None:
         folder.mkdir()
-        theirs = self._source.open_partition_log(self._name).refresh()
+        theirs = self._source.open_control_log_of_partition(self._name).refresh()
         place = self._find_incarnation(theirs)
         ends = [segment.end_offset for segment in theirs.live]
         end = ends[-1] + 1 if ends else 0
@@ -119,7 +119,7 @@ class _PartitionTransfer:
         options = replace(self._options, lineage=theirs.lineage, rewritten=clean, topic_id=theirs.topic_id, log_start=start)
         segments, checked = list(theirs.live), False
         while True:
-            mine = self._target.open_partition_log(place).refresh_and_check_gaps()
+            mine = self._target.open_control_log_of_partition(place).refresh_and_check_gaps()
             diverged = find_divergence(mine, theirs.lineage, end)
             # Up to this offset the target keeps its data; segments after it are new.
             kept = mine.end_offset if diverged is None else min(mine.end_offset, diverged.offset - 1)
@@ -141,7 +141,7 @@ class _PartitionTransfer:
             self._reports.append(report)
             if fetched == len(segments):
                 return
-            if self._target.open_partition_log(place).refresh_and_check_gaps().end_offset <= kept:
+            if self._target.open_control_log_of_partition(place).refresh_and_check_gaps().end_offset <= kept:
                 raise BadData(
                     f"segment {segments[fetched - 1].id} adds nothing after offset {kept}",
                     segment=self._log_object_key(segments[fetched - 1]),
@@ -152,7 +152,7 @@ class _PartitionTransfer:
         """Return the topic incarnation in the target tier to which the other tier's log belongs, by topic id. Raises BadData if there is
         none and none may be opened.
         """
-        mine = self._target.open_partition_log(self._target.latest_incarnation(self._name)).refresh_and_check_gaps()
+        mine = self._target.open_control_log_of_partition(self._target.latest_incarnation(self._name)).refresh_and_check_gaps()
         same = {batch.digest for batch in source_state.tail}.intersection(batch.digest for batch in mine.tail)
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
@@ -192,7 +192,9 @@ class _PartitionTransfer:
 
     def _sum_import_reports(self) -> ImportReport:
         if not self._reports:
-            end = self._target.open_partition_log(self._target.latest_incarnation(self._name)).refresh_and_check_gaps().end_offset
+            end = (
+                self._target.open_control_log_of_partition(self._target.latest_incarnation(self._name)).refresh_and_check_gaps().end_offset
+            )
             return ImportReport(0, 0, end + 1, end)
         added = [report for report in self._reports if report.segments]
         notes = tuple(note for report in self._reports for note in report.notes)

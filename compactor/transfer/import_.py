@@ -29,14 +29,14 @@ from compactor.control.logs import HASH_KEY_BYTES, PartitionLog
 from compactor.control.records import TailTruncated
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, UsageError
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.producers import ProducerStates
 from compactor.round.sources import read_producers_at_end
 from compactor.transfer.broker_cleaning import CLEANED, read_broker_cleaner_offset, read_broker_log_start, require_not_cleaned_beyond
-from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
+from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
 from compactor.transfer.incarnations import find_or_open_incarnation, require_topic_not_superseded
 from compactor.transfer.intake import SegmentAddition, add_segments_to_tier
 from compactor.transfer.log_directory import (
@@ -51,12 +51,12 @@ from compactor.transfer.log_directory import (
     combine_parts_to_segments,
     describe_tail_batches,
     directory_errors_as_usage_errors,
-    disk_bytes_needed,
     lineage_from_batches,
-    lineage_with_staged_epochs,
+    max_segment_disk_bytes,
     read_epoch_checkpoint,
     require_no_gaps,
     require_no_orphaned_indexes,
+    with_epochs_of_deleted_files,
 )
 from compactor.transfer.log_identity import LogIdentityCheck, create_identity_check
 from compactor.transfer.seam import (
@@ -72,7 +72,7 @@ from compactor.transfer.seam import (
     find_divergence_outside_gaps,
     has_equal_tail_batches,
     list_log_segments,
-    listing_with_staged_files,
+    listing_with_files_staged_for_deletion,
     open_listed_segments,
     require_no_gap_after_tier,
     require_segments_precede_tier,
@@ -98,7 +98,7 @@ def import_directory(
     log_dir: Path,
     partition: TopicPartition,
     policy: CleanerPolicy,
-    progress: ImportProgress | None = None,
+    progress: ImportProgressCallbacks | None = None,
     options: ImportOptions | None = None,
     shared: ImportResources | None = None,
 ) -> ImportReport:
@@ -112,19 +112,19 @@ def import_directory(
     :raises Fenced: if the import was voided because it paused too long.
     :raises StoreError: if the store fails. The next attempt finds uploaded objects again, or a sweep deletes them.
     """
-    options = options or ImportOptions()
-    partition = tier.latest_incarnation(partition)
-    log = tier.open_partition_log(partition)
-    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: tier.change_notifier.publish_control_log_changes([log]))
+    options, partition = options or ImportOptions(), tier.latest_incarnation(partition)
+    log = tier.open_control_log_of_partition(partition)
+    notify = tier.control_log_change_notifier.publish_control_log_changes
+    shared = shared or ImportResources(tier.settings.daemon.threads, lambda log: notify([log]))
     with directory_errors_as_usage_errors(log_dir), ExitStack() as stack:
         held = options.held or stack.enter_context(closing(OpenFilesStagedForDeletion(log_dir)))
-        work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgress(), options, log, shared, held)
+        work = _DirectoryImport(tier, log_dir, partition, policy, progress or ImportProgressCallbacks(), options, log, shared, held)
         for _ in range(MAX_IMPORT_ATTEMPTS if options.live else 0):
             try:
-                return work.import_once()
+                return work.import_new_segments()
             except FileNotFoundError:
                 continue  # the broker has deleted a segment meanwhile, so list the directory again
-        return work.import_once()
+        return work.import_new_segments()
 
 
 @dataclass
@@ -135,7 +135,7 @@ class _DirectoryImport:
     log_dir: Path
     partition: TopicPartition
     policy: CleanerPolicy
-    progress: ImportProgress
+    progress: ImportProgressCallbacks
     options: ImportOptions
     log: PartitionLog
     company: ImportResources
@@ -153,7 +153,7 @@ class _DirectoryImport:
     log_start: int = 0
     telling: threading.Lock = field(default_factory=threading.Lock)
 
-    def import_once(self) -> ImportReport:
+    def import_new_segments(self) -> ImportReport:
         """Import the directory's new segments, and return what was added. Raises FileNotFoundError if a listed segment was deleted."""
         # Read before the directory is listed, and again before anything becomes readable: a topic recreated in between has another id.
         self.identity = create_identity_check(self.tier, self.log, self.log_dir, self.options.topic_id)
@@ -164,23 +164,23 @@ class _DirectoryImport:
         state = self.log.refresh_and_check_gaps()
         compare = partial(self._count_equal_records_below, state.end_offset + 1)
         place = find_or_open_incarnation(
-            self.tier, state, self.identity.given_id, self.identity.metadata_path, self.options.opening, compare
+            self.tier, state, self.identity.given_id, self.identity.partition_metadata_path, self.options.opening, compare
         )
         if place != self.partition:
-            self.partition, self.log = place, self.tier.open_partition_log(place)
-            return self.import_once()
+            self.partition, self.log = place, self.tier.open_control_log_of_partition(place)
+            return self.import_new_segments()
         self._require_deleted_partition_may_be_refilled(state)
         self.identity.settled |= not state.has_segments and not state.topic_id
         self.rewritten = max(self.options.rewritten, read_broker_cleaner_offset(self.log_dir, self.partition))
         first = not state.has_segments and state.log_start_offset is None
         self.log_start = max(self.options.log_start, read_broker_log_start(self.log_dir, self.partition)) if first else 0
         diverged = self._find_acceptable_divergence(found, state)
-        found = self.whole = self._listing_with_staged_files(found, state, diverged)
+        found = self.whole = self._with_staged_files(found, state, diverged)
         if diverged is not None and diverged.offset <= state.end_offset:
             self.cleaned = None
             self._require_not_cleaned_by_broker_beyond(diverged.offset)
             self._replace_discarded_end(found, state, diverged)
-            return self.import_once()
+            return self.import_new_segments()
         self._require_not_cleaned_by_broker_beyond(state.end_offset + 1)
         self._add_segments_before_tier_start(found, state)
         state = self.log.state
@@ -196,7 +196,7 @@ class _DirectoryImport:
                 if self._add_batches_after_end(found, part, state, diverged):
                     break
             if self.log.state.end_offset != (self.done[-1].end if len(self.done) > count else state.end_offset):
-                return self.import_once()  # another process has cut the log or added to it, so decide again what is missing
+                return self.import_new_segments()  # another process has cut the log or added to it, so decide again what is missing
             state = self.log.state
         if self.too_late and not self.done:
             raise BadData(self.too_late, segment=str(self.log_dir), hint="`topics delete` it and import the whole directory again")
@@ -212,14 +212,14 @@ class _DirectoryImport:
             return self.log_start
         return min(state.tail[0].base_offset, state.end_offset + 1) if state.tail else state.end_offset
 
-    def _listing_with_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
+    def _with_staged_files(self, listing: SegmentListing, state: PartitionState, diverged: Divergence | None) -> SegmentListing:
         """Return the listing with the files staged for deletion between the tier's end (after the cut, if any) and the live log."""
         if not self.options.live:
             return listing
         position = state.end_offset + 1 if diverged is None else min(diverged.offset, state.end_offset + 1)
         lineage = state.lineage if diverged is None else truncate_lineage_at(state.lineage, diverged.offset)
         tier_end = TierEnd(position if state.has_segments else None, lineage)
-        return listing_with_staged_files(
+        return listing_with_files_staged_for_deletion(
             listing, self.held, self.options.staged_problem, self.policy, tier_end, read_broker_cleaner_offset(self.log_dir, self.partition)
         )
 
@@ -285,7 +285,7 @@ class _DirectoryImport:
             check_lineage_matches_batches(self.log_dir / CHECKPOINT, given, sources)
         for gap in self.gaps_met:
             given = fill_lineage_gap(given, self.log.state.lineage, *gap)
-        return lineage_with_staged_epochs(given, sources)
+        return with_epochs_of_deleted_files(given, sources)
 
     def _open_listed_segments(self, listing: SegmentListing) -> list[SourceSegment]:
         return open_listed_segments(listing, self.policy, is_live=self.options.live)
@@ -323,7 +323,7 @@ class _DirectoryImport:
             self._has_equal_tail_batches_below(listing, state, diverged.offset)  # if it is another log, the error says so
             for part in self._split_listing_by_memory_limit(new):  # nor is a checkpoint believed that its own batches contradict
                 self._read_checkpoint_lineage(self._open_listed_segments(part))
-            raise diverged.refusal_error(state, self.log_dir)
+            raise diverged.divergent_import_error(state, self.log_dir)
         return diverged
 
     def _end_offset_of_sealed_segments(self, listing: SegmentListing) -> int:
@@ -377,7 +377,7 @@ class _DirectoryImport:
     def _add_note_if_log_is_unidentified(self) -> None:
         """Add a note to the import's report that the directory's next segment will be refused, unless its log is known to be the tier's."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
-            self.notes.append(self.identity.adoption_note())
+            self.notes.append(self.identity.log_adoption_needed_note())
 
     # --- a truncated log ---
 
@@ -399,7 +399,7 @@ class _DirectoryImport:
             check_position(self.log.refresh())
             self.notes += undo_rounds_beyond_offset(self.tier, self.log, offset, str(self.log_dir / CHECKPOINT), accept_loss=loss)
             check_position(self.log.state)  # another import may have cut the log
-            with tempfile.TemporaryDirectory(prefix="cut-", dir=process_spool_folder(self.tier.state_dir)) as scratch:
+            with tempfile.TemporaryDirectory(prefix="cut-", dir=spool_folder_of_this_process(self.tier.state_dir)) as scratch:
                 self._cut_tier_end_and_add_branch(checked, diverged.given, offset, Path(scratch))
         self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
@@ -445,7 +445,7 @@ class _DirectoryImport:
         known = truncate_lineage_at(state.lineage, start)
         voided = tuple(segment.id for segment in state.live[place:])
         body = TailTruncated(cut_id="", offset=Offset(start), voided=voided, accept_loss=self.options.accept_loss)
-        log_lineage = lineage_with_staged_epochs(log_lineage, [one.piece.source for one in file_parts])
+        log_lineage = with_epochs_of_deleted_files(log_lineage, [one.piece.source for one in file_parts])
         self._upload_and_record_segments(found, self._segment_addition_record(found, known, log_lineage, cut=body), known, head)
 
     @contextmanager
@@ -498,7 +498,7 @@ class _DirectoryImport:
             )
         pieces[-1] = replace(pieces[-1], source=replace(last, end=state.start_offset, is_last=False))
         self.identity.require_same_log(0, self._count_equal_records_below)
-        found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_states())
+        found_members = combine_parts_to_segments(self.log_dir, self._check_file_parts(pieces), ProducerStates.empty_producer_states())
         require_segments_precede_tier(state, found_members, given, self.log_dir)
         filled = [piece.source for piece in pieces if piece.source.size]
         older = restore_removed_epochs(lineage_from_batches(filled), truncate_lineage_at(given, found_members[-1].end + 1))
@@ -561,9 +561,9 @@ class _DirectoryImport:
         # The broker's cleaner may have run while the segments were read.
         self._require_not_cleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)
         tier, interval = self.tier, self.policy.index_interval_bytes
-        require_free_space(tier.ports.layout.url, sum(disk_bytes_needed(member, interval) for member in new_segments))
+        require_free_space(tier.ports.layout.url, sum(max_segment_disk_bytes(member, interval) for member in new_segments))
         if not tier.catalog.state.tier_id:
-            tier.identity.ensure_catalog(self.key_to_be)
+            tier.identity.read_or_create_catalog(self.key_to_be)
             tier.catalog.refresh()
         self.progress.at("uploading", sum(member.source.size for member in new_segments))
         sidecars = tier.open_sidecar_store(self.partition) if tier.cleaner_settings_for_topic(self.partition.topic).bloom else None
@@ -581,7 +581,7 @@ class _DirectoryImport:
     def _add_partition_to_catalog(self) -> None:
         if str(self.partition) not in self.tier.catalog.state.partitions:
             self.company.note_change(self.log)
-            require_topic_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.metadata_path)
+            require_topic_not_superseded(self.tier, self.log.state, self.identity.given_id, self.identity.partition_metadata_path)
 
     def _publish_catalog_change(self) -> None:
         self.company.note_change(self.log)

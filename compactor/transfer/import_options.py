@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from checkpoint.lineage import Lineage
 from compactor.constants import TopicId
 from compactor.control.logs import PartitionLog
-from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, TopicRecreationConfirmation
+from compactor.transfer.incarnations import UNKNOWN_TOPIC_ID, TopicRecreationConfirmationSources
 from compactor.transfer.staged_file_rules import FileStagedForDeletion
 from compactor.transfer.staged_files import OpenFilesStagedForDeletion
 
@@ -51,7 +51,7 @@ class ImportOptions:
     log_start: int = 0
     held: OpenFilesStagedForDeletion | None = None
     staged_problem: Callable[[FileStagedForDeletion], str] = lambda file: ""
-    opening: TopicRecreationConfirmation = UNKNOWN_TOPIC_ID
+    opening: TopicRecreationConfirmationSources = UNKNOWN_TOPIC_ID
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ImportReport:
 
 
 @dataclass(frozen=True)
-class ImportProgress:
+class ImportProgressCallbacks:
     """Functions that an import calls to report its progress. at: called at the start of a step with the name of the step and its number of
     bytes. advance: called with the number of bytes that were done since the last call.
     """

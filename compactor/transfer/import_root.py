@@ -17,7 +17,7 @@ from compactor.control.logs import publish_partition_change_hints
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions, ImportProgress, ImportReport, ImportResources
+from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks, ImportReport, ImportResources
 
 IMPORTS_PER_THREAD = 8
 """Partitions that are imported at the same time, for each thread of ``daemon.threads``."""
@@ -164,9 +164,11 @@ def import_partitions(
             on_partition(done)
         return done
 
-    company = ImportResources(1, lambda log: changes.record_change(log.state.topic_partition, log.confirmed_slot()), threading.Lock())
+    company = ImportResources(
+        1, lambda log: changes.record_change(log.state.topic_partition, log.last_slot_if_still_stored()), threading.Lock()
+    )
     if sources:
-        tier.identity.ensure_catalog()
+        tier.identity.read_or_create_catalog()
         tier.identity.read_catalog()
     with ThreadPoolExecutor(max_parallel, "import") as pool:
         return list(pool.map(import_source, sources))
@@ -190,7 +192,7 @@ def import_partition_directories(
 
     def import_one(partition: TopicPartition, path: Path, shared: ImportResources) -> ImportReport:
         policy = tier.cleaner_settings_for_topic(partition.topic).cleaner_policy()
-        progress = ImportProgress(advance=partial(on_bytes, partition))
+        progress = ImportProgressCallbacks(advance=partial(on_bytes, partition))
         return import_directory(tier, path, partition, policy, progress, options, shared)
 
     return import_partitions(

@@ -36,7 +36,7 @@ AskTopicIds = Callable[[Sequence[str]], ClusterTopicIds]
 
 
 @dataclass(frozen=True)
-class TopicRecreationConfirmation:
+class TopicRecreationConfirmationSources:
     """Sources that may confirm that a topic was deleted and created again, so that a new incarnation (log under a new topic id) may be
     opened.
 
@@ -48,7 +48,7 @@ class TopicRecreationConfirmation:
     by_hand: bool = False
 
 
-UNKNOWN_TOPIC_ID = TopicRecreationConfirmation()
+UNKNOWN_TOPIC_ID = TopicRecreationConfirmationSources()
 """Neither a cluster nor a person says that a topic was created again: another topic id is refused."""
 
 
@@ -57,7 +57,7 @@ def find_or_open_incarnation(
     state: PartitionState,
     topic_id: TopicId,
     id_source: str,
-    confirmation: TopicRecreationConfirmation,
+    confirmation: TopicRecreationConfirmationSources,
     count_equal_records: Callable[[], int],
 ) -> TopicPartition:
     """Return the partition's incarnation (its log under one topic id) to which a log of this topic id belongs. That is the incarnation of
@@ -90,11 +90,11 @@ def find_or_open_incarnation(
         raise other_topic_error(state, topic_id, id_source, "its records are the same as the tier's")
     if verdict is TopicIdRelation.OTHER:
         _record_topic_recreation(catalog, state, topic_id, id_source, confirmation, tier.ports.holder)
-    following = tier.open_partition_log(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
+    following = tier.open_control_log_of_partition(partition_of_incarnation(state.topic, state.partition, state.incarnation + 1))
     if following.refresh().topic_id not in catalog.state.superseded.get(state.topic, {}):
         record_incarnation_opening(following, topic_id, tier.ports.holder)
     # Listed before its first segment comes: its topic may be superseded until then, and the next one is found through it.
-    publish_partition_change_hints(catalog, {following.state.topic_partition: following.confirmed_slot()})
+    publish_partition_change_hints(catalog, {following.state.topic_partition: following.last_slot_if_still_stored()})
     return following.state.topic_partition
 
 
@@ -105,7 +105,7 @@ def require_topic_not_superseded(tier: Tier, state: PartitionState, topic_id: To
         raise _superseded_topic_error(state, topic_id, former, id_source)
 
 
-def record_confirmed_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
+def record_cluster_of_topics(catalog: CatalogLog, topic_ids: Mapping[str, TopicId], ask: AskTopicIds) -> None:
     """Record in the catalog which cluster has these topics, as far as that is not recorded yet. Raises StoreError.
 
     :param topic_ids: ids of imported topics, by name. Topics that the cluster does not have now under this name and id are left out.
@@ -139,7 +139,12 @@ def _has_equal_records(count_equal_records: Callable[[], int]) -> bool:
 
 
 def _record_topic_recreation(
-    catalog: CatalogLog, state: PartitionState, topic_id: TopicId, id_source: str, confirmation: TopicRecreationConfirmation, holder: str
+    catalog: CatalogLog,
+    state: PartitionState,
+    topic_id: TopicId,
+    id_source: str,
+    confirmation: TopicRecreationConfirmationSources,
+    holder: str,
 ) -> None:
     """Record in the catalog that this topic id replaces the tier's current one.
 

@@ -23,7 +23,7 @@ from compactor.cleaner.passes.describe import (
     leader_epoch_lineage_from_batch_tables,
     leader_epoch_lineage_of_offset_range,
     read_earliest_delete_horizon_ms,
-    summarize_timestamps_and_count,
+    summarize_timestamps_and_record_count,
 )
 from compactor.cleaner.passes.sidecar_builder import ChunkSummaryForSidecar, SidecarBuilder
 from compactor.cleaner.passes.source import SourceSegment
@@ -35,7 +35,7 @@ from compactor.errors import BadData, UsageError
 from compactor.local.budget import BLOCK, round_up_to_disk_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.records.balance import BalanceKey, digest_sum_of_segment
+from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
 from compactor.records.batches import HEADER, HORIZON, BatchTable
 from compactor.records.indexes import (
     OFFSET_ENTRY,
@@ -186,7 +186,7 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
         return int(table.position[last - 1] + table.size[last - 1]), found, seen
 
     try:
-        for until, found, looks in workers.yield_job_results_in_order(summarize_range, source.batch_ranges_of_one_kind()):
+        for until, found, looks in workers.yield_job_results_in_order(summarize_range, source.split_batches_by_magic_and_compression()):
             sha256.update(source.buf.data[done:until])  # while the bytes are in the processor's cache
             negative += found
             if builder is not None:
@@ -374,7 +374,7 @@ def lineage_from_batches(sources: Sequence[SourceSegment]) -> Lineage:
     return (EpochEntry(reported[0].epoch, Offset(sources[0].base)), *reported[1:]) if reported else ()
 
 
-def lineage_with_staged_epochs(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
+def with_epochs_of_deleted_files(log_lineage: Lineage, sources: Sequence[SourceSegment]) -> Lineage:
     """Return the directory's lineage with the epochs of segments that are staged for deletion, which Kafka removes from the checkpoint.
 
     :param log_lineage: empty where the directory has no lineage; the epochs are then taken from all batches.
@@ -429,7 +429,7 @@ def prepare_segment_upload(
     epochs = format_leader_epoch_checkpoint(tuple(entry for entry in lineage if entry.start_offset <= segment.end))
     beside["leader-epoch-checkpoint"] = _write_file(folder / "epochs", epochs.encode())
     files = {kind: SegmentFile(size=path.stat().st_size, sha256=file_sha256(path)) for kind, path in beside.items()}
-    content, builder = summarize_timestamps_and_count(source.table), segment.checked.builder
+    content, builder = summarize_timestamps_and_record_count(source.table), segment.checked.builder
     undecided = segment.states.first_offset_of_open_transaction()
     metadata = RemoteLogSegmentMetadata(
         id=new_id,
@@ -446,7 +446,7 @@ def prepare_segment_upload(
         else read_earliest_delete_horizon_ms(source, policy.max_decompressed_batch_bytes),
         open_txn_offset=-1 if undecided is None else undecided,
         records=content.records,
-        content=digest_sum_of_segment(source.buf, key),
+        content=batch_digest_sum_of_segment(source.buf, key),
         negative_timestamps=segment.checked.negative_timestamps,
     )
     return metadata, {"log": log, **beside}
@@ -479,7 +479,7 @@ def check_file_unchanged(segment: SegmentToImport) -> None:
         )
 
 
-def disk_bytes_needed(segment: SegmentToImport, index_interval_bytes: int) -> int:
+def max_segment_disk_bytes(segment: SegmentToImport, index_interval_bytes: int) -> int:
     """Return an upper bound of the bytes that a segment takes on disk: its log, its indexes and one block for each small file."""
     batches = min(len(segment.source.table), segment.source.size // max(1, index_interval_bytes) + 1)
     per_batch = OFFSET_ENTRY.itemsize + TIME_ENTRY.itemsize

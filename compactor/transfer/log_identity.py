@@ -27,7 +27,7 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.constants import EMPTY_TOPIC_ID, TopicId
-from compactor.control.importing import record_topic_adoption
+from compactor.control.importing import record_topic_id_adoption
 from compactor.control.logs import PartitionLog
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.records import TopicAdopted
@@ -253,7 +253,7 @@ class LogIdentityCheck:
     settled: bool = False
 
     @property
-    def metadata_path(self) -> str:
+    def partition_metadata_path(self) -> str:
         return str(self.log_dir / PARTITION_METADATA)
 
     def check_directory_unchanged(self) -> None:
@@ -261,7 +261,7 @@ class LogIdentityCheck:
         if self.read_from_directory and (read_topic_id(self.log_dir), identify_directory(self.log_dir)) != (self.given_id, self.directory):
             raise BadData(
                 "the topic was deleted and created again while its log was imported",
-                segment=self.metadata_path,
+                segment=self.partition_metadata_path,
                 hint="Nothing of it was taken. Import again: the new topic's id is compared with the tier's",
             )
 
@@ -281,7 +281,9 @@ class LogIdentityCheck:
             below = self.log.state.end_offset + 1 if cut_offset is None else cut_offset
             evidence = replace(evidence, compared=count_equal_records(below))
             if compare_log_identity(evidence) is LogIdentityVerdict.UNKNOWN:
-                raise _unidentified_log_error(self.log.state, self.given_id, self.metadata_path, below, truncates=cut_offset is not None)
+                raise _unidentified_log_error(
+                    self.log.state, self.given_id, self.partition_metadata_path, below, truncates=cut_offset is not None
+                )
         self._settle_and_record_topic_id(evidence)
 
     def is_known_to_be_same_log(self, equal_batches: int, count_equal_records: CountEqualRecords) -> bool:
@@ -300,7 +302,7 @@ class LogIdentityCheck:
             self._settle_and_record_topic_id(evidence)
         return self.settled
 
-    def adoption_note(self) -> str:
+    def log_adoption_needed_note(self) -> str:
         """Return a note for people: the next segment will be refused until a person confirms, by `topics adopt`, that the directory has the
         tier's log.
         """
@@ -334,7 +336,7 @@ class LogIdentityCheck:
         if should_record_topic_id(evidence):
             why = "its seam was adopted" if evidence.adopted else f"{evidence.compared} records or batches compared equal"
             why = why if evidence.adopted or evidence.compared else "its directory is the one that was compared last"
-            record_topic_adoption(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
+            record_topic_id_adoption(self.log, TopicAdopted(topic_id=self.given_id, by=self.ports.holder, why=why))
 
 
 def create_identity_check(tier: Tier, log: PartitionLog, log_dir: Path, topic_id: TopicId | None = None) -> LogIdentityCheck:

@@ -13,7 +13,7 @@ from compactor.access.tier import Tier
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import Bytes, map_file, scan_batches, verify_crcs_of_batches
+from compactor.records.batches import Bytes, memory_map_file, parse_batch_headers_of_segment, verify_crcs_of_batches
 from compactor.records.indexes import OFFSET_ENTRY
 
 
@@ -41,7 +41,7 @@ def salvage_segment(
     except (NotFound, BadData):
         path.unlink(missing_ok=True)
         return [SkippedOffsets(first_offset, segment.end_offset, "the object is missing, or cannot be unpacked")]
-    buf = map_file(path)
+    buf = memory_map_file(path)
     spans, skipped = _readable_byte_ranges(
         buf, layout.object_name(partition, segment, "log"), _offset_index_positions(tier, partition, segment), segment, first_offset
     )
@@ -77,10 +77,14 @@ def _readable_byte_ranges(
     while at < len(buf):
         stop = len(buf)
         try:
-            table = scan_batches(buf[at:], source_name, expected - 1 if spans else -1)
+            table = parse_batch_headers_of_segment(buf[at:], source_name, expected - 1 if spans else -1)
         except BadData as error:
             stop = at + max(error.position, 0)
-            table = scan_batches(buf[at:stop], source_name) if stop > at else scan_batches(buf[:0], source_name)
+            table = (
+                parse_batch_headers_of_segment(buf[at:stop], source_name)
+                if stop > at
+                else parse_batch_headers_of_segment(buf[:0], source_name)
+            )
             structure = error.cause
         else:
             structure = ""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoint.lineage import Lineage, first_offset_of_other_epoch, leader_epoch_at, truncate_lineage_at
+from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch_at, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.cleaner.offline import list_base_offsets, open_segments_of_directory
 from compactor.cleaner.passes.source import SourceSegment, segment_of_batch_range
@@ -24,7 +24,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
-from compactor.records.batches import NOT_CONTROL, Bytes, map_file, read_only_view
+from compactor.records.batches import NOT_CONTROL, Bytes, memory_map_file, read_only_view
 from compactor.records.rows import RecordRowBuffers, parse_records
 from compactor.transfer.log_directory import (
     CHECKPOINT,
@@ -140,14 +140,14 @@ def open_listed_segments(listing: SegmentListing, policy: CleanerPolicy, *, is_l
     bases = listing.bases[len(staged) :]  # what is staged lies below the live log
     if not bases:
         return staged
-    read: Callable[[Path], Bytes] = read_file_into_memory if is_live else map_file
+    read: Callable[[Path], Bytes] = read_file_into_memory if is_live else memory_map_file
     opened_live = open_segments_of_directory(
         listing.log_dir, bases, listing.end, policy.index_interval_bytes, policy.max_decompressed_batch_bytes, read
     )
     return [*staged, *opened_live]
 
 
-def listing_with_staged_files(
+def listing_with_files_staged_for_deletion(
     listing: SegmentListing,
     held_files: OpenFilesStagedForDeletion,
     refusal_reason_of: Callable[[FileStagedForDeletion], str],
@@ -208,17 +208,19 @@ def file_parts_after_offset(log_dir: Path, sources: Sequence[SourceSegment], las
     """Return the parts of segments with the batches after ``last_offset``, the tier's last offset. A segment that contains this offset is
     cut between batches. Raises BadData.
     """
-    return [piece for source in sources if (piece := _batches_between(log_dir, source, last_offset + 1, source.end)) is not None]
+    return [
+        piece for source in sources if (piece := _segment_part_between_offsets(log_dir, source, last_offset + 1, source.end)) is not None
+    ]
 
 
 def file_parts_before_offset(log_dir: Path, sources: Sequence[SourceSegment], start_offset: int) -> list[SegmentFilePart]:
     """Return the parts of segments with the batches before ``start_offset``, the tier's first offset. A segment that contains this offset
     is cut between batches. Raises BadData.
     """
-    return [piece for source in sources if (piece := _batches_between(log_dir, source, source.base, start_offset)) is not None]
+    return [piece for source in sources if (piece := _segment_part_between_offsets(log_dir, source, source.base, start_offset)) is not None]
 
 
-def _batches_between(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
+def _segment_part_between_offsets(log_dir: Path, source: SourceSegment, start_offset: int, end_offset: int) -> SegmentFilePart | None:
     """Return the batches of a segment from ``start_offset`` to ``end_offset`` (exclusive); None if the segment has none there. Raises
     BadData for a batch across a bound.
     """
@@ -325,7 +327,7 @@ class Divergence:
             f" what the tier has before offset {self.offset}",
         )
 
-    def refusal_error(self, state: PartitionState, log_dir: Path) -> BadData:
+    def divergent_import_error(self, state: PartitionState, log_dir: Path) -> BadData:
         """Return the error for an import that this divergence forbids. Its text names both lineages and what to do."""
         both = f"the tier has the leader epochs {_lineage_text(self.known)}, this log has {_lineage_text(self.given)}"
         if self.newer:
@@ -353,7 +355,7 @@ def find_divergence(state: PartitionState, lineage: Lineage, end_offset: int) ->
     :param lineage: lineage of the log.
     :param end_offset: end of the log, exclusive.
     """
-    offset = first_offset_of_other_epoch(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
+    offset = first_contradicting_offset(state.lineage, state.end_offset + 1, lineage, end_offset) if state.has_segments else None
     if offset is None:
         return None
     return Divergence(offset, state.lineage, lineage, lineage[-1].epoch > state.lineage[-1].epoch)
@@ -431,7 +433,7 @@ def require_segments_precede_tier(state: PartitionState, segments: Sequence[Segm
     if log_lineage:
         diverged = find_divergence(state, log_lineage, segments[-1].end + 1)
         if diverged is not None and diverged.offset < state.start_offset:
-            raise diverged.refusal_error(state, log_dir)
+            raise diverged.divergent_import_error(state, log_dir)
 
 
 def has_equal_tail_batches(
@@ -543,7 +545,7 @@ def _read_records_by_offset(
     wanted = np.zeros(len(table), np.bool_)
     wanted[chosen] = True
     records: dict[int, _Record] = {}
-    for first, last in source.batch_ranges_of_one_kind():
+    for first, last in source.split_batches_by_magic_and_compression():
         if not wanted[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, wanted[first:last], max_inflated_bytes, None):

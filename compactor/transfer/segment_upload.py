@@ -14,7 +14,7 @@ from compactor.access.tier import Tier
 from compactor.cleaner.passes.sidecar_builder import build_sidecar
 from compactor.cleaner.passes.worker_threads import WorkerThreads
 from compactor.errors import OutOfBudget
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -60,13 +60,13 @@ class SegmentUpload:
 
     def upload_under_id(self, segment_id: str) -> RemoteLogSegmentMetadata | None:
         how = self.how
-        with tempfile.TemporaryDirectory(prefix="import-", dir=process_spool_folder(how.tier.state_dir)) as scratch:
+        with tempfile.TemporaryDirectory(prefix="import-", dir=spool_folder_of_this_process(how.tier.state_dir)) as scratch:
             key = BalanceKey(how.tier.identity.hash_key())
             metadata, paths = prepare_segment_upload(self.member, segment_id, self.lineage, how.policy, key, Path(scratch))
             if how.tier.ports.layout.upload_segment(how.partition, metadata, paths):
                 return None
         if how.sidecars is not None:
-            how.sidecars.add_sidecar(self._build_sidecar(metadata.id, how.sidecars.hash_key))
+            how.sidecars.add_sidecar_if_absent(self._build_sidecar(metadata.id, how.sidecars.hash_key))
         how.advance(metadata.size_bytes)
         return metadata
 

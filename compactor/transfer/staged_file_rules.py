@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from checkpoint.lineage import Lineage, first_offset_of_other_epoch, leader_epoch_at, merge_segment_lineages
+from checkpoint.lineage import Lineage, first_contradicting_offset, leader_epoch_at, merge_segment_lineages
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def reason_epochs_contradict(chain: Sequence[SegmentStagedForDeletion], live_log
     if tier_end.position is None or not given:
         return ""
     older = given[0].epoch < leader_epoch_at(tier_end.lineage, given[0].start_offset)
-    if older or first_offset_of_other_epoch(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
+    if older or first_contradicting_offset(tier_end.lineage, tier_end.position, given, chain[-1].last_offset + 1) is not None:
         both = f"{_epochs_text(tier_end.lineage)} in the tier, {_epochs_text(given)} in what is staged"
         return f"its leader epochs are not those of the tier's log: {both}"
     return ""

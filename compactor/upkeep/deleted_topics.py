@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from compactor.access.tier import Tier
-from compactor.brokers.topic_ids import TopicIdAnswers
+from compactor.brokers.topic_ids import ExistingAndMissingTopicIds
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition
 from compactor.control.incarnations import CONFIRMATION_MS, is_topic_deletion_confirmed, topic_ids_of_cluster
@@ -19,7 +19,7 @@ from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 
-AskAboutTopics = Callable[[Sequence[TopicId]], TopicIdAnswers]
+AskAboutTopics = Callable[[Sequence[TopicId]], ExistingAndMissingTopicIds]
 """Asks the cluster about topic ids. Raises StoreError, UsageError."""
 
 
@@ -47,16 +47,18 @@ def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTo
     # the earlier one, so that a wrong clock does not make two answers of one.
     earlier_ms, later_ms = sorted((tier.ports.clock_ms(), tier.ports.control.clock_ms()))
     answers = ask_about_topics(topic_ids)
-    _record_new_topic_id_answers(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
-    state = _record_new_topic_id_answers(catalog, answers, earlier_ms, partial(_confirms_topic_deletion, asked_ms=earlier_ms))
+    _record_cluster_answers_about_topic_ids(catalog, answers, later_ms, lambda state, topic_id: topic_id not in state.missing)
+    state = _record_cluster_answers_about_topic_ids(
+        catalog, answers, earlier_ms, partial(_is_first_confirmation_of_topic_deletion, asked_ms=earlier_ms)
+    )
     write_snapshot_if_due(catalog)
     asked = topic_ids_of_cluster(state, answers.missing, answers.cluster_id)
-    due = {topic_id for topic_id in asked if _is_deletion_due(tier, state, topic_id, earlier_ms)}
-    return _delete_topics(tier, due) if due else []
+    due = {topic_id for topic_id in asked if _is_tiered_data_of_topic_due_for_deletion(tier, state, topic_id, earlier_ms)}
+    return _delete_tiered_partitions_of_topics(tier, due) if due else []
 
 
-def _record_new_topic_id_answers(
-    catalog: CatalogLog, answers: TopicIdAnswers, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
+def _record_cluster_answers_about_topic_ids(
+    catalog: CatalogLog, answers: ExistingAndMissingTopicIds, asked_ms: int, adds_information: Callable[[CatalogState, str], bool]
 ) -> CatalogState:
     """Record the cluster's answers about topic ids in the catalog (the tier-wide state), and return the resulting catalog. An answer that a
     topic exists is only recorded if the topic was reported missing before.
@@ -77,7 +79,7 @@ def _record_new_topic_id_answers(
     return catalog.append_until_done(decide_record_to_append)
 
 
-def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
+def _is_first_confirmation_of_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: int) -> bool:
     """Return whether an answer at ``asked_ms`` is the first to confirm that a topic is missing: the topic was reported missing before, at
     least CONFIRMATION_MS earlier, and no other answer has confirmed that.
     """
@@ -85,21 +87,21 @@ def _confirms_topic_deletion(state: CatalogState, topic_id: TopicId, asked_ms: i
     return known is not None and not is_topic_deletion_confirmed(state, topic_id) and asked_ms - known.first_ms >= CONFIRMATION_MS
 
 
-def _is_deletion_due(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
+def _is_tiered_data_of_topic_due_for_deletion(tier: Tier, state: CatalogState, topic_id: TopicId, now_ms: int) -> bool:
     kept_ms = tier.settings.tier.deleted_topic_retention_ms
     return is_topic_deletion_confirmed(state, topic_id) and now_ms - state.missing[topic_id].first_ms >= kept_ms
 
 
-def _delete_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
+def _delete_tiered_partitions_of_topics(tier: Tier, topic_ids: set[TopicId]) -> list[TopicPartition]:
     """Delete the partitions that have these topic ids, and return them. A topic that was created again under the same name has another id,
     and its partitions stay.
     """
     deleted = []
     for name in tier.list_partitions():
-        log = tier.open_partition_log(name, leads=True)
+        log = tier.open_control_log_of_partition(name, leads=True)
         state = log.refresh()
         if state.topic_id in topic_ids and (state.has_segments or state.registrations or state.intent):
             delete_partition(tier.ports, log, tier.lease, deleted_topic_id=state.topic_id)
-            tier.change_notifier.publish_control_log_changes([log])
+            tier.control_log_change_notifier.publish_control_log_changes([log])
             deleted.append(name)
     return deleted

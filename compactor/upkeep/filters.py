@@ -24,7 +24,7 @@ from compactor.local.budget import DiskBudget
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.partial.plan import is_key_directory_worthwhile
-from compactor.round.skip import design_bloom_filter, expected_dirty_keys_of_next_rounds, filter_usage_of_runs
+from compactor.round.skip import design_bloom_filter, expected_dirty_key_count_of_next_rounds, filter_usage_of_runs
 from compactor.tier.sidecars import SidecarHead
 
 
@@ -46,13 +46,13 @@ def sidecars_json(tier: Tier, partition: TopicPartition, now_ms: int) -> dict[st
     """Return the content of live segments' sidecars, and how many reads their filters have saved, as JSON for ``bloom show``. Raises
     StoreError.
     """
-    state = tier.open_partition_log(partition).refresh()
+    state = tier.open_control_log_of_partition(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     record = filter_usage_of_runs(state.runs)
     sidecars = tier.open_sidecar_store(partition)
     sizes = sidecars.stored_sidecar_sizes()
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
-    probes = expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0)
+    probes = expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
     return {
         "topic": partition.topic,
         "partition": partition.partition,
@@ -100,7 +100,7 @@ def _sidecar_json(sidecar: Sidecar, size: int, probes: int, now_ms: int) -> dict
         "rate_per_key": made_for.rate if made_for else None,
         "made_for_keys": made_for.probes if made_for else None,
         "useless_rate": sidecar.useless_read_probability(probes),
-        "due": due.reason_to_read(now_ms),
+        "due": due.reason_to_read_despite_filter(now_ms),
         "tombstones": due.tombstones,
         "next_horizon_ms": due.earliest_tombstone_horizon_ms if due.earliest_tombstone_horizon_ms != NEVER_MS else None,
         "producer_runs": len(sidecar.producer_runs),
@@ -119,12 +119,12 @@ def rebuild_sidecars(
     :raises OutOfBudget: if a segment does not fit within the disk budget.
     :raises StoreError: if the store fails.
     """
-    state = tier.open_partition_log(partition).refresh()
+    state = tier.open_control_log_of_partition(partition).refresh()
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
     sidecars = tier.open_sidecar_store(partition)
     heads = sidecars.load_sidecar_heads([segment.id for segment in state.live])
     wanted = [n for n, segment in enumerate(state.live) if not unusable_only or heads[segment.id].sidecar is None]
-    record, probes = filter_usage_of_runs(state.runs), expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0)
+    record, probes = filter_usage_of_runs(state.runs), expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0)
     written, size = [], 0
     reading = open_reader_of_live_segments(tier, state, budget, "bloom")
     try:
@@ -146,7 +146,7 @@ def rebuild_sidecars(
                         add_segment_to_sidecar_builder(builder, source, reading.inflate_limit, workers)
                         keys = builder.build_key_directory(segment.id) if directory else None
                 except NotFound:
-                    if segment.id in tier.open_partition_log(partition).refresh().live_segments_by_id():
+                    if segment.id in tier.open_control_log_of_partition(partition).refresh().live_segments_by_id():
                         raise
                     continue  # replaced and retired meanwhile
                 reading.staging.delete_cached_copies([reading.log_file_to_stage(ordinal)])

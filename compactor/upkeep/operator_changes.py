@@ -12,9 +12,9 @@ from compactor.control.ordering import restore_round_problem
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, CompactorError, Unavailable, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.model.status import PUBLISHING, RoundStatus, RunStatus
+from compactor.model.status import PUBLISHING, RoundStatus, RunHistoryStatus
 from compactor.round.drive import finish_or_undo_open_intent, run_round_as_leader
-from compactor.round.mirroring import record_broker_segments
+from compactor.round.mirroring import record_broker_segments_in_control_log
 from compactor.round.restoring import RoundUndoingEarlierRun, groups_to_restore
 
 StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
@@ -29,7 +29,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
     if ``new_log_start`` lies beyond the log's end or a rule forbids it, Leased if another compactor is at work, Fenced if one takes over,
     and StoreError.
     """
-    log = tier.open_partition_log(partition, leads=True)
+    log = tier.open_control_log_of_partition(partition, leads=True)
 
     def choose_log_start(state: PartitionState) -> int | None:
         return None if new_log_start < state.log_start else new_log_start
@@ -48,7 +48,7 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
         except RecordRefused as refused:
             raise UsageError(f"the log start of {partition} cannot be raised: {refused}", hint="Nothing was changed") from refused
         write_snapshot_if_due(log)
-    tier.change_notifier.publish_control_log_changes([log])
+    tier.control_log_change_notifier.publish_control_log_changes([log])
     return before, after
 
 
@@ -67,7 +67,7 @@ def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) ->
     _require_undoable_run(log.state, run_id)
     with hold_leadership(tier.ports, log, tier.lease) as leadership:
         if leadership.state.intent is None:
-            record_broker_segments(leadership)  # what brokers have expired since is not taken back
+            record_broker_segments_in_control_log(leadership)  # what brokers have expired since is not taken back
         _require_undoable_run(leadership.state, run_id)
         sources = [source for one in groups_to_restore(leadership.state, run_id) for source in one.sources]
         damage = publication.stored_segments_problem(tier.ports, leadership.state, sources)
@@ -97,7 +97,7 @@ def _require_undoable_run(state: PartitionState, run_id: str) -> None:
         raise UsageError(f"{state.topic_partition} has no run {run_id} that is remembered", hint="`runs list` shows those that are")
     if state.intent is not None and state.intent.plan.restores == run_id:
         return
-    if run.status == RunStatus.REVERTED_IN_PART:
+    if run.status == RunHistoryStatus.REVERTED_IN_PART:
         raise UsageError(
             f"run {run_id} of {state.topic_partition} was undone in part: {run.reason}", hint="Nothing more of it can be taken back"
         )

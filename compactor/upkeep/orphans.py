@@ -18,7 +18,7 @@ from compactor.errors import BadData, UsageError
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.storage.port import ObjectStore
-from compactor.upkeep.brokers.objects import inspect_partition_objects
+from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
 
 ORPHAN_LIST_FORMAT = 1
 SURE = "sure"
@@ -130,7 +130,7 @@ def _reason_not_to_delete(listed: Orphan, current: Orphan | None, min_age_ms: in
 
 
 def _orphans_of_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Iterator[Orphan]:
-    for one in inspect_partition_objects(tier, partition).orphans:
+    for one in list_partition_objects_and_metadata(tier, partition).orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
         listed = one.listed
         certainty = SURE if one.finished else LIKELY

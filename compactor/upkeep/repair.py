@@ -30,16 +30,16 @@ from compactor.control.stages import RoundStage
 from compactor.control.state import PartitionState, RoundIntent
 from compactor.control.undo import undo_round
 from compactor.errors import AlreadyExists, BadData, NotFound, Unavailable
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.balance import Balance
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import REPAIR, CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RoundStatus, RunStatus
-from compactor.records.balance import BalanceKey, digest_sum_of_segment
+from compactor.model.status import RoundStatus, RunHistoryStatus
+from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
 from compactor.records.indexes import encode_offset_and_time_index
 from compactor.records.producers import ProducerStates, format_producer_snapshot, parse_producer_snapshot_file
-from compactor.round.delivery import describe_segment_file
+from compactor.round.delivery import segment_file_size_and_sha256
 from compactor.round.drive import run_round_as_leader
 from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
 from compactor.tier.contents import has_recorded_content, read_and_verify_segment_file
@@ -141,7 +141,7 @@ def repair_partition(
     :raises Leased: or Fenced, if another compactor is at work.
     :raises BadData: if a round that was to replace segments failed. Raises OutOfBudget and StoreError.
     """
-    log = tier.open_partition_log(partition, leads=True)
+    log = tier.open_control_log_of_partition(partition, leads=True)
     state = log.refresh_and_check_gaps()
     finder = _IntactFileFinder(tier, state, sources)
     decisions = _plan_repairs(tier, state, find_damaged_segments(tier, state, state.live, on_bytes), finder)
@@ -156,7 +156,7 @@ def repair_partition(
             replaced = [one.damage for one in decisions if one.action == "replace"]
             new_ids = _replace_damaged_segments(tier, leadership, replaced, finder) if replaced else {}
             write_snapshot_if_due(log)
-    tier.change_notifier.publish_control_log_changes([log])
+    tier.control_log_change_notifier.publish_control_log_changes([log])
     return _repair_report(tier, state, decisions, new_ids)
 
 
@@ -176,10 +176,10 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
             can_create = is_recorded and damage.missing == damage.problems.keys()
             decisions.append(RepairDecision(damage, "create" if can_create else "replace"))
     undone = {one.run_id for one in decisions if one.action == "undo"}
-    return [one if one.action == "undo" else _decide_undo_if_run_is_undone(state, one, undone) for one in decisions]
+    return [one if one.action == "undo" else _replace_decision_by_undo_of_same_run(state, one, undone) for one in decisions]
 
 
-def _decide_undo_if_run_is_undone(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
+def _replace_decision_by_undo_of_same_run(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
     """Return the decision, or ``undo`` in its place if the run that wrote the segment is among ``undone_run_ids``."""
     run_id = _id_of_undoable_run_of_segment(state, decision.damage.segment)
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
@@ -200,7 +200,7 @@ def _decide_undo_or_no_repair(
             f"its {' and '.join(kinds_without_source)} cannot be built, because the producer states before it are not known, and {nowhere}"
         )
     epoch = state.published_by.get(damage.segment.id)
-    if epoch is None or any(run.leader_epoch == epoch and run.status == RunStatus.REPAIRED for run in state.runs):
+    if epoch is None or any(run.leader_epoch == epoch and run.status == RunHistoryStatus.REPAIRED for run in state.runs):
         return RepairDecision(damage, "none", f"{nowhere}. Restore it from the store's versions or a backup")
     run_id = _id_of_undoable_run_of_segment(state, damage.segment)
     nowhere = f"{nowhere}. It is compacted, and so it is in no broker's log directory"
@@ -243,7 +243,7 @@ def _repair_report(tier: Tier, state: PartitionState, decisions: Sequence[Repair
 
 @contextmanager
 def _temporary_scratch_folder(tier: Tier) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="repair-", dir=process_spool_folder(tier.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="repair-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
         yield Path(scratch)
 
 
@@ -345,7 +345,7 @@ class _IntactFileFinder:
         or built with its recorded digest. States are not guessed, because wrong ones would end open transactions and forget producers.
         """
         if segment.start_offset == 0:
-            return ProducerStates.empty_states()
+            return ProducerStates.empty_producer_states()
         before = next((one for one in self.state.live if one.end_offset == segment.start_offset - 1), None)
         if before is None or "snapshot" not in before.files:
             return None
@@ -491,10 +491,10 @@ class RepairRound:
         with _temporary_scratch_folder(self.tier) as scratch:
             paths = self.finder.fetch_all_files(segment, scratch)
             source = self.finder.open_segment_log(segment, paths["log"])
-            source.verify_crcs_once(0, len(source.table))
-            held = digest_sum_of_segment(source.buf, BalanceKey(self.tier.identity.hash_key()))
+            source.verify_batch_crcs_unless_verified(0, len(source.table))
+            held = batch_digest_sum_of_segment(source.buf, BalanceKey(self.tier.identity.hash_key()))
             # What the broker or a round recorded of the log stays true, because the log is the same.
-            others = {kind: describe_segment_file(path) for kind, path in paths.items() if kind != "log"}
+            others = {kind: segment_file_size_and_sha256(path) for kind, path in paths.items() if kind != "log"}
             made = segment.model_copy(
                 update={
                     "id": task.new_segment_id,

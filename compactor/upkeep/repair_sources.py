@@ -18,7 +18,7 @@ from compactor.control.state import PartitionState
 from compactor.errors import BadData, NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.batches import map_file, scan_batches
+from compactor.records.batches import memory_map_file, parse_batch_headers_of_segment
 
 
 class RepairSource(Protocol):
@@ -76,7 +76,7 @@ class TierRepairSource:
         return self.tier.ports.layout.url
 
     def write_each_copy_of_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> Iterator[None]:
-        state = self.tier.open_partition_log(self.partition).refresh()
+        state = self.tier.open_control_log_of_partition(self.partition).refresh()
         yield from download_each_file_of_same_range(self.tier, state, segment, file_kind, path)
         overlapping = [one for one in state.live if one.end_offset >= segment.start_offset and one.start_offset <= segment.end_offset]
         if file_kind == "log" and overlapping:
@@ -115,8 +115,8 @@ def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegm
     with target.open("wb") as file:
         for path in paths:
             with suppress(BadData, FileNotFoundError):  # a broker may delete its files meanwhile
-                buf = map_file(path)
-                table = scan_batches(buf, path.name)
+                buf = memory_map_file(path)
+                table = parse_batch_headers_of_segment(buf, path.name)
                 inside = np.flatnonzero((table.last_offset >= segment.start_offset) & (table.last_offset <= segment.end_offset))
                 if len(inside):
                     last = inside[-1]

@@ -72,7 +72,7 @@ STORES_OWN = GraceClock()
 
 
 @dataclass(frozen=True)
-class RetireSurvey:
+class ObjectsToDeleteNowOrLater:
     """Objects and segments of a partition that `retire` deletes now or later, found by one LIST and a later read of the control log.
 
     due, waiting: replaced segments whose grace (time before deletion) is over, and those whose grace is not.
@@ -100,7 +100,7 @@ class RetireSurvey:
     """No earlier than this there will be something to do, unless the log changes; 0 means now."""
 
     @property
-    def has_nothing_to_do(self) -> bool:
+    def has_nothing_to_delete(self) -> bool:
         return not (self.due or self.unfinished or self.stale_imports or self.orphans or self.strays or self.scratch or self.open_intent)
 
 
@@ -146,8 +146,8 @@ def retire_partition(
     :raises UsageError: if the data belongs to another tier.
     """
     log.refresh()
-    found = survey_retirable_segments(ports, log, retention, clock)
-    if dry_run or found.has_nothing_to_do:
+    found = find_objects_to_delete_now_or_later(ports, log, retention, clock)
+    if dry_run or found.has_nothing_to_delete:
         return _retire_report(ports.layout, log.state.topic_partition, found, is_dry_run=dry_run)
     with hold_leadership(ports, log, lease) as leadership:
         report = retire_as_leader(leadership, retention, clock=clock, round_steps=round_steps)
@@ -165,7 +165,7 @@ def retire_as_leader(
     :raises Fenced: if another compactor has become the leader.
     """
     ports, log = leadership.ports, leadership.log
-    ports.require_ownership(is_recheck=True)
+    ports.require_data_root_ownership(is_recheck=True)
     gone = _complete_begun_deletions(leadership, StageTracker(RoundStage.RETIRE_BEGUN)) + _delete_segments_after_grace(
         leadership, retention, clock
     )
@@ -177,7 +177,7 @@ def retire_as_leader(
             ImportVoided(leader_epoch=leadership.epoch, import_id=import_id, reason="its importer did not come back"),
             lambda state, import_id=import_id: import_id not in state.registrations,  # type: ignore[misc]
         )
-    found = survey_retirable_segments(ports, log, retention, clock)  # the LIST comes before the fold
+    found = find_objects_to_delete_now_or_later(ports, log, retention, clock)  # the LIST comes before the fold
     leadership.require_leadership_in_state(log.state)
     left: list[SegmentRef] = [*dict.fromkeys(SegmentIdAndStart(item.segment_id, item.start_offset) for item in found.orphans)]
     reported = {segment.id for segment in found.strays}
@@ -189,9 +189,9 @@ def retire_as_leader(
     return _retire_report(ports.layout, log.state.topic_partition, found, deleted_segments=gone)
 
 
-def survey_retirable_segments(
+def find_objects_to_delete_now_or_later(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN
-) -> RetireSurvey:
+) -> ObjectsToDeleteNowOrLater:
     """Return what ``retire`` would delete now. Writes nothing.
 
     It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because
@@ -203,13 +203,13 @@ def survey_retirable_segments(
     sidecars = [info.key for info in ports.control.list(sidecar_prefix(log.prefix))]
     state = log.refresh_and_check_gaps()
     due, waiting = _split_segments_by_grace(ports, log, retention, clock)
-    known = ordering.protected_segment_ids(state).union(segment.id for segment in state.retiring)
+    known = ordering.segment_ids_protected_from_deletion(state).union(segment.id for segment in state.retiring)
     unknown = [item for item in listed if item.segment_id and item.segment_id not in known]
     reported = ports.publisher.find_announced_unrecorded_segments(state.topic_partition, known)
     cut_off = [one for one in reported or () if one.cut_off_ms >= 0]
     strays = tuple(one for one in cut_off if clock.now_ms(ports.control) >= one.cut_off_ms + retention.grace_ms)
     if reported is None:
-        orphans = _sweepable_objects(ports, state, retention, clock, unknown)
+        orphans = _deletable_orphan_objects(ports, state, retention, clock, unknown)
     else:  # brokers write there, too: objects that no compactor announced belong to brokers
         unknown = [item for item in unknown if item.segment_id in {one.id for one in reported}]
         orphans = tuple(item for item in unknown if item.segment_id in {one.id for one in strays})
@@ -224,7 +224,7 @@ def survey_retirable_segments(
     young = tuple(item for item in unknown if item not in set(orphans))
     # Heartbeats of earlier epochs are deleted; that of the present epoch may still be in use.
     left += [match[0] for match in beats if int(match[1]) < state.last_compactor_epoch]
-    return RetireSurvey(
+    return ObjectsToDeleteNowOrLater(
         due=due,
         waiting=waiting,
         unfinished=state.retiring,
@@ -248,12 +248,12 @@ def _next_deletion_due_ms(
     moments = [item.modified_ms + retention.orphan_age_ms for item in young]
     if state.waiting or state.registrations:
         now, since = clock.now_ms(ports.control), read_grace_start_ms_by_slot(ports, log)
-        moments += [grace.earliest_retire_ms(group, retention, since, now) for group in state.waiting]
+        moments += [grace.earliest_deletion_time_ms(group, retention, since, now) for group in state.waiting]
         moments += [grace.import_abandoned_at_ms(entry, retention, since, now) for entry in state.registrations.values()]
     return min(moments, default=NEVER_MS)
 
 
-def _sweepable_objects(
+def _deletable_orphan_objects(
     ports: EnvironmentPorts, state: PartitionState, retention: ObjectRetention, clock: GraceClock, unknown: Sequence[ListedObject]
 ) -> tuple[ListedObject, ...]:
     """Return those objects unknown to the control log that may be deleted now: objects of segments whose ids were declared void, and
@@ -278,7 +278,7 @@ def _delete_segments_after_grace(
     steps.advance_to(RoundStage.RETIRE_BEGUN)
     leadership.append_record(
         SegmentDeletionBegun(leader_epoch=leadership.epoch, ids=tuple(segment.id for segment in due)),
-        lambda state: not {segment.id for segment in due}.intersection(ordering.protected_segment_ids(state)),
+        lambda state: not {segment.id for segment in due}.intersection(ordering.segment_ids_protected_from_deletion(state)),
     )
     return _complete_begun_deletions(leadership, steps)
 
@@ -313,7 +313,7 @@ def _split_segments_by_grace(
         now = clock.now_ms(ports.control)
         since = read_grace_start_ms_by_slot(ports, log)
         for group in log.state.waiting:
-            (due if now >= grace.earliest_retire_ms(group, retention, since, now) else waiting).extend(group.segments)
+            (due if now >= grace.earliest_deletion_time_ms(group, retention, since, now) else waiting).extend(group.segments)
     return tuple(due), tuple(waiting)
 
 
@@ -353,7 +353,7 @@ def _grace_start_ms_of_entry(ports: EnvironmentPorts, log: PartitionLog, entry: 
 def _retire_report(
     layout: SegmentLayout,
     partition: TopicPartition,
-    survey: RetireSurvey,
+    survey: ObjectsToDeleteNowOrLater,
     *,
     deleted_segments: tuple[RemoteLogSegmentMetadata, ...] = (),
     is_dry_run: bool = False,
@@ -383,7 +383,7 @@ MAX_UNHINTED_INSPECTIONS = 64
 """Partitions inspected per hour although no hint asks for it. In a tier with at most this many partitions, all are inspected every time."""
 
 
-def partitions_to_inspect(
+def partitions_to_inspect_for_deletions(
     state: CatalogState, partitions: Sequence[TopicPartition], now_ms: int, log_name_of: Callable[[TopicPartition], str] = str
 ) -> list[TopicPartition]:
     """Return the partitions that `retire` inspects now, in the given order. These are the partitions whose control log has grown or whose

@@ -91,7 +91,7 @@ def raise_if_segment_exceeds_disk_budget(
         raise OutOfBudget(message, hint=f"Set disk_budget_bytes to at least {needed}{other_remedy}")
 
 
-def companion_file_problems(
+def index_and_checkpoint_file_problems(
     source: SourceSegment, files: Mapping[str, bytes], lineage: Sequence[EpochEntry] = (), log_start: int = 0
 ) -> Iterator[ProblemKindAndText]:
     """Yield (kind, problem) for each invalid index, snapshot or checkpoint file of a segment whose log is valid.

@@ -52,7 +52,7 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
     return list(found.values())
 
 
-def abort_unfinished_uploads(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
+def abort_due_uploads_and_return_urls(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
     """Abort the unfinished uploads that are due, and return the URLs of their objects. Do nothing and return none if the credentials forbid
     listing uploads. Raises StoreError.
 

@@ -42,15 +42,15 @@ def verify_control_logs(
 
 def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentProblem]:
     """Return all problems and notes about one partition's control log and the cleaner offsets in it. Raises StoreError."""
-    log = tier.open_partition_log(partition)
+    log = tier.open_control_log_of_partition(partition)
     found: list[SegmentProblem] = []
 
     def add_finding(kind: str, detail: str, object_key: str = "", severity: str = "error") -> None:
         found.append(SegmentProblem(severity, kind, partition.topic, partition.partition, object_key, detail))
 
     # LIST before the fold, as in ``retire``: a listed object that a later fold does not know belongs to no writer.
-    slots = _list_slots_of_objects(tier, f"{log.prefix}/log/")
-    snapshots = _list_slots_of_objects(tier, f"{log.prefix}/snapshot/")
+    slots = _list_slot_numbers_in_object_keys(tier, f"{log.prefix}/log/")
+    snapshots = _list_slot_numbers_in_object_keys(tier, f"{log.prefix}/snapshot/")
     try:
         base, steps = log.read_records_with_resulting_states()
     except BadControlRecord as error:
@@ -76,7 +76,7 @@ def verify_control_log(tier: Tier, partition: TopicPartition) -> list[SegmentPro
             add_finding("gap", f"slot {slot} comes after a gap: the log ends at slot {log.state.slot}", log.control_record_object_key(slot))
         elif slot <= base.slot:
             add_finding("left-over", "a boundary has passed it; the next cut deletes it", log.control_record_object_key(slot), "note")
-    for kind, detail, where in _compare_snapshots_with_log(
+    for kind, detail, where in _control_log_snapshot_problems(
         log, base, {base.slot: base} | {state.slot: state for _, state in steps}, snapshots
     ):
         add_finding(kind, detail, where, "error" if kind == "snapshot" else "note")
@@ -130,7 +130,7 @@ def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"
 
 
-def _compare_snapshots_with_log(
+def _control_log_snapshot_problems(
     log: PartitionLog, base_state: PartitionState, state_by_slot: dict[int, PartitionState], snapshot_slots: list[int]
 ) -> Iterator[ProblemKindTextAndObject]:
     """Yield (kind, description, object key) for each stored snapshot with a problem. Kind ``snapshot`` is an error: the snapshot differs
@@ -181,7 +181,7 @@ def _state_without_times(state: PartitionState) -> PartitionState:
     )
 
 
-def _list_slots_of_objects(tier: Tier, key_prefix: str) -> list[int]:
+def _list_slot_numbers_in_object_keys(tier: Tier, key_prefix: str) -> list[int]:
     """Return the positions (slots) in the names of the objects under a prefix. Objects whose names are not a number are left out."""
     names = (info.key.removeprefix(key_prefix).removesuffix(".json") for info in tier.ports.control.list(key_prefix))
     return [int(name) for name in names if name.isascii() and name.isdigit()]

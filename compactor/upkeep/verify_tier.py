@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.describe import count_negative_timestamps, summarize_timestamps_and_count
+from compactor.cleaner.passes.describe import count_negative_timestamps, summarize_timestamps_and_record_count
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.control.logs import PartitionLog
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Refused
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.records.balance import BalanceKey, digest_sum_of_segment
-from compactor.upkeep.retire import GraceClock, survey_retirable_segments
+from compactor.records.balance import BalanceKey, batch_digest_sum_of_segment
+from compactor.upkeep.retire import GraceClock, find_objects_to_delete_now_or_later
 from compactor.upkeep.segment_check import (
     SegmentProblem,
-    companion_file_problems,
     download_intact_files,
+    index_and_checkpoint_file_problems,
     raise_if_segment_exceeds_disk_budget,
 )
 from compactor.upkeep.uploads import find_unfinished_uploads
 
 
-def verify_catalog(tier: Tier) -> list[SegmentProblem]:
+def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
     """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end; else an empty list. Partitions that
     it does not name are not verified.
     """
@@ -40,7 +40,7 @@ def verify_catalog(tier: Tier) -> list[SegmentProblem]:
     return []
 
 
-def verify_uploads(tier: Tier) -> list[SegmentProblem]:
+def verify_no_stale_unfinished_uploads(tier: Tier) -> list[SegmentProblem]:
     """Return a note on each unfinished upload that is too old to be in progress, or a single note if the store does not allow listing
     them.
     """
@@ -64,7 +64,7 @@ def verify_partition(
     :raises OutOfBudget: if a segment does not fit within ``disk_budget_bytes``.
     :raises StoreError: if the store fails.
     """
-    log = tier.open_partition_log(partition)
+    log = tier.open_control_log_of_partition(partition)
     try:
         state = log.refresh_and_check_gaps()
     except BadData as error:
@@ -73,7 +73,7 @@ def verify_partition(
     found += _uneven_round_balance_problems(state) if deep else []
     key = BalanceKey(tier.identity.hash_key()) if deep and state.has_segments else None
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
         previous_last = -1
         for segment in state.live:
             raise_if_segment_exceeds_disk_budget(tier, partition, segment)
@@ -121,7 +121,7 @@ class _SegmentVerifier(NamedTuple):
                 0, paths["log"], segment.start_offset, segment.end_offset + 1, segment.mtime_ms, previous_last_offset, self.inflate_limit
             )
             source.name = self._object_key_of_file("log")
-            source.verify_crcs_once(0, len(source.table))
+            source.verify_batch_crcs_unless_verified(0, len(source.table))
             negative = count_negative_timestamps(source, self.inflate_limit)
         except BadData as error:
             return [*found, self._segment_problem("log", "log", error.cause)], segment.end_offset
@@ -132,7 +132,9 @@ class _SegmentVerifier(NamedTuple):
             found.append(self._segment_problem("balance", "log", detail))
         if detail := _metadata_mismatch(segment, source):
             found.append(self._segment_problem("metadata", "log", detail))
-        for kind, detail in companion_file_problems(source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}):
+        for kind, detail in index_and_checkpoint_file_problems(
+            source, {kind: path.read_bytes() for kind, path in paths.items() if kind != "log"}
+        ):
             found.append(self._segment_problem(kind, kind, detail))
         return found, int(source.table.last_offset[-1]) if len(source.table) else -1
 
@@ -145,7 +147,7 @@ class _SegmentVerifier(NamedTuple):
 
 def _metadata_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegment) -> ReasonOrEmpty:
     """Return how a log differs from the recorded metadata that readers use without opening the log, or an empty string."""
-    latest = summarize_timestamps_and_count(source.table).max_timestamp_ms
+    latest = summarize_timestamps_and_record_count(source.table).max_timestamp_ms
     if segment.size_bytes != source.size:
         return f"its metadata says {segment.size_bytes} bytes, it has {source.size}"
     if segment.max_timestamp_ms != latest:
@@ -159,7 +161,7 @@ def _content_sum_mismatch(segment: RemoteLogSegmentMetadata, source: SourceSegme
     """
     if key is None or segment.content is None:
         return ""
-    held = digest_sum_of_segment(source.buf, key)
+    held = batch_digest_sum_of_segment(source.buf, key)
     return "" if held == segment.content else f"it holds {held} batches, and {segment.content} were recorded when it was written"
 
 
@@ -178,7 +180,7 @@ def _uneven_round_balance_problems(state: PartitionState) -> Iterator[SegmentPro
 
 def _pending_deletion_notes(tier: Tier, partition: TopicPartition, log: PartitionLog) -> Iterator[SegmentProblem]:
     # This machine's clock is used because asking a directory for its own writes to it, and nothing is deleted here.
-    found = survey_retirable_segments(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
+    found = find_objects_to_delete_now_or_later(tier.ports, log, tier.retention, GraceClock(tier.ports.clock_ms(), asks_store=False))
     for segment in (*found.due, *found.waiting, *found.unfinished):
         yield SegmentProblem("note", "waiting", *partition, segment.id, "replaced; its objects wait for grace or for `retire`")
     for key in (*(item.key for item in found.orphans), *found.scratch):

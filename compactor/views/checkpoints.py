@@ -68,7 +68,7 @@ def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog)
     known = {entry.epoch for entry in state.epochs}
     return _partition_state_document(ports, log) | {
         "epochs": [_compactor_epoch_document(state, entry, after) for entry, after in zip_longest(state.epochs, state.epochs[1:])],
-        "unowned": [_void_record_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
+        "unowned": [_fenced_control_record_document(entry) for entry in state.fenced if entry.leader_epoch not in known],
     }
 
 
@@ -84,11 +84,11 @@ def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Doc
         "slot": state.slot,
         "cleaner_offsets": state.vector,
         "lease": current_lease(ports, log),
-        "fenced": [_void_record_document(entry) for entry in state.fenced],
+        "fenced": [_fenced_control_record_document(entry) for entry in state.fenced],
     }
 
 
-def _void_record_document(entry: FencedAppend) -> Document:
+def _fenced_control_record_document(entry: FencedAppend) -> Document:
     """Return a control record without effect as the fields of a JSON document.
 
     offset: the cleaner offset that the record stated, or None.
@@ -124,13 +124,13 @@ def _compactor_epoch_document(
         "ended_ms": epoch.ended_ms if epoch.ended else None,
         "granted": next((granted.offset for granted in state.vector if granted.leader_epoch == epoch.epoch), None),
         "cut_off": cut_off,
-        "runs": [_run_document(run) for run in state.runs if run.leader_epoch == epoch.epoch],
+        "runs": [_compactor_epoch_round_document(run) for run in state.runs if run.leader_epoch == epoch.epoch],
         "undid": [group.run_id for group in state.waiting if group.undone and group.leader_epoch == epoch.epoch],
-        "fenced": [_void_record_document(void) for void in state.fenced if void.leader_epoch == epoch.epoch],
+        "fenced": [_fenced_control_record_document(void) for void in state.fenced if void.leader_epoch == epoch.epoch],
     }
 
 
-def _run_document(run: RunHistoryEntry) -> Document:
+def _compactor_epoch_round_document(run: RunHistoryEntry) -> Document:
     """Return a round as a part of a compactor epoch's document. Offsets are None if the round ended before they were known."""
     return {
         "run_id": run.run_id,

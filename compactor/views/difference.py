@@ -87,7 +87,7 @@ class PartitionHistoryInControlLog:
     @property
     def latest_history_point(self) -> PartitionHistoryPoint:
         """Return the latest moment of the recorded history, with its state."""
-        return self._history_point_after_record(len(self._steps) - 1)
+        return self._history_point_after_record_index(len(self._steps) - 1)
 
     @property
     def records(self) -> Sequence[ControlRecord[Any]]:
@@ -103,7 +103,9 @@ class PartitionHistoryInControlLog:
         """
         if slot_time_or_run_id.isascii() and slot_time_or_run_id.isdigit():
             number = int(slot_time_or_run_id)
-            return self._history_point_at_time(number) if number >= MILLISECONDS_FROM else self._history_point_at_slot(number)
+            return (
+                self._history_point_at_time(number) if number >= MILLISECONDS_FROM else self._history_point_at_control_log_position(number)
+            )
         run = self.latest_history_point.state.find_run(slot_time_or_run_id) if self.latest_history_point.state else None
         if run is not None:
             return self._history_point_after_run(run)
@@ -126,24 +128,24 @@ class PartitionHistoryInControlLog:
             return None
         slot = (run.published_slot or run.slot) - 1
         known = self._base.slot <= slot
-        before = self._history_point_at_slot(slot) if known else PartitionHistoryPoint(slot, None, run.vector_before, None)
+        before = self._history_point_at_control_log_position(slot) if known else PartitionHistoryPoint(slot, None, run.vector_before, None)
         return before, self._history_point_after_run(run)
 
     def _history_point_after_run(self, run: RunHistoryEntry) -> PartitionHistoryPoint:
         """Return the moment after a run. It has only the cleaner offsets if the run's control record was deleted."""
         slot = run.published_slot or run.slot
         if slot >= self._base.slot:
-            return self._history_point_at_slot(slot)
+            return self._history_point_at_control_log_position(slot)
         return PartitionHistoryPoint(slot, None, run.vector if run.published_slot else run.vector_before, None)
 
-    def _history_point_at_slot(self, slot: int) -> PartitionHistoryPoint:
+    def _history_point_at_control_log_position(self, slot: int) -> PartitionHistoryPoint:
         """Return the moment after the record at a log position. Raises UsageError if the control log no longer has that record."""
         if not self._base.slot <= slot <= self._base.slot + len(self._steps):
             raise UsageError(
                 f"slot {slot} of {self._base.topic_partition} is not in its control log",
                 hint=f"It holds slots {self._base.slot} to {self._base.slot + len(self._steps)}; older ones are folded into a snapshot",
             )
-        return self._history_point_after_record(slot - self._base.slot - 1)
+        return self._history_point_after_record_index(slot - self._base.slot - 1)
 
     def _history_point_at_time(self, at_ms: int) -> PartitionHistoryPoint:
         """Return the moment after the last record that was written at or before ``at_ms``. Raises UsageError if the control log does not
@@ -156,9 +158,9 @@ class PartitionHistoryInControlLog:
             raise UsageError(
                 f"the control log of {self._base.topic_partition} does not reach back to {format_iso_time(at_ms)}", hint=f"In it {since}"
             )
-        return self._history_point_after_record(found[-1] if found else -1)
+        return self._history_point_after_record_index(found[-1] if found else -1)
 
-    def _history_point_after_record(self, step: int) -> PartitionHistoryPoint:
+    def _history_point_after_record_index(self, step: int) -> PartitionHistoryPoint:
         """Return the moment after a record.
 
         :param step: index of the record among those that the log still has; -1 for the moment before the first.
@@ -179,7 +181,7 @@ def compare_history_points(before: PartitionHistoryPoint, after: PartitionHistor
     return HistoryDifference(
         cleaner_offsets=offsets,
         segments=_live_segment_changes(old.live, new.live),
-        leader=(_describe_leader(old), _describe_leader(new)),
+        leader=(_describe_leading_compactor(old), _describe_leading_compactor(new)),
         fenced=sum(entry.slot not in seen for entry in new.fenced),
     )
 
@@ -201,7 +203,7 @@ def _live_segment_changes(
     return tuple(sorted(changes, key=lambda change: (change.start_offset, change.change == "added")))
 
 
-def _describe_leader(state: PartitionState) -> str:
+def _describe_leading_compactor(state: PartitionState) -> str:
     """Return the compactor that leads the partition as text; empty if none does, or it has released the leadership."""
     leader = state.leader
     if leader is None or leader.released:

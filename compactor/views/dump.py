@@ -49,7 +49,7 @@ def list_segments(
     return found
 
 
-def rows_of_unread_broker_segments(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
+def rows_of_broker_segments_unused_by_readers(tier: Tier, state: PartitionState) -> list[SegmentDocument]:
     """Return a row for each segment that is in the brokers' metadata and, according to ``state``, neither live, replaced nor being deleted.
     Readers
     do not use these: they are unfinished, half-deleted or superseded.
@@ -94,7 +94,7 @@ def dump_segment(
     :raises BadData: if the segment is damaged, or a decompressed batch is larger than ``max_inflated_bytes``.
     :raises StoreError: if the store fails.
     """
-    state = tier.open_partition_log(partition).refresh()
+    state = tier.open_control_log_of_partition(partition).refresh()
     known = [*state.live, *(segment for waiting in state.waiting for segment in waiting.segments)]
     matching = [segment for segment in known if segment.id.startswith(segment_id)]
     if len(matching) != 1:
@@ -105,7 +105,7 @@ def dump_segment(
     with open_segment_reader(tier, partition, [segment], "dump") as reading, reading.open_segment(0, reads_txn_index=False) as source:
         batches = [
             batch
-            for first, last in source.batch_ranges_of_one_kind()
+            for first, last in source.split_batches_by_magic_and_compression()
             for batch in _batch_documents(source, first, last, max_inflated_bytes, show_everything=show_everything)
         ]
     return {"id": segment.id, "start_offset": segment.start_offset, "end_offset": segment.end_offset, "batches": batches}

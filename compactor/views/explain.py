@@ -15,14 +15,14 @@ from compactor.config.settings import CleanerSettings
 from compactor.control.grace import grace_period_ms
 from compactor.control.leadership import LeaseInfo, current_lease
 from compactor.control.logs import retry_if_object_missing
-from compactor.control.pauses import pause_reason
+from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.records import PlanAnnounced
 from compactor.control.state import GroupAwaitingDeletion, PartitionState
 from compactor.errors import NotFound
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 from compactor.round.compaction import OPEN_ROUND_MAX_MS
 from compactor.round.dirty_ratio import KAFKA_RATIO
 from compactor.round.plan import RoundAssessment, assess_round
@@ -65,8 +65,8 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     control log is damaged.
     """
     if not tier.kind.compacts:
-        return _explain_listed_partition(tier, partition)
-    log = tier.open_partition_log(partition)
+        return _explain_partition_known_only_by_listing(tier, partition)
+    log = tier.open_control_log_of_partition(partition)
     past = PartitionHistoryInControlLog(log)
     state = log.state
     cleaner = tier.cleaner_settings_for_topic(partition.topic)
@@ -80,7 +80,7 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
         *_deletion_and_import_facts(state, tier, now_ms),
         *_latest_round_facts(past, state),
     )
-    why = pause_reason(tier.catalog.state, partition)
+    why = round_pause_reason_or_empty(tier.catalog.state, partition)
     answer = (
         f"It is {why}. Open rounds continue."
         if why and state.has_segments and state.intent is None
@@ -89,9 +89,9 @@ def explain_partition(tier: Tier, partition: TopicPartition, now_ms: int) -> Exp
     return Explanation(answer, facts)
 
 
-def _explain_listed_partition(tier: Tier, partition: TopicPartition) -> Explanation:
+def _explain_partition_known_only_by_listing(tier: Tier, partition: TopicPartition) -> Explanation:
     """Explain a partition of a listed tier, which is only read: no round ever cleans it."""
-    state = tier.open_partition_log(partition).refresh()
+    state = tier.open_control_log_of_partition(partition).refresh()
     if not state.has_segments:
         return Explanation("It holds no segments yet.", ())
     answer = f"Nothing cleans it here: a tier of layout {tier.settings.tier.layout} is only read."
@@ -250,7 +250,8 @@ def _latest_round_facts(history: PartitionHistoryInControlLog, state: PartitionS
     """
     plans = [record.body.plan for record in history.records if isinstance(record.body, PlanAnnounced)]
     plan = next(
-        (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunStatus.UNDONE), None
+        (plan for plan in reversed(plans) if (run := state.find_run(plan.run_id)) is not None and run.status != RunHistoryStatus.UNDONE),
+        None,
     )
     if plan is None:
         if state.runs:
@@ -308,7 +309,7 @@ def explain_key(
         facts += [ExplanationFact("below_log_start", _describe_record(record) + hidden, _record_document(record)) for record in below]
         return Explanation(_answer_about_key(shown_key or _format_key(key), found, facts), tuple(facts))
 
-    return _explain_present_state(tier, partition, explain_key_in_state)
+    return _explain_present_state_with_retry(tier, partition, explain_key_in_state)
 
 
 def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: int, on_bytes: OnRead = lambda size: None) -> Explanation:
@@ -339,14 +340,16 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
         outlook = _RecordExplainer(state, now_ms, tier.kind.compacts)
         return Explanation(outlook.answer_about_offset(here, later), tuple(outlook.facts_about_records(later or [here])))
 
-    return _explain_present_state(tier, partition, explain_offset_in_state)
+    return _explain_present_state_with_retry(tier, partition, explain_offset_in_state)
 
 
-def _explain_present_state(tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]) -> Explanation:
+def _explain_present_state_with_retry(
+    tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]
+) -> Explanation:
     """Return the explanation that ``explain_with`` gives for the partition's present state. It is computed again if an object was deleted
     meanwhile.
     """
-    log = tier.open_partition_log(partition)
+    log = tier.open_control_log_of_partition(partition)
     return retry_if_object_missing(partition, lambda: explain_with(log.refresh()))
 
 

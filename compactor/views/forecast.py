@@ -15,13 +15,13 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.round.offload import count_reads_of_dirty_range, reason_to_run_on_spark
 from compactor.round.plan import RoundAssessment, assess_round
 from compactor.round.skip import (
-    FilterUsageStatistics,
+    BloomFilterUsageStatistics,
     choose_engine,
-    decide_read_by_sidecar,
+    decide_whether_to_read,
+    delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
     filter_usage_of_runs,
-    horizon_passed_reason,
 )
 from compactor.storage.probe import does_delete_free_space
 from compactor.storage.schemes import CONTROL_WRITES
@@ -122,7 +122,7 @@ class RoundForecast:
 
 
 @dataclass(frozen=True)
-class SidecarEvidence:
+class SkipEvidenceFromSidecars:
     """Facts from sidecars (files with a segment's Bloom filter and counts) by which a forecast expects segments to be skipped.
 
     heads: header of each sidecar, by segment id.
@@ -130,10 +130,12 @@ class SidecarEvidence:
     """
 
     heads: Mapping[str, SidecarHead]
-    record: FilterUsageStatistics
+    record: BloomFilterUsageStatistics
 
 
-def read_sidecar_heads_for_forecast(tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False) -> SidecarEvidence | None:
+def read_bloom_sidecar_headers_for_forecast(
+    tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False
+) -> SkipEvidenceFromSidecars | None:
     """Read the headers of the sidecars by which a due round would skip segments, and the filters' record in earlier rounds. Return None if
     no round is due, or the round would use no sidecar.
 
@@ -146,8 +148,8 @@ def read_sidecar_heads_for_forecast(tier: Tier, summary: PartitionSummary, now_m
         return None
     if not found.clean and sum(estimate_record_count(segment) for segment in found.dirty) * KEY_BYTES <= cleaner.map_budget_bytes:
         return None  # whatever they say, all is read and the keys fit
-    runs = tier.open_partition_log(summary.topic_partition).refresh().runs if found.clean else ()
-    return SidecarEvidence(
+    runs = tier.open_control_log_of_partition(summary.topic_partition).refresh().runs if found.clean else ()
+    return SkipEvidenceFromSidecars(
         tier.open_sidecar_store(summary.topic_partition).load_sidecar_heads([segment.id for segment in found.covered_segments]),
         filter_usage_of_runs(runs),
     )
@@ -159,8 +161,8 @@ def forecast_partition(tier: Tier, partition: TopicPartition, now_ms: int, *, fo
 
     :param force: whether the round runs although the dirty ratio is below its limit.
     """
-    summary = summarize_state(tier.open_partition_log(partition).refresh())
-    known = read_sidecar_heads_for_forecast(tier, summary, now_ms, force=force)
+    summary = summarize_state(tier.open_control_log_of_partition(partition).refresh())
+    known = read_bloom_sidecar_headers_for_forecast(tier, summary, now_ms, force=force)
     return forecast_from_summary(tier, summary, does_delete_free_space(tier.ports.data), now_ms, force=force, sidecar_evidence=known)
 
 
@@ -171,7 +173,7 @@ def forecast_from_summary(
     now_ms: int,
     *,
     force: bool = False,
-    sidecar_evidence: SidecarEvidence | None = None,
+    sidecar_evidence: SkipEvidenceFromSidecars | None = None,
     prices: PriceTable | None = None,
 ) -> RoundForecast:
     """Return the forecast of the next round over a partition. Makes no request.
@@ -199,7 +201,7 @@ def forecast_from_summary(
     segments = _segment_forecasts(summary, found, sidecar_evidence, outlook, keys, now_ms) if found.due else []
     sizes = {action: sum(s.bytes for s in segments if s.action == action) for action in ("rewrite", "filter", "skip")}
     count = {action: sum(s.action == action for s in segments) for action in ("rewrite", "filter", "skip")}
-    spared = sidecar_evidence.record.skip_rate if sidecar_evidence else 0.0
+    spared = sidecar_evidence.record.share_of_segments_without_dirty_key if sidecar_evidence else 0.0
     # Behind the round's end, too, headers are read for the outcomes of transactions where no sidecar tells them.
     behind = sum(s.size_bytes for s in summary.live if s.start_offset >= found.end and s.id not in heads) if found.due else 0
     once = sizes["rewrite"] + round(sizes["filter"] * (1 - spared)) + behind
@@ -261,7 +263,7 @@ _NO_HEAD = SidecarHead(None, NO_SIDECAR, 0)
 def _segment_forecasts(
     summary: PartitionSummary,
     assessment: RoundAssessment[SegmentSummary],
-    sidecar_evidence: SidecarEvidence | None,
+    sidecar_evidence: SkipEvidenceFromSidecars | None,
     outlook: RetentionOutlook,
     key_count: int,
     now_ms: int,
@@ -277,10 +279,10 @@ def _segment_forecasts(
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
         """Return the expected action on a segment and its reason, which also says if the segment is rewritten alone."""
-        action, why = action_of_round(segment)
+        action, why = action_ignoring_solo_rewrite(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
-    def action_of_round(segment: SegmentSummary) -> ActionAndReason:
+    def action_ignoring_solo_rewrite(segment: SegmentSummary) -> ActionAndReason:
         """Return the expected action on a segment and its reason, which leaves open whether the segment is rewritten alone."""
         if segment.id in gone:
             return "expire", outlook.reason
@@ -292,12 +294,12 @@ def _segment_forecasts(
             return "skip", "nothing is due"
         if segment.id in dirty:
             return "rewrite", "dirty"
-        late = horizon_passed_reason(segment, now_ms)
+        late = delete_horizon_passed_reason(segment, now_ms)
         if not dirty or segment.id not in clean:
             return ("rewrite", late) if late else ("skip", "nothing is due")
         if sidecar_evidence is None:
             return "rewrite", late or "clean, but its keys may be superseded"
-        decision = decide_read_by_sidecar(
+        decision = decide_whether_to_read(
             sidecar_evidence.heads.get(segment.id, _NO_HEAD),
             late,
             dirty_key_count=key_count,

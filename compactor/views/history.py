@@ -8,13 +8,13 @@ from compactor.access.tier import Tier
 from compactor.control.state import PartitionState, RuleViolationOrEmpty, RunHistoryEntry
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 
 StateAndRunId = tuple[PartitionState, str]
 """State of the partition that a run cleaned, and the complete id of the run."""
 
 
-def run_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
+def run_history_entry_document(state: PartitionState, run: RunHistoryEntry) -> dict[str, object]:
     """Return a round of a partition's history as the fields of its JSON document. What is not known is None.
 
     status: one of
@@ -72,7 +72,7 @@ def find_state_and_run_id(
     :raises UsageError: if several runs have ids that begin so.
     :raises CompactorError: if no run was found and a partition could not be read.
     """
-    logs = tier.read_logs_or_errors(partitions, on_partition)
+    logs = tier.read_control_logs_or_errors(partitions, on_partition)
     states = [log.state for log in logs if not isinstance(log, CompactorError)]
     found = [(state, run.run_id) for state in states for run in state.runs if run.run_id.startswith(run_id)]
     exactly = [one for one in found if one[1] == run_id]
@@ -98,7 +98,7 @@ def undo_problem(state: PartitionState, run_id: str) -> RuleViolationOrEmpty:
         return "it is not the latest published round"
     if not any(group.run_id == run_id and not group.undone for group in state.waiting):
         return "the segments that it replaced are deleted, or being deleted"
-    if any(run.run_id == run_id and run.status == RunStatus.REPAIRED for run in state.runs):
+    if any(run.run_id == run_id and run.status == RunHistoryStatus.REPAIRED for run in state.runs):
         return "it replaced damaged segments"
     if not state.mirrored:
         return ""

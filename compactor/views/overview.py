@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from compactor.access.tier import Tier
-from compactor.control.logs import open_partition_log
+from compactor.control.logs import open_control_log_of_partition
 from compactor.control.summary import PartitionSummary, summarize_state
 from compactor.errors import CompactorError
 from compactor.local.cache import ControlLogReadProgress
@@ -63,7 +63,7 @@ def read_partition_summaries_or_errors(
         known = kept.get(str(name))
         fresh = (
             known is not None
-            and tier.min_control_log_slot(name) <= known[0].slot
+            and tier.min_last_record_number_of_control_log(name) <= known[0].slot
             and is_summary_fresh(*known, hints.get(str(name), 0), now, max_age_ms)
         )
         if fresh and check_for_restored_logs:
@@ -114,7 +114,7 @@ def _control_log_still_has_last_read_record(tier: Tier, partition: TopicPartitio
     caller reads the log.
     """
     try:
-        return bool(open_partition_log(tier.ports, partition).contains_state(progress.slot, progress.mark))
+        return bool(open_control_log_of_partition(tier.ports, partition).contains_state(progress.slot, progress.mark))
     except CompactorError:
         return False
 
@@ -136,12 +136,14 @@ def _read_summary(
     try:
         if cached:
             seen, summary = cached
-            if not open_partition_log(tier.ports, partition, tier.min_control_log_slot(partition)).has_changed_since(seen.slot, seen.mark):
+            if not open_control_log_of_partition(
+                tier.ports, partition, tier.min_last_record_number_of_control_log(partition)
+            ).has_changed_since(seen.slot, seen.mark):
                 confirmed_progress[partition] = seen.model_copy(update={"hint": latest_hint_number, "checked_ms": now_ms})
                 return PartitionSummaryOrError(partition, summary)
-        log = tier.open_partition_log(partition)
+        log = tier.open_control_log_of_partition(partition)
         state = log.refresh()
-        tier.change_notifier.cache_log_state(log, latest_hint_number)
+        tier.control_log_change_notifier.cache_control_log_state_locally(log, latest_hint_number)
         return PartitionSummaryOrError(partition, summarize_state(state))
     except CompactorError as error:
         return PartitionSummaryOrError(partition, error=error)

@@ -8,7 +8,7 @@ from compactor.config.settings import CleanerSettings
 from compactor.constants import NEVER_MS
 from compactor.control.summary import PartitionStateOrSummary
 from compactor.round.expiry import S, find_expired_segments, is_retention_enabled, next_expiry_ms
-from compactor.round.plan import RoundAssessment, count_segments_expiring_soon, expiry_margin_ms
+from compactor.round.plan import RoundAssessment, count_segments_expiring_soon, margin_before_broker_expiry_ms
 from compactor.views.time_formats import count_noun, format_duration, format_iso_time, format_size
 
 
@@ -74,6 +74,6 @@ def _retention_outlook_under_brokers(
     after = format_duration(cleaner.retention_ms)
     text = f"brokers expire segments by retention.ms of the topic ({after}), the first at {format_iso_time(next_ms)}"
     if soon:
-        text += f"; {count_noun(soon, 'segment')} expire within {format_duration(expiry_margin_ms(state))} and are rewritten one to one, "
-        text += "so that each expires when it would have, and no group loses a part of its sources"
+        text += f"; {count_noun(soon, 'segment')} expire within {format_duration(margin_before_broker_expiry_ms(state))} and are "
+        text += "rewritten one to one, so that each expires when it would have, and no group loses a part of its sources"
     return RetentionOutlook(0, 0, state.log_start, next_ms=next_ms, one_to_one=soon, text=text)

@@ -9,7 +9,7 @@ import numpy as np
 
 from compactor.access.rounds import open_segment_reader
 from compactor.access.tier import Tier
-from compactor.cleaner.passes.outcomes import txn_outcomes_by_batch
+from compactor.cleaner.passes.outcomes import find_txn_outcomes_and_update_next_outcomes
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
 from compactor.model.ids import TopicPartition
@@ -85,16 +85,16 @@ class RecordSearch:
         with open_segment_reader(self._tier, self._name, segments, self._purpose) as reading:
             for ordinal, segment in reversed(list(enumerate(segments))):
                 with reading.open_segment(ordinal, reads_txn_index=False) as source:
-                    found = list(self._search_segment(source, segment, self._outcome_by_batch_number(source), wanted, offset))
+                    found = list(self._search_segment(source, segment, self._transaction_outcome_by_batch_number(source), wanted, offset))
                 yield from reversed(found)
                 self._on_bytes(segment.size_bytes)
 
-    def _outcome_by_batch_number(self, source: SourceSegment) -> dict[int, str]:
+    def _transaction_outcome_by_batch_number(self, source: SourceSegment) -> dict[int, str]:
         """Return the transaction outcome (commit, abort or open) of each transactional data batch, by number of the batch in the
         segment.
         """
         table = source.table
-        kinds = txn_outcomes_by_batch(table, self._known)
+        kinds = find_txn_outcomes_and_update_next_outcomes(table, self._known)
         data = np.flatnonzero((table.control == NOT_CONTROL) & table.transactional_flags)
         return {batch: _OUTCOMES.get(int(kinds[batch]), "open") for batch in data.tolist()}
 
@@ -116,7 +116,7 @@ class RecordSearch:
             at = int(np.searchsorted(table.last_offset, offset))
             wanted[at : at + 1] = True
         buffers = RecordRowBuffers()
-        for first, last in source.batch_ranges_of_one_kind():
+        for first, last in source.split_batches_by_magic_and_compression():
             if not wanted[first:last].any():
                 continue
             for chunk in source.read_chunks(first, last, wanted[first:last], self._limit, None):

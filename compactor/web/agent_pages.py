@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from compactor import __version__
 from compactor.agent.metrics import agent_metrics
-from compactor.agent.plan import PartitionUploadState, UploadFailure, UploadLag, upload_lag
+from compactor.agent.plan import PartitionUploadState, UploadFailureReason, UploadLag, upload_lag
 from compactor.agent.status import AgentStatus
 from compactor.daemon.scheduling import PartitionCondition
 from compactor.model.ids import TopicPartition
@@ -28,12 +28,20 @@ from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook
 
 MOST_PENDING = 100
 """Largest number of waiting segments on a partition's page. The totals cover all of them."""
-PASSING = frozenset({UploadFailure.EPOCH, UploadFailure.BROKER, UploadFailure.FENCED, UploadFailure.STORE, UploadFailure.BUDGET})
+PASSING = frozenset(
+    {
+        UploadFailureReason.EPOCH,
+        UploadFailureReason.BROKER,
+        UploadFailureReason.FENCED,
+        UploadFailureReason.STORE,
+        UploadFailureReason.BUDGET,
+    }
+)
 """Failures that are not caused by the partition itself, so that no command about the partition helps."""
 
 
 @dataclass(frozen=True)
-class _LedPartition:
+class _BrokerLedPartitionEntry:
     """Entry of the list of partitions that this broker leads, with the values by which the list is sorted and filtered."""
 
     upload_state: PartitionUploadState
@@ -42,7 +50,7 @@ class _LedPartition:
     lag: UploadLag
 
 
-UPLOAD_COLUMNS: dict[str, ListColumn[_LedPartition]] = {
+UPLOAD_COLUMNS: dict[str, ListColumn[_BrokerLedPartitionEntry]] = {
     "state": ListColumn(lambda led: (ORDER[led.condition], led.upload_state.partition)),
     "name": ListColumn(lambda led: (led.upload_state.partition,)),
     "lag": ListColumn(lambda led: (led.lag.bytes, led.upload_state.partition), descending=True),
@@ -80,7 +88,7 @@ class AgentPages:
         broker leads.
         """
         status = self.status()
-        led = [_led_partition(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
+        led = [_broker_led_partition_entry(upload_state, status) for upload_state in status.upload_states if upload_state.leads]
         failing_partitions = sorted(
             (each.upload_state for each in led if each.condition is PartitionCondition.ATTENTION),
             key=lambda w: (-w.troubled_ms, w.partition),
@@ -92,7 +100,7 @@ class AgentPages:
             led,
             UPLOAD_COLUMNS,
             query,
-            lambda each: _upload_row(each, status.now_ms),
+            lambda each: _partition_upload_row(each, status.now_ms),
             totals=_agent_totals(status, led, len(failing_partitions)),
             needs_attention=[
                 _failing_upload_entry(upload_state, self.config, self.runbook_url) for upload_state in failing_partitions[:MOST_SHOWN]
@@ -121,12 +129,14 @@ class AgentPages:
         return UploadDocument(
             version=__version__,
             now_ms=status.now_ms,
-            row=_upload_row(_led_partition(upload_state, status), status.now_ms),
+            row=_partition_upload_row(_broker_led_partition_entry(upload_state, status), status.now_ms),
             attention=_failing_upload_entry(upload_state, self.config, self.runbook_url) if upload_state.trouble is not None else None,
             at_work=None if begun is None else _running_upload_entry(partition, begun, status.now_ms),
             leads=upload_state.leads,
             directory=upload_state.seen.path,
-            first_offset=upload_state.seen.first_base_offset if upload_state.seen.first_base_offset >= 0 else None,
+            first_offset=upload_state.seen.base_offset_of_first_listed_segment
+            if upload_state.seen.base_offset_of_first_listed_segment >= 0
+            else None,
             active_offset=upload_state.seen.active_base if upload_state.seen.active_base >= 0 else None,
             pending=tuple(pending[:MOST_PENDING]),
             checked_ms=upload_state.checked_ms or None,
@@ -134,10 +144,10 @@ class AgentPages:
         )
 
 
-def _led_partition(upload_state: PartitionUploadState, status: AgentStatus) -> _LedPartition:
+def _broker_led_partition_entry(upload_state: PartitionUploadState, status: AgentStatus) -> _BrokerLedPartitionEntry:
     """Return the list entry of a partition, with its condition and the lag of its upload."""
     found = upload_lag(upload_state)
-    return _LedPartition(
+    return _BrokerLedPartitionEntry(
         upload_state,
         str(upload_state.partition),
         _upload_condition(upload_state, found, is_uploading=upload_state.partition in status.running),
@@ -159,7 +169,7 @@ def _upload_condition(upload_state: PartitionUploadState, lag: UploadLag, *, is_
     return PartitionCondition.DUE if lag.segments else PartitionCondition.QUIET
 
 
-def _agent_totals(status: AgentStatus, led: list[_LedPartition], failing_partitions: int) -> AgentTotals:
+def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], failing_partitions: int) -> AgentTotals:
     """Return the totals of the agent's first page.
 
     :param led: the partitions that this broker leads.
@@ -213,7 +223,7 @@ def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int)
     )
 
 
-def _upload_row(led: _LedPartition, now_ms: int) -> PartitionUploadRow:
+def _partition_upload_row(led: _BrokerLedPartitionEntry, now_ms: int) -> PartitionUploadRow:
     """Return the row that the page's list has for a partition which this broker leads."""
     upload_state, end = led.upload_state, led.upload_state.end
     why = "it failed before" if upload_state.trouble else "sealed segments" if led.lag.segments else "the tier has all sealed segments"

@@ -35,7 +35,7 @@ def offset_axis(status: PartitionStatus, segments: Sequence[SegmentSummary], his
         ("dirty", dirty, uncleanable),
         ("uncleanable", uncleanable, status.end_offset + 1),
     )
-    spared = last_skipped_ranges(history.runs) if history else []
+    spared = offset_ranges_skipped_by_latest_round(history.runs) if history else []
     return OffsetAxis(
         start_offset=start,
         end_offset=end,
@@ -89,12 +89,12 @@ def _segment_spans(
     return found
 
 
-def last_skipped_ranges(runs: Sequence[RunHistoryEntry]) -> list[SkippedRange]:
+def offset_ranges_skipped_by_latest_round(runs: Sequence[RunHistoryEntry]) -> list[SkippedRange]:
     """Return the offset ranges that the latest published round skipped, with the reasons. Rounds that were undone do not count.
 
     :param runs: oldest first.
     """
-    last = next((run for run in reversed(runs) if run.is_in_effect), None)
+    last = next((run for run in reversed(runs) if run.is_published_and_not_reverted), None)
     return parse_skipped_ranges(str(last.stats.get(SKIPPED_RANGES_STAT, ""))) if last else []
 
 

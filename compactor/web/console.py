@@ -63,7 +63,7 @@ def _template_environment() -> Environment:
         "share": _format_percentage,
         "path": lambda text: quote(str(text), safe=""),
         "x": lambda offset, axis: position_percent(axis, offset),
-        "width": _width_percent,
+        "width": _axis_width_percent,
         "ticks": axis_ticks,
         "usd": _format_usd,
         "spark": _line_chart_points,
@@ -97,7 +97,7 @@ def _line_chart_points(values: Sequence[int]) -> str:
     return " ".join(f"{100 * place / steps:.2f},{29 - 28 * value / most:.2f}" for place, value in enumerate(values))
 
 
-def _width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
+def _axis_width_percent(axis: OffsetAxis, low_offset: int, high_offset: int) -> float:
     """Return the distance between two offsets on the axis in percent of the axis's width."""
     return round(position_percent(axis, high_offset) - position_percent(axis, low_offset), 4)
 
@@ -174,7 +174,7 @@ class RequestRouter:
         """
         path, _, query = target.partition("?")
         if path == "/":
-            return HttpResponse(HTTPStatus.OK, HTML, self._render_first_page(parse_list_query(query)))
+            return HttpResponse(HTTPStatus.OK, HTML, self._render_status_page(parse_list_query(query)))
         if path == "/metrics":
             own = "names=own" in query.split("&")
             return HttpResponse(HTTPStatus.OK, CONTENT_TYPE_LATEST, self._pages.metrics_text(with_kafka_names=not own))
@@ -199,7 +199,7 @@ class RequestRouter:
             return HttpResponse(HTTPStatus.OK, ASSETS[name], read_asset(name), FOR_EVER if query else "no-cache")
         return text_response(HTTPStatus.NOT_FOUND, THERE_ARE)
 
-    def _render_first_page(self, query: ListQuery) -> bytes:
+    def _render_status_page(self, query: ListQuery) -> bytes:
         """Return the service's first page as HTML, with the partitions that ``query`` selects."""
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 

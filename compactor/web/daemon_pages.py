@@ -20,9 +20,9 @@ from compactor.daemon.scheduling import (
     PartitionSchedule,
     PartitionStatus,
     failing_since_ms,
-    failure_reason,
     partition_condition,
     planned_action,
+    round_failure_reason,
 )
 from compactor.daemon.status import DaemonStatus, PartitionDetails
 from compactor.model.ids import TopicPartition
@@ -48,7 +48,7 @@ from compactor.web.documents import (
 )
 from compactor.web.listing import ListColumn, ListQuery
 from compactor.web.status_page import MOST_SHOWN, ORDER, format_command, runbook_link, status_document
-from compactor.web.topic_pages import hour_totals, queue_empty_ms, topics_document
+from compactor.web.topic_pages import hourly_storage_bytes, queue_empty_ms, topics_document
 
 DAY_MS = 86_400_000
 MOST_RECENT_ROUNDS = 8
@@ -177,7 +177,9 @@ class DaemonPages:
             now_ms=found.now_ms,
             row=row,
             output=_partition_output_state(output, seen) if output and seen and (output.content or output.problem) else None,
-            attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url) if failure_reason(schedule) else None,
+            attention=_failing_partition_entry(schedule, found.now_ms, self.config, self.runbook_url)
+            if round_failure_reason(schedule)
+            else None,
             at_work=_running_job_entry(found.running_job, found.now_ms) if found.running_job else None,
             axis=offset_axis(seen, found.segments, history) if seen is not None and seen.segments else None,
             leader_epoch=seen.leader_epoch if seen is not None and seen.leader_epoch >= 0 else None,
@@ -230,12 +232,12 @@ def _daemon_totals(status: DaemonStatus, failing_partitions: int) -> DaemonTotal
         requests=status.usage.total_requests,
         disk_used_bytes=status.disk_used,
         disk_budget_bytes=status.disk_total,
-        week=hour_totals(status.trend.hours),
-        recent_rounds=_recent_rounds(statuses),
+        week=hourly_storage_bytes(status.trend.hours),
+        recent_rounds=_latest_round_of_each_partition(statuses),
     )
 
 
-def _recent_rounds(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
+def _latest_round_of_each_partition(statuses: Sequence[PartitionStatus]) -> tuple[RecentRound, ...]:
     """Return the latest round of each partition, newest first, at most MOST_RECENT_ROUNDS."""
     found = [(seen.last_round.ended_ms, str(seen.partition), seen.last_round) for seen in statuses if seen.last_round is not None]
     newest = nlargest(MOST_RECENT_ROUNDS, found, key=lambda each: each[:2])
@@ -251,7 +253,7 @@ def _failing_partition_entry(schedule: PartitionSchedule, now_ms: int, config: s
     return NeedsAttention(
         partition=str(schedule.partition),
         kind=kind,
-        reason=failure_reason(schedule),
+        reason=round_failure_reason(schedule),
         segment=seen.quarantine_segment if seen is not None and kind == "quarantined" else "",
         since_ms=failing_since_ms(schedule) or None,
         failures=failures,
@@ -278,7 +280,7 @@ def _running_job_entry(job: RunningJob, now_ms: int) -> RunningWork:
     )
 
 
-def _describe_state(condition: PartitionCondition, status: PartitionStatus | None, now_ms: int) -> str:
+def _describe_partition_condition(condition: PartitionCondition, status: PartitionStatus | None, now_ms: int) -> str:
     """Return a partition's condition for people. If replaced segments wait for deletion, it states their size and until when they are kept:
     ``Clean, 33.8 MiB in grace until 18:51 UTC``.
     """
@@ -294,8 +296,8 @@ def _partition_row(schedule: PartitionSchedule, condition: PartitionCondition, n
     return PartitionRow(
         partition=str(schedule.partition),
         condition=condition.value,
-        state=_describe_state(condition, seen, now_ms),
-        reason=failure_reason(schedule)
+        state=_describe_partition_condition(condition, seen, now_ms),
+        reason=round_failure_reason(schedule)
         or schedule.suspended
         or schedule.paused
         or schedule.waiting_reason

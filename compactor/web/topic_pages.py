@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from compactor import __version__
 from compactor.config.settings import CleanerSettings
-from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, failure_reason
+from compactor.daemon.scheduling import DaemonAction, PartitionSchedule, round_failure_reason
 from compactor.daemon.status import DaemonStatus
 from compactor.daemon.trend import HourlyStorageFigures
 from compactor.model.status import RoundStatus
@@ -35,7 +35,7 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
     return TopicRow(
         topic=topic,
         partitions=len(found),
-        attention_partitions=sum(bool(failure_reason(schedule)) for schedule in found),
+        attention_partitions=sum(bool(round_failure_reason(schedule)) for schedule in found),
         due_partitions=sum(schedule.status_if_round_may_begin is not None for schedule in found),
         segments=sum(each.segments for each in statuses),
         bytes=sum(each.bytes for each in statuses),
@@ -43,11 +43,11 @@ def _topic_row(topic: str, schedules: Iterable[PartitionSchedule], status: Daemo
         waiting_bytes=sum(each.waiting_bytes for each in statuses),
         saved_bytes=sum(max(0, each.bytes_before - each.bytes_after) for each in rounds),
         policy=EffectiveTopicSettings(**{name: getattr(cleaner, name) for name in EffectiveTopicSettings.model_fields}),
-        week=hour_totals(status.trend.topics.get(topic, ())),
+        week=hourly_storage_bytes(status.trend.topics.get(topic, ())),
     )
 
 
-def hour_totals(hours: Iterable[HourlyStorageFigures]) -> tuple[HourTotals, ...]:
+def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourTotals, ...]:
     """Return the storage figures of each hour in the form that the pages' documents use."""
     return tuple(
         HourTotals(hour_ms=each.hour_ms, stored_bytes=each.stored, dirty_bytes=each.dirty, reclaimed_bytes=each.reclaimed) for each in hours

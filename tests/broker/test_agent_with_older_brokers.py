@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries, LogEnd
+from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries, LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.model.ids import TopicPartition
 from tests.support.agents import AgentBeside, beside
@@ -55,7 +55,7 @@ def test_leaders_move_between_older_brokers(cluster: KafkaCluster, tmp_path: Pat
     with ExitStack() as stack:
         admin = stack.enter_context(ClusterAdmin(cluster))
         story = TopicStory(cluster, admin, "orders").create(STOCK)
-        asked = KafkaLeaderQueries(KafkaConnection(cluster.bootstrap))
+        asked = KafkaAgentClusterQueries(KafkaConnection(cluster.bootstrap))
         agents: list[AgentBeside] = [stack.enter_context(beside(cluster, node, tier, ["orders"])) for node in cluster.node_ids]
 
         def caught_up() -> bool:
@@ -69,10 +69,12 @@ def test_leaders_move_between_older_brokers(cluster: KafkaCluster, tmp_path: Pat
             wait_until(caught_up, f"chapter {chapter} to be in the tier", stand=lambda: "\n".join(a.process.said()[-900:] for a in agents))
             now = admin.leadership("orders")
             assert asked.leaders().leaders[ORDERS] == now.leader
-            assert asked.log_ends([ORDERS]) == {ORDERS: LogEnd(LeaderEpoch(now.leader_epoch), admin.offsets("orders").latest)}
+            assert asked.query_log_ends_from_leaders([ORDERS]) == {
+                ORDERS: LeaderReportedLogEnd(LeaderEpoch(now.leader_epoch), admin.offsets("orders").latest)
+            }
         assert all(agent.process.poll() is None for agent in agents)
     assert len(story.epochs) == 3
-    state = tier.opened().open_partition_log(ORDERS).refresh()
+    state = tier.opened().open_control_log_of_partition(ORDERS).refresh()
     assert {entry.epoch for entry in state.lineage} == story.epochs
     held = visible(tier.export(tmp_path / "as uploaded"))
     stable = held[-1][0]

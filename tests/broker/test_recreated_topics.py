@@ -11,8 +11,8 @@ import pytest
 
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
-from compactor.brokers.topic_ids import TopicIdAnswers, query_topic_ids
+from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
+from compactor.brokers.topic_ids import ExistingAndMissingTopicIds, query_which_topic_ids_exist
 from compactor.control.incarnations import CONFIRMATION_MS
 from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from tests.support.agents import beside
@@ -38,7 +38,7 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
     with ClusterAdmin(cluster) as admin:
         first = TopicStory(cluster, admin, "orders").create(STOCK).tell()
         connection = KafkaConnection(cluster.bootstrap, {})
-        leaders = KafkaLeaderQueries(connection)
+        leaders = KafkaAgentClusterQueries(connection)
         first_id = leaders.topic_ids(["orders"]).topic_ids["orders"]
 
         def in_tier(topic_id: str) -> bool:
@@ -50,16 +50,20 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
             wait_until(lambda: in_tier(first_id), "the first topic to be in the tier", stand=agent.process.said)
             wait_until(lambda: first_id in tier.opened().catalog.refresh().topic_clusters, "its cluster to be recorded")
             shutil.copytree(broker.log_dir / "orders-0", tmp_path / "stray")
-            assert query_topic_ids(connection, [first_id]).present == (first_id,)
+            assert query_which_topic_ids_exist(connection, [first_id]).present == (first_id,)
             admin.delete_topic("orders")
             again = TopicStory(cluster, admin, "orders", seed=2).create(STOCK).tell()
             second_id = leaders.topic_ids(["orders"]).topic_ids["orders"]
             wait_until(lambda: in_tier(second_id), "the second topic to be in the tier", stand=agent.process.said)
-        cluster_id = query_topic_ids(connection, []).cluster_id
-        assert query_topic_ids(connection, [first_id, second_id]) == TopicIdAnswers(cluster_id, (first_id,), (second_id,))
+        cluster_id = query_which_topic_ids_exist(connection, []).cluster_id
+        assert query_which_topic_ids_exist(connection, [first_id, second_id]) == ExistingAndMissingTopicIds(
+            cluster_id, (first_id,), (second_id,)
+        )
         login = cluster.client_settings("nobody")
         nobody = KafkaConnection(login.pop("bootstrap.servers"), login)
-        assert query_topic_ids(nobody, [second_id]) == TopicIdAnswers(cluster_id, (), ()), "who may not describe a topic hears nothing"
+        assert query_which_topic_ids_exist(nobody, [second_id]) == ExistingAndMissingTopicIds(cluster_id, (), ()), (
+            "who may not describe a topic hears nothing"
+        )
         rows = tier.do("topics")["partitions"]
         assert [(row["incarnation"], row["topic_id"], row["superseded_by"]) for row in rows] == [
             (1, first_id, second_id),
@@ -72,7 +76,9 @@ def test_a_topic_that_is_created_again_has_a_log_of_its_own_and_the_former_one_g
 
         def ask_at(later_ms: int) -> list[str]:
             opened = with_clocks(tier, cluster, later_ms)
-            return [str(name) for name in delete_partitions_of_missing_topics(opened, lambda ids: query_topic_ids(connection, ids))]
+            return [
+                str(name) for name in delete_partitions_of_missing_topics(opened, lambda ids: query_which_topic_ids_exist(connection, ids))
+            ]
 
         assert ask_at(0) == ask_at(CONFIRMATION_MS - 1) == ask_at(CONFIRMATION_MS) == []
         assert ask_at(2 * CONFIRMATION_MS) == ["orders-0"]

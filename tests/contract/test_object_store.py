@@ -25,7 +25,7 @@ from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.storage.hdfs import HdfsStore, _RequestBody
 from compactor.storage.keys import RESERVED
-from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectRangeToCopy, ObjectStore, UnfinishedUpload
 from compactor.storage.s3 import S3Store
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.schemes import DIRECTORY, UTF_8, StoreCapabilities, local_path, store_kind_of_scheme
@@ -168,7 +168,7 @@ def test_a_store_copies_ranges_if_its_row_says_so(store: ObjectStore) -> None:
     assert (store.server_copy_limits is not None) == bool(capabilities(store).range_copy)
     if store.server_copy_limits is None:
         with pytest.raises(CannotCopy):
-            store.compose("new", [CopiedRange("old", 0, 5, "etag")])
+            store.compose("new", [ObjectRangeToCopy("old", 0, 5, "etag")])
 
 
 class TestCompose:
@@ -220,7 +220,9 @@ class TestCompose:
             "of two": [source.range(0, PART), other.range(5, PART), source.range(1, PART)],
         }
         pieces = ways[what]
-        expected = b"".join((other if isinstance(piece, CopiedRange) and piece.key == other.key else source).of(piece) for piece in pieces)
+        expected = b"".join(
+            (other if isinstance(piece, ObjectRangeToCopy) and piece.key == other.key else source).of(piece) for piece in pieces
+        )
         assert store.compose("new", pieces).size == len(expected)
         assert store.get("new", 0, len(expected) + 1) == expected
         assert dict(store.head("new").metadata) == {}
@@ -285,11 +287,11 @@ class Source:
     data: bytes
     etag: str
 
-    def range(self, start: int, length: int) -> CopiedRange:
-        return CopiedRange(self.key, start, length, self.etag)
+    def range(self, start: int, length: int) -> ObjectRangeToCopy:
+        return ObjectRangeToCopy(self.key, start, length, self.etag)
 
     def of(self, piece: ComposeSource) -> bytes:
-        data = self.data if isinstance(piece, CopiedRange) else piece.path.read_bytes()
+        data = self.data if isinstance(piece, ObjectRangeToCopy) else piece.path.read_bytes()
         return data[piece.start : piece.start + piece.length]
 
 

@@ -26,7 +26,7 @@ from compactor.records.build import NO_PRODUCER, prepend_batch_header
 from compactor.records.headers import header_digest_if_batch_crcs_match
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange, ObjectStore
+from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy, ObjectStore
 from compactor.tier.contents import download_segment_file, read_and_verify_segment_file
 from compactor.tier.kinds import KINDS
 from compactor.tier.layouts.aiven.layout import AivenLayout
@@ -34,7 +34,7 @@ from compactor.tier.layouts.kafka_local import KafkaLocalLayout
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.layouts.pinterest.keys import PinterestObjectKeys, segment_id_from_base_offset
 from compactor.tier.layouts.pinterest.layout import PinterestLayout
-from compactor.tier.names import TopicIdLookup, object_stem
+from compactor.tier.names import TopicIdLookup, segment_object_name_stem
 from compactor.tier.plain import ComposableLayout, ParsedFileName
 from compactor.tier.ports import ListedObject, SegmentIdAndStart, SegmentLayout, SegmentRef, WholeLogUploadLayout
 from tests.support.memory_store import Clock, MemoryStore
@@ -93,7 +93,7 @@ class FlatLayout(ComposableLayout):
 
     @override
     def file_name(self, segment: SegmentRef, kind: str) -> str:
-        return f"{object_stem(segment)}.{kind}"
+        return f"{segment_object_name_stem(segment)}.{kind}"
 
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:
@@ -468,9 +468,9 @@ class Spliced:
     kept: int
     anew: Path
 
-    def pieces(self) -> tuple[CopiedRange, FileRange]:
+    def pieces(self) -> tuple[ObjectRangeToCopy, FileRange]:
         layout, source = self.rig.layout, self.source
-        copied = CopiedRange(layout.object_name(NAME, source, "log"), 0, self.kept, layout.log_object_version(NAME, source))
+        copied = ObjectRangeToCopy(layout.object_name(NAME, source, "log"), 0, self.kept, layout.log_object_version(NAME, source))
         return copied, FileRange(self.anew, 0, len(self.log) - self.kept)
 
     def compose(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compactor.errors import NotFound, Refused
-from compactor.records.batches import read_only_view, scan_batches, verify_crcs_of_batches
+from compactor.records.batches import parse_batch_headers_of_segment, read_only_view, verify_crcs_of_batches
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
 from compactor.tier.layouts.aiven.custom_metadata import CustomMetadata
@@ -44,7 +44,7 @@ def is_a_log(tier: BrokerTier, layout: SegmentLayout) -> list[tuple[int, bytes |
     for segment in tier.segments:
         log = layout.read_file(ORDERS, segment, "log")
         data = read_only_view(np.frombuffer(log, np.uint8))
-        table = scan_batches(data, segment.id, segment.start_offset - 1)
+        table = parse_batch_headers_of_segment(data, segment.id, segment.start_offset - 1)
         verify_crcs_of_batches(data, table, 0, len(table), segment.id)
         assert table.last_offset[-1] == segment.end_offset
         assert table.max_timestamp.max() == segment.max_timestamp_ms

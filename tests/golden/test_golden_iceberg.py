@@ -10,7 +10,7 @@ from pyiceberg.catalog import load_catalog
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
-from compactor.consumer.last_values import last_values_of_partition
+from compactor.consumer.last_values import last_value_of_each_key_in_partition
 from compactor.model.ids import TopicPartition
 from tests.golden_cases import Round, cleaner_round, client_rounds, names
 from tests.support.iceberg_spark import read_by_spark
@@ -61,14 +61,14 @@ def compare_table(case: Round, folder: Path, table: str = "orders") -> list[tupl
     rows = sorted((row["offset"], row["key"], row["value"]) for row in found)
 
     opened = open_tier(load_settings(str(cli.config), {}))
-    end = first_dirty_offset_of_vector(opened.open_partition_log(ORDERS).refresh().vector)
+    end = first_dirty_offset_of_vector(opened.open_control_log_of_partition(ORDERS).refresh().vector)
     consumed: dict[bytes, tuple[int, bytes | None]] = {}
     for offset, _, key, value, _ in visible(case.log_dir):
         if key is not None and offset < end:
             consumed[key] = (offset, value)
     assert rows == sorted((offset, key, value) for key, (offset, value) in consumed.items() if value is not None)
 
-    view = last_values_of_partition(opened, ORDERS, last_offset=end - 1)
+    view = last_value_of_each_key_in_partition(opened, ORDERS, last_offset=end - 1)
     read = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
     assert rows == sorted((row["offset"], row["key"], row["value"]) for row in read)
     return rows

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import UploadFailure
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.agent.plan import UploadFailureReason
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
@@ -53,7 +53,7 @@ def test_sealed_segments_go_up_and_the_newest_stays(scene: SideScene) -> None:
 
 
 def test_nothing_above_the_high_watermark_goes_up(scene: SideScene) -> None:
-    scene.cluster.ends_of[ORDERS] = LogEnd(LeaderEpoch(1), 7)
+    scene.cluster.ends_of[ORDERS] = LeaderReportedLogEnd(LeaderEpoch(1), 7)
     agent = scene.agent()
     assert stands(settle(agent)) == (4, None)
     assert metric(agent, "tiered_compactor_agent_lag_segments") == 1
@@ -144,7 +144,7 @@ def test_an_agent_that_sleeps_through_a_leader_change(scene: SideScene, tmp_path
     scene.story.lead(2)
     scene.story.write(other, 20)
     scene.cluster.leaders_of[ORDERS] = 1  # what it has not heard of yet
-    assert stands(settle(agent)) == (8, UploadFailure.EPOCH)
+    assert stands(settle(agent)) == (8, UploadFailureReason.EPOCH)
     scene.cluster.leaders_of[ORDERS] = 2
     assert stands(settle(scene.tier.agent(two, scene.cluster))) == (28, None)
     scene.tier.hurry()
@@ -170,11 +170,11 @@ def test_a_log_that_an_unclean_election_truncated(scene: SideScene) -> None:
     scene.story.lead(1)
     scene.story.write(scene.replica, 1)
     scene.tier.hurry(70_000)
-    assert stands(settle(agent)) == (8, UploadFailure.LINEAGE)
+    assert stands(settle(agent)) == (8, UploadFailureReason.LINEAGE)
     assert metric(agent, "tiered_compactor_agent_partitions_refused") == 1
     scene.story.write(scene.replica, 12)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (8, UploadFailure.LINEAGE)
+    assert stands(settle(agent)) == (8, UploadFailureReason.LINEAGE)
     assert any("discarded" in text for text in scene.tier.told)
     accepting = scene.agent(accept_truncation=True)
     watch = settle(accepting)
@@ -207,10 +207,10 @@ def test_a_topic_that_was_made_anew_under_its_old_name(scene: SideScene) -> None
     agent = scene.agent(accept_truncation=True)
     settle(agent)
     scene.tier.hurry(70_000)
-    assert stands(settle(agent)) == (8, UploadFailure.BEHIND)
+    assert stands(settle(agent)) == (8, UploadFailureReason.BEHIND)
     story.write(scene.replica, 12)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (8, UploadFailure.CONTENT)
+    assert stands(settle(agent)) == (8, UploadFailureReason.CONTENT)
     assert scene.tier.held() == held
 
 
@@ -228,7 +228,7 @@ def test_agent_opens_a_new_incarnation_only_if_the_recorded_cluster_has_the_new_
     story.lead(1)
     story.write(scene.replica, 6)
     agent = scene.agent()
-    assert stands(settle(agent)) == (8, UploadFailure.IDENTITY), "the cluster still has the first topic"
+    assert stands(settle(agent)) == (8, UploadFailureReason.IDENTITY), "the cluster still has the first topic"
     scene.cluster.topic_ids_of["orders"], ours = second, scene.cluster.cluster_id
     scene.cluster.cluster_id = "another"
     scene.tier.hurry()
@@ -241,7 +241,7 @@ def test_agent_opens_a_new_incarnation_only_if_the_recorded_cluster_has_the_new_
     assert scene.tier.held("orders-0~1") == held
     tier = scene.tier.opened()
     assert tier.catalog.refresh().superseded == {"orders": {first: second}}
-    state = tier.open_partition_log(tier.latest_incarnation(ORDERS)).refresh()
+    state = tier.open_control_log_of_partition(tier.latest_incarnation(ORDERS)).refresh()
     assert (state.topic_partition.incarnation, state.topic_id, state.end_offset) == (2, second, 3)
 
 
@@ -250,7 +250,7 @@ def test_retention_that_has_overtaken_the_upload(scene: SideScene) -> None:
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 12)
     scene.replica.delete_until(12)
-    assert stands(settle(agent)) == (8, UploadFailure.GAP)
+    assert stands(settle(agent)) == (8, UploadFailureReason.GAP)
     said = len([text for text in scene.tier.told if "leaves a gap" in text])
     scene.tier.hurry()
     settle(agent)
@@ -271,7 +271,7 @@ def test_agent_lists_once_at_its_start_what_waits_for_adoption(scene: SideScene)
     scene.story.write(scene.replica, 8)
     agent = scene.agent()
     scene.cluster.retentions["orders"] = 60_000
-    assert stands(settle(agent)) == (8, UploadFailure.IDENTITY)
+    assert stands(settle(agent)) == (8, UploadFailureReason.IDENTITY)
     scene.tier.hurry()
     settle(agent)
     (listed,) = [text for text in scene.tier.told if text.startswith("waiting for `topics adopt`")]
@@ -286,7 +286,7 @@ def test_a_topic_that_the_broker_compacts_itself(scene: SideScene) -> None:
     assert stands(settle(agent)) == (16, None)
     scene.story.write(scene.replica, 8)
     scene.one.cleaned(ORDERS, 20)
-    assert stands(settle(agent)) == (16, UploadFailure.COMPACTED)
+    assert stands(settle(agent)) == (16, UploadFailureReason.COMPACTED)
     assert any("cleanup.policy=delete" in text for text in scene.tier.told)
 
 
@@ -302,7 +302,7 @@ def test_a_cleaner_that_passes_while_segments_are_read(scene: SideScene, monkeyp
         return read(*arguments)
 
     monkeypatch.setattr(import_, "check_file_parts", read_and_cleaned)
-    assert stands(settle(agent)) == (8, UploadFailure.COMPACTED)
+    assert stands(settle(agent)) == (8, UploadFailureReason.COMPACTED)
 
 
 def test_another_clusters_log_under_the_same_name(scene: SideScene, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_another_clusters_log_under_the_same_name(scene: SideScene, tmp_path: Pa
     story.lead(1)
     story.write(stranger.replica(), 17)
     before = scene.tier.held()
-    assert stands(settle(scene.tier.agent(stranger, cluster))) == (8, UploadFailure.CONTENT)
+    assert stands(settle(scene.tier.agent(stranger, cluster))) == (8, UploadFailureReason.CONTENT)
     assert scene.tier.held() == before
 
 
@@ -323,8 +323,8 @@ def test_a_partition_that_was_deleted_from_the_tier(scene: SideScene) -> None:
     assert stands(settle(agent)) == (8, None)
     scene.tier.cli.do("topics", "delete", "orders-0")
     scene.story.write(scene.replica, 8)
-    assert stands(settle(agent))[1] is UploadFailure.DELETED
-    assert stands(settle(scene.agent()))[1] is UploadFailure.DELETED
+    assert stands(settle(agent))[1] is UploadFailureReason.DELETED
+    assert stands(settle(scene.agent()))[1] is UploadFailureReason.DELETED
     scene.tier.cli.do("import", scene.replica.folder, "--live")
     scene.tier.hurry()
     assert stands(settle(agent)) == (16, None)
@@ -400,7 +400,7 @@ def test_a_directory_that_the_system_refuses_to_list(scene: SideScene, monkeypat
     story.lead(1)
     story.write(scene.one.replica(other))
     agent = scene.agent()
-    assert stands(settle(agent)) == (None, UploadFailure.UNREADABLE)
+    assert stands(settle(agent)) == (None, UploadFailureReason.UNREADABLE)
     assert stands(watch_of(agent, other)) == (8, None)
     monkeypatch.undo()
     scene.tier.hurry()
@@ -410,7 +410,7 @@ def test_a_directory_that_the_system_refuses_to_list(scene: SideScene, monkeypat
 def _reads_nothing(scene: SideScene) -> None:
     scene.replica.folder.chmod(0)
     try:
-        assert stands(settle(scene.agent())) == (None, UploadFailure.UNREADABLE)
+        assert stands(settle(scene.agent())) == (None, UploadFailureReason.UNREADABLE)
     finally:
         scene.replica.folder.chmod(0o755)
 
@@ -438,7 +438,7 @@ def test_files_that_change_while_they_are_read(scene: SideScene, change: str, mo
     if change == "is renamed":
         assert stands(watch) == (8, None)
     else:
-        assert stands(watch) == (None, UploadFailure.CONTENT)
+        assert stands(watch) == (None, UploadFailureReason.CONTENT)
         first.write_bytes(changed[0])
         scene.tier.hurry()
         assert stands(settle(agent)) == (8, None)
@@ -477,7 +477,7 @@ def _faulty(scene: SideScene) -> tuple[UploadAgent, Faulty]:
 def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: SideScene) -> None:
     agent, store = _faulty(scene)
     store.broken = (".index",)
-    assert stands(settle(agent)) == (None, UploadFailure.STORE)
+    assert stands(settle(agent)) == (None, UploadFailureReason.STORE)
     assert "access denied" in agent.status().problem
     scene.story.write(scene.replica, 8)
     scene.tier.hurry()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from compactor.agent.agent import BROKER_RETRY_MS
-from compactor.agent.plan import UPLOAD_RETRY_MS, UploadFailure
+from compactor.agent.plan import UPLOAD_RETRY_MS, UploadFailureReason
 from compactor.model.ids import TopicPartition
 from compactor.transfer import import_
 from compactor.transfer.log_directory import CheckedFilePart, check_file_parts
@@ -131,19 +131,19 @@ def refused_listing(scene: Scene) -> Mend:
     return lambda: scene.monkeypatch.setattr(os, "scandir", scan)
 
 
-BAD: list[tuple[Callable[[Scene], Mend], UploadFailure, str]] = [
-    (shrinking, UploadFailure.CONTENT, f"{4:020}.log"),
-    (cut, UploadFailure.CONTENT, f"{4:020}.log"),
-    (damaged, UploadFailure.CONTENT, f"{4:020}.log"),
-    (no_file, UploadFailure.UNREADABLE, f"{4:020}.log"),
-    (unreadable_epochs, UploadFailure.UNREADABLE, "leader-epoch-checkpoint"),
-    (garbled_epochs, UploadFailure.LINEAGE, "leader-epoch-checkpoint"),
-    (refused_listing, UploadFailure.UNREADABLE, "Permission denied"),
+BAD: list[tuple[Callable[[Scene], Mend], UploadFailureReason, str]] = [
+    (shrinking, UploadFailureReason.CONTENT, f"{4:020}.log"),
+    (cut, UploadFailureReason.CONTENT, f"{4:020}.log"),
+    (damaged, UploadFailureReason.CONTENT, f"{4:020}.log"),
+    (no_file, UploadFailureReason.UNREADABLE, f"{4:020}.log"),
+    (unreadable_epochs, UploadFailureReason.UNREADABLE, "leader-epoch-checkpoint"),
+    (garbled_epochs, UploadFailureReason.LINEAGE, "leader-epoch-checkpoint"),
+    (refused_listing, UploadFailureReason.UNREADABLE, "Permission denied"),
 ]
 
 
 @pytest.mark.parametrize(("harm", "trouble", "named"), BAD, ids=lambda value: getattr(value, "__name__", ""))
-def test_one_partition_is_bad(scene: Scene, harm: Callable[[Scene], Mend], trouble: UploadFailure, named: str) -> None:
+def test_one_partition_is_bad(scene: Scene, harm: Callable[[Scene], Mend], trouble: UploadFailureReason, named: str) -> None:
     mend = harm(scene)
     agent = scene.tier.agent(scene.one, scene.cluster)
     pauses = []
@@ -187,7 +187,7 @@ def test_another_clusters_logs_under_the_same_names(scene: Scene, tmp_path: Path
     agent = scene.tier.agent(stranger, cluster)
     settle(agent)
     found = {watch.partition.partition: (watch.position, watch.trouble) for watch in agent.status().upload_states}
-    assert found == {0: (8, UploadFailure.CONTENT), 2: (16, None)}
+    assert found == {0: (8, UploadFailureReason.CONTENT), 2: (16, None)}
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="content"}') == 1
     assert scene.tier.held() == held
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from compactor.access.tier import Tier
 from compactor.agent import uploads as agent_jobs
-from compactor.agent.plan import UploadFailure
+from compactor.agent.plan import UploadFailureReason
 from compactor.errors import Refused
 from compactor.model.ids import TopicPartition
 from compactor.outputs.pinterest import configured_generation_target
@@ -135,14 +135,14 @@ def test_an_index_that_cannot_be_uploaded_after_the_log_was(scene: Scene) -> Non
     assert stands(settle(agent)) == (8, None)
     scene.story.write(scene.replica, 4)
     scene.broken = (f"{8:020d}.index",)
-    assert stands(settle(agent)) == (12, UploadFailure.GENERATION)
+    assert stands(settle(agent)) == (12, UploadFailureReason.GENERATION)
     assert "access denied" in agent.status().problem
     assert not agent.status().ready
     assert metric(agent, 'tiered_compactor_agent_partitions_refused{reason="generation"}') == 1
     scene.check(8)
     scene.story.write(scene.replica, 4)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (16, UploadFailure.GENERATION)
+    assert stands(settle(agent)) == (16, UploadFailureReason.GENERATION)
     scene.check(8)
     assert metric(agent, "tiered_compactor_agent_segments_total") == 4
     scene.broken = ()
@@ -209,7 +209,7 @@ def test_two_agents_on_one_partition(scene: Scene) -> None:
 
 def test_a_restart_brings_what_an_earlier_agent_left_behind(scene: Scene) -> None:
     scene.broken = ("_metadata",)
-    assert stands(settle(scene.agent())) == (8, UploadFailure.GENERATION)
+    assert stands(settle(scene.agent())) == (8, UploadFailureReason.GENERATION)
     scene.broken = ()
     assert stands(settle(scene.agent())) == (8, None)
     scene.check(8)
@@ -241,5 +241,5 @@ def test_other_partitions_go_on(scene: Scene) -> None:
     agent = scene.agent()
     settle(agent)
     found = {watch.partition: (watch.position, watch.trouble) for watch in agent.status().upload_states}
-    assert found == {ORDERS: (8, None), other: (8, UploadFailure.GENERATION)}
+    assert found == {ORDERS: (8, None), other: (8, UploadFailureReason.GENERATION)}
     scene.check(8)

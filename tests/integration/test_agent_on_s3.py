@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.agent.plan import MAX_UPLOAD_RETRY_MS, UPLOAD_RETRY_MS, UploadFailure
+from compactor.agent.plan import MAX_UPLOAD_RETRY_MS, UPLOAD_RETRY_MS, UploadFailureReason
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.consumer import ConsumerOptions, Place, TieredConsumer
@@ -79,7 +79,7 @@ def test_a_bucket_that_takes_nothing(scene: Scene, kind: str) -> None:
     for failures in range(1, 4):
         watch = settle(agent)
         assert watch is not None
-        assert (watch.position, watch.trouble, watch.failures) == (8, UploadFailure.STORE, failures)
+        assert (watch.position, watch.trouble, watch.failures) == (8, UploadFailureReason.STORE, failures)
         pauses.append(watch.retry_at_ms - agent.status().now_ms)
         asked = sum(scene.proxy.seen.requests.values())
         settle(agent)

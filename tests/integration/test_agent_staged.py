@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import UploadFailure, upload_lag
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.agent.plan import UploadFailureReason, upload_lag
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from tests.support.side_broker import ORDERS, SideScene, metric, settle, stands, watch_of
 
@@ -99,10 +99,10 @@ def test_a_file_that_was_staged_before_the_agent_began_is_not_taken_and_told(sce
 
 
 def test_a_file_that_was_staged_while_leaders_changed_is_not_taken(scene: SideScene, agent: UploadAgent) -> None:
-    scene.cluster.ends_of[ORDERS] = LogEnd(LeaderEpoch(2), 10)
+    scene.cluster.ends_of[ORDERS] = LeaderReportedLogEnd(LeaderEpoch(2), 10)
     expire_all(scene)
     confirm(scene, agent)
-    assert stands(watch_of(agent)) == (8, UploadFailure.EPOCH)
+    assert stands(watch_of(agent)) == (8, UploadFailureReason.EPOCH)
     assert metric(agent, "tiered_compactor_agent_staged_not_taken_total") == 1
 
 

@@ -24,7 +24,7 @@ from compactor.config.settings import Settings
 from compactor.config.store_sections import AzureSettings
 from compactor.errors import Refused
 from compactor.storage.factory import open_store
-from compactor.storage.port import CopiedRange, FileRange, ObjectStore
+from compactor.storage.port import FileRange, ObjectRangeToCopy, ObjectStore
 from compactor.storage.probe import probe_store
 from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.support.cloud_servers import ACCOUNT, KEY, CloudBucket, new_azure_container, running_azurite
@@ -76,7 +76,7 @@ def use_everything(store: ObjectStore, folder: Path) -> None:
     """Create, copy, read, list and delete."""
     (folder / "large").write_bytes(b"x" * (2 * PART + 1))
     store.create_from_file("large", folder / "large")
-    store.compose("composed", [CopiedRange("large", 1, PART, store.head("large").etag), FileRange(folder / "large", 0, 3)])
+    store.compose("composed", [ObjectRangeToCopy("large", 1, PART, store.head("large").etag), FileRange(folder / "large", 0, 3)])
     assert store.get("composed", PART - 1) == b"x" * 4
     assert [info.key for info in store.list("")] == ["composed", "large"]
     store.delete(["composed", "large"])

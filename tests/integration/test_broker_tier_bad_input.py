@@ -139,10 +139,10 @@ class TestObjects:
             append_record=lambda body, counted: appended.append(body),
         )
         with pytest.raises(BadData, match="gives offset 100 to leader epoch 0, the segments' metadata to 1"):
-            mirroring.record_broker_segments(leadership)  # type: ignore[arg-type]
+            mirroring.record_broker_segments_in_control_log(leadership)  # type: ignore[arg-type]
         assert appended == []
         text = format_leader_epoch_checkpoint(
             (EpochEntry(LeaderEpoch(0), Offset(0)), EpochEntry(LeaderEpoch(1), Offset(100)), EpochEntry(LeaderEpoch(2), Offset(150)))
         )
-        mirroring.record_broker_segments(leadership)  # type: ignore[arg-type]
+        mirroring.record_broker_segments_in_control_log(leadership)  # type: ignore[arg-type]
         assert len(appended) == 1

@@ -18,7 +18,7 @@ from fastavro.schema import parse_schema
 from pyspark.sql.types import StructField, StructType
 
 from compactor.config.settings import load_settings
-from compactor.decoding.fields import FieldDecoder
+from compactor.decoding.fields import KeyAndValueDecoder
 from compactor.errors import BadData, UsageError
 from compactor.spark.datasource import SPARK_TYPES, KafkaTieredReader
 from compactor.spark.options import ALL_COLUMN_TYPES, parse_options
@@ -130,7 +130,7 @@ def test_a_key_is_named_by_its_avro_value(cli: TierCli, registry: TestRegistry) 
 def test_a_key_that_two_schemas_encode_must_name_one(registry: TestRegistry) -> None:
     first = registry.register("pairs-key", {"type": "string"})
     second = registry.register("pairs-key", {"type": "enum", "name": "Letter", "symbols": ["a"]})
-    decoder = FieldDecoder(load_settings(None, {"TIERED_COMPACTOR__REGISTRY__URL": registry.url}))
+    decoder = KeyAndValueDecoder(load_settings(None, {"TIERED_COMPACTOR__REGISTRY__URL": registry.url}))
     with pytest.raises(UsageError, match="2 schemas that encode this key") as refused:
         decoder.encode_avro_key("pairs", 'avro:"a"')
     assert f"avro@{second}" in refused.value.hint

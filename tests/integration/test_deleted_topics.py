@@ -14,10 +14,10 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.brokers.metadata_topic.connection import KafkaConnection
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
-from compactor.brokers.topic_ids import TopicIdAnswers, kafka_python_options
+from compactor.brokers.topic_ids import ExistingAndMissingTopicIds, kafka_python_options
 from compactor.config.settings import load_settings
 from compactor.errors import Unavailable, UsageError
-from compactor.transfer.incarnations import record_confirmed_topics
+from compactor.transfer.incarnations import record_cluster_of_topics
 from compactor.upkeep import deleted_topics
 from tests.builders import TOPIC_ID as ID, LogBuilder
 from tests.simulation.life_mutations import DELETION_MUTATIONS
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("unsynced")
 CLUSTER = "cluster-1"
 HOUR_MS = 3_600_000
 RETENTION_MS = 5 * HOUR_MS
-YES, NO = TopicIdAnswers(CLUSTER, (), (ID,)), TopicIdAnswers(CLUSTER, (ID,), ())
-NOTHING = TopicIdAnswers(CLUSTER, (), ())
-ANOTHER = TopicIdAnswers("cluster-2", (ID,), ())
+YES, NO = ExistingAndMissingTopicIds(CLUSTER, (), (ID,)), ExistingAndMissingTopicIds(CLUSTER, (ID,), ())
+NOTHING = ExistingAndMissingTopicIds(CLUSTER, (), ())
+ANOTHER = ExistingAndMissingTopicIds("cluster-2", (ID,), ())
 
 
 class Clocked:
@@ -55,10 +55,10 @@ class Clocked:
 
         return replace(tier, ports=replace(ports, control=Late()))  # type: ignore[arg-type]
 
-    def ask(self, hours: float, answer: TopicIdAnswers, *, store_hours: float | None = None) -> list[str]:
+    def ask(self, hours: float, answer: ExistingAndMissingTopicIds, *, store_hours: float | None = None) -> list[str]:
         """Ask the cluster at a time in hours; return the partitions that are deleted then."""
 
-        def asked(topic_ids: Sequence[str]) -> TopicIdAnswers:
+        def asked(topic_ids: Sequence[str]) -> ExistingAndMissingTopicIds:
             assert topic_ids == [ID]
             return answer
 
@@ -78,7 +78,7 @@ def cli(tmp_path: Path) -> TierCli:
     )
     tier = open_tier(load_settings(str(cli.config)))
     tier.catalog.refresh()
-    record_confirmed_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopicIds(CLUSTER, {"orders": ID}))
+    record_cluster_of_topics(tier.catalog, {"orders": ID}, lambda names: ClusterTopicIds(CLUSTER, {"orders": ID}))
     return cli
 
 
@@ -87,14 +87,14 @@ def test_a_topic_is_deleted_once_its_cluster_has_said_twice_that_its_id_is_unkno
     assert clocked.ask(0, NO) == clocked.ask(1, NO) == clocked.ask(4.9, NO) == []
     assert clocked.ask(5.1, NO) == ["orders-0"]
     assert cli.do("topics")["partitions"] == []
-    state = clocked.tier.open_partition_log(clocked.tier.list_partitions()[0]).refresh()
+    state = clocked.tier.open_control_log_of_partition(clocked.tier.list_partitions()[0]).refresh()
     assert state.deleted_slot
     assert state.topic_id == ID, "another topic of this name is another incarnation"
     assert clocked.ask(5.2, NO) == []
 
 
 @pytest.mark.parametrize("answer", [NOTHING, ANOTHER, YES], ids=["not described", "another cluster", "it exists"])
-def test_no_other_answer_deletes_a_topic(cli: TierCli, answer: TopicIdAnswers) -> None:
+def test_no_other_answer_deletes_a_topic(cli: TierCli, answer: ExistingAndMissingTopicIds) -> None:
     clocked = Clocked(cli)
     assert [clocked.ask(hours, answer) for hours in (0, 2, 6)] == [[]] * 3
 
@@ -135,11 +135,11 @@ def test_a_clock_that_is_behind_makes_one_answer_of_two_at_the_same_time(cli: Ti
 def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sequence[str]] = []
 
-    def answer(connection: object, topic_ids: Sequence[str]) -> TopicIdAnswers:
+    def answer(connection: object, topic_ids: Sequence[str]) -> ExistingAndMissingTopicIds:
         asked.append(topic_ids)
         return NO
 
-    monkeypatch.setattr("compactor.cli.commands.retire.query_topic_ids", answer)
+    monkeypatch.setattr("compactor.cli.commands.retire.query_which_topic_ids_exist", answer)
     assert cli.do("retire")["topics_deleted"] == []
     assert cli.do("retire", "--dry-run")["topics_deleted"] == []
     assert asked == [[ID]], "nothing is asked where nothing would be recorded"
@@ -151,10 +151,10 @@ def test_retire_asks_about_deleted_topics(cli: TierCli, monkeypatch: pytest.Monk
 
 
 def test_retire_deletes_what_is_due_although_the_cluster_cannot_be_asked(cli: TierCli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable(connection: object, topic_ids: Sequence[str]) -> TopicIdAnswers:
+    def unavailable(connection: object, topic_ids: Sequence[str]) -> ExistingAndMissingTopicIds:
         raise Unavailable("no broker answers")
 
-    monkeypatch.setattr("compactor.cli.commands.retire.query_topic_ids", unavailable)
+    monkeypatch.setattr("compactor.cli.commands.retire.query_which_topic_ids_exist", unavailable)
     cli.run("--force")
     answer = cli.ask("retire")
     assert (answer.code, "no broker answers" in answer.stderr) == (5, True)

@@ -22,7 +22,7 @@ from compactor.access.tier import Tier
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import Offset
-from compactor.consumer.last_values import last_values_of_partition
+from compactor.consumer.last_values import last_value_of_each_key_in_partition
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, Unavailable, UsageError
 from compactor.local.budget import DiskBudget
@@ -97,7 +97,7 @@ class House(GrowingTier):
 
     def expected(self) -> list[Row]:
         """Last values of keys among all records that were ever written, from the log start of the tier up to its cleaner offset."""
-        state = self.opened().open_partition_log(ORDERS).refresh()
+        state = self.opened().open_control_log_of_partition(ORDERS).refresh()
         last: dict[bytes, Row | None] = {}
         for offset, _, key, value, _ in visible(self.folder / "log"):
             if key is not None and state.log_start <= offset < first_dirty_offset_of_vector(state.vector):
@@ -110,7 +110,7 @@ class House(GrowingTier):
     def compare_with_latest(self) -> None:
         """The rows are what the view `latest` of the tier shows below the cleaner offset."""
         opened = self.opened()
-        view = last_values_of_partition(opened, ORDERS, last_offset=self.entry().cleaner_offset - 1)
+        view = last_value_of_each_key_in_partition(opened, ORDERS, last_offset=self.entry().cleaner_offset - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         assert self.rows() == sorted((row["key"], row["value"], row["offset"]) for row in found)
 
@@ -187,7 +187,7 @@ def test_a_round_changes_only_the_files_of_replaced_segments(house: House) -> No
     first = house.files()
     house.advance("d=2", "g=1")
     house.check()
-    live = {segment.id for segment in house.opened().open_partition_log(ORDERS).refresh().live}
+    live = {segment.id for segment in house.opened().open_control_log_of_partition(ORDERS).refresh().live}
     stayed = {path for path in first if (name := DataFileName.from_path(path)) and name.slice.segment_id in live}
     assert stayed
     assert stayed == first & house.files()
@@ -202,7 +202,7 @@ def test_a_round_that_is_undone_is_undone_in_the_table(tmp_path: Path) -> None:
     house.advance("a=2", "c=")
     assert house.rows() != before
     slot = house.entry().slot
-    run = house.opened().open_partition_log(ORDERS).refresh().published[-1]
+    run = house.opened().open_control_log_of_partition(ORDERS).refresh().published[-1]
     house.cli.do("undo", run)
     house.update()
     assert house.rows() == before
@@ -272,7 +272,7 @@ def test_a_truncation_cuts_the_rows_and_the_new_branch_takes_their_place(tmp_pat
     assert house.update().status == "written"
     shown = house.entry()
     assert (longer.cleaner_offset, shown.cleaner_offset, shown.leader_epochs) == ((7, 4, ((0, 0),)) if is_retired else (7, 0, ()))
-    assert shown.snapshot_order > longer.snapshot_order
+    assert shown.snapshot_ordering_key > longer.snapshot_ordering_key
     assert [row[:2] for row in house.rows()] == ([(b"a", b"2"), (b"b", b"1")] if is_retired else [])
     assert house.files() < files
     house.cli.run()
@@ -307,7 +307,7 @@ def test_a_commit_on_top_of_another_snapshot_is_planned_again(house: House, monk
 
 def test_a_view_that_changes_while_files_are_written_is_not_committed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.cli.run()
-    write, views = iceberg._TableUpdate._write_missing_files, list[int]()
+    write, views = iceberg._TableUpdateAttempt._write_missing_files, list[int]()
 
     def write_slowly(update: Any, *rest: Any) -> float:
         checked = write(update, *rest)
@@ -319,7 +319,7 @@ def test_a_view_that_changes_while_files_are_written_is_not_committed(house: Hou
             house.cli.do("retire")
         return checked
 
-    monkeypatch.setattr(iceberg._TableUpdate, "_write_missing_files", write_slowly)
+    monkeypatch.setattr(iceberg._TableUpdateAttempt, "_write_missing_files", write_slowly)
     assert house.update().status == "written"
     assert len(house.table().snapshots()) == 1
     house.check()
@@ -419,7 +419,7 @@ def test_a_commit_of_another_program_hides_no_entry(house: House) -> None:
     with house.topic_table() as read:
         found = read()
         assert found is not None
-        assert found.partition_entry(0) == entry
+        assert found.partition_entry_in_current_snapshot(0) == entry
 
 
 def test_rows_of_another_program_stop_updates(house: House) -> None:
@@ -469,7 +469,7 @@ def test_a_table_shows_the_last_values_throughout_a_random_life(tmp_path: Path, 
         for snapshot in house.table().snapshots()
         if snapshot.summary
     ]
-    orders = [entry.snapshot_order for entry in entries]
+    orders = [entry.snapshot_ordering_key for entry in entries]
     assert orders == sorted(set(orders))
 
 
@@ -531,11 +531,11 @@ def _write(house: House, dice: random.Random) -> None:
 
 
 def _undo(house: House) -> None:
-    published = house.opened().open_partition_log(ORDERS).refresh().published
+    published = house.opened().open_control_log_of_partition(ORDERS).refresh().published
     if published:
         house.cli.ask("undo", published[-1])
 
 
 def _delete_records(house: House, dice: random.Random) -> None:
-    state = house.opened().open_partition_log(ORDERS).refresh()
+    state = house.opened().open_control_log_of_partition(ORDERS).refresh()
     house.cli.ask("topics", "delete-records", "orders-0", "--before", dice.randint(state.log_start, state.log_start + 6))

@@ -14,7 +14,7 @@ from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataUpdateRecord, TopicIdPartition, uuid_bytes
-from compactor.consumer.last_values import last_values_of_partition
+from compactor.consumer.last_values import last_value_of_each_key_in_partition
 from compactor.control.stages import RoundStage
 from compactor.errors import CompactorError, Unavailable
 from compactor.local.budget import DiskBudget
@@ -54,7 +54,7 @@ class BrokersTable:
 
     @staticmethod
     def undo(opened: Tier, run_id: str) -> None:
-        undo_run_by_publishing_copies(opened, opened.open_partition_log(NAME, leads=True), run_id)
+        undo_run_by_publishing_copies(opened, opened.open_control_log_of_partition(NAME, leads=True), run_id)
 
     def delete_segment(self, segment_id: str) -> None:
         """Brokers delete a segment."""
@@ -74,8 +74,8 @@ class BrokersTable:
     def check(self) -> int:
         """Compare the table with the last values below the cleaner offset; return how many there are."""
         opened = self.brokers.opened()
-        state = opened.open_partition_log(NAME).refresh()
-        view = last_values_of_partition(opened, NAME, last_offset=first_dirty_offset_of_vector(state.vector) - 1)
+        state = opened.open_control_log_of_partition(NAME).refresh()
+        view = last_value_of_each_key_in_partition(opened, NAME, last_offset=first_dirty_offset_of_vector(state.vector) - 1)
         found = [row for batch in view.arrow("key", "value", "offset") for row in batch.to_pylist()]
         rows = self.rows()
         assert rows == sorted(found, key=lambda row: row["offset"])
@@ -107,7 +107,7 @@ def test_a_table_of_a_broker_managed_topic_holds_the_last_values(table: BrokersT
         table.clean()
         assert table.update() == "written"
         size = table.check()
-    live = table.brokers.opened().open_partition_log(NAME).refresh().live
+    live = table.brokers.opened().open_control_log_of_partition(NAME).refresh().live
     table.brokers.expire(NAME, live[len(live) // 2].end_offset + 1)
     assert table.update() == "written"
     assert table.check() < size
@@ -135,7 +135,7 @@ def test_a_table_waits_after_a_round_that_was_undone_in_part(table: BrokersTable
     rows = table.rows()
     table.write()
     table.clean()
-    state = table.brokers.opened().open_partition_log(NAME).refresh()
+    state = table.brokers.opened().open_control_log_of_partition(NAME).refresh()
     made = [segment.id for segment in state.live if segment.id in state.published_by]
     dying = MemoryMetadataTopic(table.brokers.log, fate=after(len(made)))
     with pytest.raises(Unavailable):

@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.access.tier import Tier
-from compactor.agent.plan import UploadFailure
+from compactor.agent.plan import UploadFailureReason
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, Offset
@@ -413,7 +413,7 @@ def test_an_agent_never_accepts_a_loss(tmp_path: Path) -> None:
     scene.replica.truncate(6)
     scene.story.lead(1)
     scene.story.write(scene.replica, 12)
-    assert stands(settle(scene.agent(accept_truncation=True))) == (8, UploadFailure.LINEAGE)
+    assert stands(settle(scene.agent(accept_truncation=True))) == (8, UploadFailureReason.LINEAGE)
     assert any("--accept-loss" in text for text in scene.tier.told)
     assert scene.tier.held() == before
 
@@ -437,7 +437,7 @@ def test_an_agent_discards_nothing_for_a_cluster_that_was_set_back(tmp_path: Pat
         settle(agent)
     watch = settle(agent)
     assert stands(watch)[0] == position
-    assert stands(watch)[1] in (UploadFailure.BEHIND, UploadFailure.LINEAGE)
+    assert stands(watch)[1] in (UploadFailureReason.BEHIND, UploadFailureReason.LINEAGE)
     assert scene.tier.held() == before
 
 
@@ -583,7 +583,7 @@ def test_a_first_transfer_of_a_compacted_tier_that_was_cut_short_goes_on(
     put(log, *[f"key-{number}=1" for number in range(100)], *[f"key-{number}=2" for number in range(0, 100, 2)])
     source.set(cleaner={"segment_bytes": 4_000})
     compacted_source(source, log)
-    assert len(opened(source).open_partition_log(ORDERS).refresh().live) > 1
+    assert len(opened(source).open_control_log_of_partition(ORDERS).refresh().live) > 1
     monkeypatch.setattr("compactor.transfer.from_tier.MOST_AT_ONCE", 1)
     calls: list[int] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compactor.agent.plan import UploadFailure
+from compactor.agent.plan import UploadFailureReason
 from compactor.bootstrap import open_tier
 from compactor.config.settings import load_settings
 from compactor.control.state import PartitionState
@@ -32,7 +32,7 @@ def cli(tmp_path: Path) -> TierCli:
 
 
 def state_of(cli: TierCli) -> PartitionState:
-    return open_tier(load_settings(str(cli.config), {})).open_partition_log(TopicPartition("orders", 0)).refresh()
+    return open_tier(load_settings(str(cli.config), {})).open_control_log_of_partition(TopicPartition("orders", 0)).refresh()
 
 
 def log_dir(folder: Path, start: int, end: int, *, topic_id: str, epoch: int = 0, word: str = "first") -> Path:
@@ -371,7 +371,7 @@ def test_an_agent_refuses_a_topic_that_was_created_anew(records: int, allow_gaps
     agent = scene.agent(accept_truncation=True, allow_gaps=allow_gaps)
     settle(agent)
     scene.tier.hurry()
-    assert stands(settle(agent)) == (8, UploadFailure.IDENTITY)
+    assert stands(settle(agent)) == (8, UploadFailureReason.IDENTITY)
     assert scene.tier.held() == held
     assert any(TOPIC_ID in text and OTHER_ID in text for text in scene.tier.told)
 
@@ -386,7 +386,7 @@ def test_an_agent_without_ids_compares_below_the_cut(records: int, scene: SideSc
     scene.tier.hurry()
     position, trouble = stands(settle(agent))
     assert position in (None, 8)
-    assert trouble in (UploadFailure.IDENTITY, UploadFailure.CONTENT)
+    assert trouble in (UploadFailureReason.IDENTITY, UploadFailureReason.CONTENT)
     assert scene.tier.held() == held
 
 
@@ -404,9 +404,9 @@ def test_an_agent_learns_the_topic_id_with_nothing_to_upload(scene: SideScene) -
     scene.replica.topic_id = TOPIC_ID
     scene.replica.write()
     assert stands(settle(scene.agent())) == (8, None)
-    assert scene.tier.opened().open_partition_log(ORDERS).refresh().topic_id == TOPIC_ID
+    assert scene.tier.opened().open_control_log_of_partition(ORDERS).refresh().topic_id == TOPIC_ID
     name_topic(scene.replica.folder, OTHER_ID)
-    assert stands(settle(scene.agent()))[1] is UploadFailure.IDENTITY
+    assert stands(settle(scene.agent()))[1] is UploadFailureReason.IDENTITY
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -424,7 +424,7 @@ def test_an_agent_says_until_when_a_log_waits_for_adoption(indexed: bool, scene:
         (folder / f"{8:020}.timeindex").write_bytes(struct.pack(">qiqi", 5, 1, 86_400_000, 2))
     scene.cluster.retentions["orders"] = 3_600_000
     agent = scene.agent()
-    assert stands(settle(agent)) == (8, UploadFailure.IDENTITY)
+    assert stands(settle(agent)) == (8, UploadFailureReason.IDENTITY)
     when = "1970-01-02T01:00:00Z" if indexed else "1970-01-01T01:00:00Z"
     assert any("topics adopt orders-0 --seam 8" in text and when in text for text in scene.tier.told)
     scene.tier.cli.do("topics", "adopt", "orders-0", "--seam", 8)

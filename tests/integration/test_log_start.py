@@ -65,7 +65,7 @@ def bring(tier: Tier, log: LogBuilder, folder: Path) -> None:
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open_partition_log(NAME).refresh()
+    return tier.open_control_log_of_partition(NAME).refresh()
 
 
 def offsets(tier: Tier, **options: Any) -> list[int]:
@@ -123,7 +123,11 @@ def test_a_consumer_that_is_overtaken_by_retention_is_told(tier: Tier, tmp_path:
         assert [message.offset() for message in consumer.consume(1, timeout=5)] == [0]
         raised(tier, 8)
         retire_partition(
-            tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+            tier.ports,
+            tier.open_control_log_of_partition(NAME),
+            tier.lease,
+            ObjectRetention(grace_ms=0),
+            clock=GraceClock(NOW_MS * 2, forced=True),
         )
         found = [message for _ in range(100) for message in consumer.consume(5, timeout=REFRESH_S)]
     read = [message.offset() for message in found if message.error() is None]
@@ -167,9 +171,13 @@ def test_expired_segments_wait_for_grace_and_are_then_deleted(tmp_path: Path) ->
     assert (len(state.live), state.log_start, state.end_offset) == (1, 10, 9)
     objects = [key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]
     assert len(objects) == 3
-    assert retire_partition(tier.ports, tier.open_partition_log(NAME), tier.lease, tier.retention).deleted == ()
+    assert retire_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, tier.retention).deleted == ()
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports,
+        tier.open_control_log_of_partition(NAME),
+        tier.lease,
+        ObjectRetention(grace_ms=0),
+        clock=GraceClock(NOW_MS * 2, forced=True),
     )
     assert len([key for key in (tmp_path / "a tier").rglob("*.log") if ".tiered-compactor" not in str(key)]) == 1
     assert errors(tier) == []
@@ -263,7 +271,11 @@ def test_erasure_and_verify_see_what_lies_below_the_log_start_until_it_is_gone(t
     assert errors(tier) != []
     divided.write_bytes(data)
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports,
+        tier.open_control_log_of_partition(NAME),
+        tier.lease,
+        ObjectRetention(grace_ms=0),
+        clock=GraceClock(NOW_MS * 2, forced=True),
     )
     assert (held(b"d"), held(b"b")) == ([], ["5"])
 
@@ -303,7 +315,7 @@ def test_undo_does_not_bring_back_what_was_deleted(tmp_path: Path) -> None:
     run_id = state_of(tier).published[-1]
     raised(tier, 5)
     with pytest.raises(UsageError, match=r"cannot be undone: segment .*, which it replaced, ends below the log start"):
-        undo_round(tier.ports, tier.open_partition_log(NAME), tier.lease, run_id)
+        undo_round(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease, run_id)
 
 
 def test_explanations_know_the_log_start(tier: Tier, tmp_path: Path) -> None:

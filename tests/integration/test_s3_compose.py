@@ -13,7 +13,7 @@ import pytest
 from compactor.errors import AlreadyExists, CannotCopy, CopyDiffers, Refused, Unavailable
 from compactor.storage import s3_transfer
 from compactor.storage.counting import RequestCounters
-from compactor.storage.port import CopiedRange, FileRange, ObjectStore
+from compactor.storage.port import FileRange, ObjectRangeToCopy, ObjectStore
 from compactor.storage.s3_requests import range_header
 from compactor.storage.s3_transfer import MultipartUpload
 from compactor.storage.settings import RetrySettings, TransferSettings
@@ -53,10 +53,10 @@ def store(bucket: Bucket, counters: RequestCounters) -> ObjectStore:
 
 
 @pytest.fixture
-def source(store: ObjectStore) -> CopiedRange:
+def source(store: ObjectStore) -> ObjectRangeToCopy:
     """All of an object but its first and last bytes."""
     store.create("source", SOURCE)
-    return CopiedRange("source", 1, len(SOURCE) - 2, store.head("source").etag)
+    return ObjectRangeToCopy("source", 1, len(SOURCE) - 2, store.head("source").etag)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def left_behind(bucket: Bucket, store: ObjectStore) -> list[str]:
 
 
 def test_copied_bytes_are_not_sent(
-    proxy: FaultProxy, store: ObjectStore, source: CopiedRange, local: FileRange, counters: RequestCounters
+    proxy: FaultProxy, store: ObjectStore, source: ObjectRangeToCopy, local: FileRange, counters: RequestCounters
 ) -> None:
     known = replace(source, crc32c=google_crc32c.value(SOURCE[1:-1]))
     before = counters.usage()
@@ -94,7 +94,7 @@ def test_without_a_receipt_every_copied_byte_is_compared(
     proxied: tuple[FaultProxy, Bucket],
     store: ObjectStore,
     bucket: Bucket,
-    source: CopiedRange,
+    source: ObjectRangeToCopy,
     local: FileRange,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +117,7 @@ def test_without_a_receipt_every_copied_byte_is_compared(
 
 
 def test_answers_that_are_lost_late_or_refused_for_now(
-    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange
 ) -> None:
     proxy.faults = [Fault(kind, ("copy",), times=1) for kind in ("lost", "reset", "cut", "slow_down", "internal", "late")]
     store.compose("k", [source, local])
@@ -127,7 +127,7 @@ def test_answers_that_are_lost_late_or_refused_for_now(
 
 
 def test_an_answer_to_the_completion_that_is_lost(
-    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange
 ) -> None:
     proxy.faults = [Fault("lost", ("multipart",), match=r"uploadId=", times=1)]
     made = store.compose("k", [source, local], {"batches": "abc"})
@@ -138,7 +138,7 @@ def test_an_answer_to_the_completion_that_is_lost(
 
 
 def test_a_server_that_does_not_copy_is_not_asked_again(
-    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange
 ) -> None:
     other = bucket.open(transfers=PARTS, retries=QUICK)
     assert all(one.server_copy_limits for one in (store, other))
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_copy_is_not_asked_again(
 
 
 def test_a_copy_that_may_not_be_says_nothing_of_others(
-    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange
 ) -> None:
     proxy.faults = [Fault("denied", ("copy",))]
     with pytest.raises(Refused, match="access denied"):
@@ -163,10 +163,10 @@ def test_a_copy_that_may_not_be_says_nothing_of_others(
 
 
 def test_a_source_that_changes_between_two_copies(
-    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange
 ) -> None:
     """versitygw refuses the second; moto, like some servers, does not know the condition: then the second look at the source tells."""
-    half = CopiedRange("source", 0, PART, source.etag)
+    half = ObjectRangeToCopy("source", 0, PART, source.etag)
     other = bucket.open()
 
     def change(request: str, target: str) -> None:
@@ -180,14 +180,16 @@ def test_a_source_that_changes_between_two_copies(
     assert left_behind(bucket, store) == []
 
 
-def test_the_server_is_told_which_version_to_copy(proxy: FaultProxy, store: ObjectStore, source: CopiedRange, local: FileRange) -> None:
+def test_the_server_is_told_which_version_to_copy(
+    proxy: FaultProxy, store: ObjectStore, source: ObjectRangeToCopy, local: FileRange
+) -> None:
     """For servers that know the condition: they refuse at once, before a wrong version is copied."""
     store.compose("k", [source, local])
     assert [headers["x-amz-copy-source-if-match"] for request, headers in proxy.headers if request == "copy"] == [f'"{source.etag}"']
 
 
 def test_a_source_that_changes_after_its_last_copy(
-    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange, monkeypatch: pytest.MonkeyPatch
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here no request of the copy can tell: only the second look at the source does."""
     send_parts = MultipartUpload.send_parts
@@ -203,7 +205,9 @@ def test_a_source_that_changes_after_its_last_copy(
     assert left_behind(bucket, store) == []
 
 
-def test_a_loser_s_parts_are_freed(proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange) -> None:
+def test_a_loser_s_parts_are_freed(
+    proxy: FaultProxy, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange
+) -> None:
     other = bucket.open()
 
     def overtake(request: str, target: str) -> None:
@@ -219,7 +223,7 @@ def test_a_loser_s_parts_are_freed(proxy: FaultProxy, store: ObjectStore, bucket
 
 
 def test_a_part_that_is_too_small_is_a_bug_before_anything_is_asked(
-    proxy: FaultProxy, store: ObjectStore, source: CopiedRange, local: FileRange
+    proxy: FaultProxy, store: ObjectStore, source: ObjectRangeToCopy, local: FileRange
 ) -> None:
     asked = proxy.seen.requests.total()
     with pytest.raises(ValueError, match="a part of 7 bytes that is not the last"):
@@ -229,7 +233,7 @@ def test_a_part_that_is_too_small_is_a_bug_before_anything_is_asked(
 
 @pytest.mark.parametrize("moved", [1, -1])
 def test_a_server_that_copies_something_else(
-    store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange, monkeypatch: pytest.MonkeyPatch, moved: int
+    store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
     """Without a receipt it is noticed by the edges of the range; with one by its checksum."""
     monkeypatch.setattr(s3_transfer, "range_header", lambda start, length: range_header(start + moved, length))
@@ -249,9 +253,9 @@ class TestReceipts:
 
     @pytest.mark.parametrize("flip", [0, 1])
     def test_are_compared_with_what_the_caller_knows(
-        self, store: ObjectStore, bucket: Bucket, source: CopiedRange, local: FileRange, flip: int
+        self, store: ObjectStore, bucket: Bucket, source: ObjectRangeToCopy, local: FileRange, flip: int
     ) -> None:
-        known = CopiedRange("source", 5, PART, source.etag, google_crc32c.value(SOURCE[5 : 5 + PART]) ^ flip)
+        known = ObjectRangeToCopy("source", 5, PART, source.etag, google_crc32c.value(SOURCE[5 : 5 + PART]) ^ flip)
         if not flip:
             store.compose("k", [source, known, local])
             assert store.get("k") == SOURCE[1:-1] + SOURCE[5 : 5 + PART] + b"the end"

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.logs import write_log
 from compactor.storage import s3
-from compactor.storage.port import CopiedRange
+from compactor.storage.port import ObjectRangeToCopy
 from compactor.storage.s3_transfer import MultipartUpload
 from tests.support.bucket_cli import BucketCli, through
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -89,7 +89,7 @@ def test_a_wrong_copy_of_a_process_that_died_is_not_published(
         pytest.skip("its receipts are compared before the object exists")
     copy_part = MultipartUpload._copy_part
 
-    def moved(upload: MultipartUpload, part: CopiedRange, number: int, stop: threading.Event) -> dict[str, Any]:
+    def moved(upload: MultipartUpload, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> dict[str, Any]:
         return copy_part(upload, replace(part, start=part.start + 1, length=part.length), number, stop)
 
     def die(*_: Any) -> None:

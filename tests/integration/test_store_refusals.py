@@ -12,7 +12,7 @@ import botocore.compat
 import pytest
 
 from compactor.errors import CannotCopy
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange
+from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy
 from compactor.storage.settings import RetrySettings, TransferSettings
 from tests.builders import LogBuilder
 from tests.integration.test_s3_bad_input import BYSTANDER, VICTIM, Scene
@@ -100,7 +100,7 @@ def test_copies_that_azure_refuses_are_sent_instead(azure_container: CloudBucket
         store = azure_container.behind(proxy.url).open(transfers=TransferSettings(part_bytes=PART), retries=QUICK)
         store.create("source", b"x" * PART)
         (tmp_path / "local").write_bytes(b"end")
-        pieces: list[ComposeSource] = [CopiedRange("source", 0, PART, store.head("source").etag), FileRange(tmp_path / "local", 0, 3)]
+        pieces: list[ComposeSource] = [ObjectRangeToCopy("source", 0, PART, store.head("source").etag), FileRange(tmp_path / "local", 0, 3)]
         proxy.faults = [Fault("denied", ("copy",))]
         with pytest.raises(CannotCopy, match="cannot copy az://.*/source: .*access denied"):
             store.compose("composed", pieces)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import UploadFailure
+from compactor.agent.plan import UploadFailureReason
 from tests.support.side_broker import ORDERS, PartitionStory, Replica, SideBroker, SideCluster, SideTier, settle, watch_of
 
 TOPIC_ID = "Zm9yLWFsbC1icm9rZXJzIQ"
-PASSING = (None, UploadFailure.EPOCH, UploadFailure.CONTENT, UploadFailure.BEHIND)
+PASSING = (None, UploadFailureReason.EPOCH, UploadFailureReason.CONTENT, UploadFailureReason.BEHIND)
 """What agents may say while leaders move: they try again."""
 
 
@@ -85,7 +85,7 @@ class TwoBrokers:
 
     def retain(self) -> None:
         """Retention takes what is in the tier already."""
-        position = self.tier.opened().open_partition_log(ORDERS).refresh().end_offset + 1
+        position = self.tier.opened().open_control_log_of_partition(ORDERS).refresh().end_offset + 1
         for replica in self.replicas.values():
             kept = max((base for base in replica.bases if base <= position), default=replica.bases[0])
             replica.delete_until(kept)
@@ -101,7 +101,7 @@ class TwoBrokers:
         self.check()
 
     def check(self) -> None:
-        if self.tier.opened().open_partition_log(ORDERS).refresh().live:
+        if self.tier.opened().open_control_log_of_partition(ORDERS).refresh().live:
             held = self.tier.held()
             assert held == self.story.written[: len(held)]
 
@@ -114,7 +114,7 @@ class TwoBrokers:
             settle(self.agents.setdefault(number, self.tier.agent(self.brokers[number], each)))
         self.check()
         # More than this leader has sealed, where the one before it rolled later.
-        assert self.tier.opened().open_partition_log(ORDERS).refresh().end_offset + 1 >= self.replicas[self.leader].bases[-1]
+        assert self.tier.opened().open_control_log_of_partition(ORDERS).refresh().end_offset + 1 >= self.replicas[self.leader].bases[-1]
 
 
 def two_brokers(folder: Path, seed: int) -> TwoBrokers:

@@ -20,7 +20,7 @@ def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tu
     single, bulk = KeyFilter(capacity, rate), KeyFilter(capacity, rate)
     for batch in batches:
         hashes = np.array(batch, dtype=np.uint64).reshape(-1, 2)
-        bulk.add_hashes(hashes)
+        bulk.add_record_key_hashes(hashes)
         for row in hashes:
             single.add(row.tobytes())
     body = io.BytesIO()
@@ -30,6 +30,6 @@ def test_bulk_is_one_by_one(batches: list[list[tuple[int, int]]], asked: list[tu
     assert bulk.count == single.count == loaded.count
     questions = np.array([*asked, *(row for batch in batches for row in batch)], dtype=np.uint64).reshape(-1, 2)
     answers = [row.tobytes() in single for row in questions]
-    assert bulk.flag_contained_hashes(questions).tolist() == answers
-    assert loaded.flag_contained_hashes(questions).tolist() == answers
+    assert bulk.flag_possibly_contained_key_hashes(questions).tolist() == answers
+    assert loaded.flag_possibly_contained_key_hashes(questions).tolist() == answers
     assert all(answers[len(asked) :])

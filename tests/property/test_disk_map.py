@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bloom.siphash import key_hash_tag
+from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.cleaner import row_spool
 from compactor.cleaner.keys import disk_map
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, DiskOffsetMap, count_log_scans_for_disk
@@ -49,7 +49,7 @@ def hashes_of(keys: npt.NDArray[np.int64]) -> Hashes:
 
 def kept_of(*chunks: Hashes) -> list[tuple[int, int]]:
     """What of hashes is looked at, sorted."""
-    return sorted((int(key_hash_tag(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
+    return sorted((int(nonzero_32_bit_tag_of_key_hash(h0)), int(h1)) for chunk in chunks for h0, h1 in chunk)
 
 
 def in_memory(dirty: Hashes, clean: Hashes) -> list[bool]:

@@ -13,7 +13,7 @@ from compactor.cleaner.gate.batch_checks import transaction_outcomes_by_source
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.gate.parameters import GateCheckParameters
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
 from compactor.cleaner.offline import open_log_directory_for_round
 from compactor.cleaner.passes.source import SourceSegment
 from tests.builders import LZ4, NONE, LogBuilder
@@ -24,7 +24,7 @@ def gate_of(round_: Round, *, behind: bool = True) -> tuple[Gate, list[SourceSeg
     """A gate that has read the log, newest segment first; ``behind``: also what lies behind the range."""
     opened = open_log_directory_for_round(round_.log_dir, round_.request)
     rules = replace(opened.rules, latest_offset=round_.next_dirty_offset - 1)
-    gate = Gate(GateCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24), LatestRecordTable(AMPLE, 10_000))
+    gate = Gate(CleanedSegmentCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24), LatestRecordTable(AMPLE, 10_000))
     sources = opened.sources if behind else [source for source in opened.sources if source.base <= rules.latest_offset]
     for source in reversed(sources):
         if gate._terms.has_dirty_offsets(source):

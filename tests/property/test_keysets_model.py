@@ -74,7 +74,7 @@ def test_the_bounded_map_is_a_dict_that_stops(batches: list[list[tuple[int, int]
         offset += len(some)
         stopped |= taken < len(some)
         out = np.zeros(len(some), dtype=np.int64)
-        offset_map.find_latest_offsets(hashes, out)
+        offset_map.find_latest_offset_of_each_key(hashes, out)
         assert out.tolist() == [model.get((row[0] or 1, row[1]), ABSENT) for row in some]
     assert offset_map.key_count == len(model) <= limit
     assert not stopped or len(model) == limit

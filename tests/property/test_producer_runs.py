@@ -76,7 +76,7 @@ def test_stand_ins_give_the_verdicts_of_their_segments(log: list[list[tuple[int,
         transaction_verdicts_by_source([source(t) for t in tables]),
         transaction_verdicts_by_source([source(t) for t in stand_ins]),
     )
-    states, other_states = ProducerStates.empty_states(), ProducerStates.empty_states()
+    states, other_states = ProducerStates.empty_producer_states(), ProducerStates.empty_producer_states()
     for table, stand_in, verdict, other in zip(tables, stand_ins, expected, got, strict=True):
         assert marker_verdicts(stand_in, other) == marker_verdicts(table, verdict)
         if stand_in is table:

@@ -62,7 +62,7 @@ class Log:
 
     def rules(self) -> RetentionRules:
         end = self.sources[-1].end
-        return RetentionRules(1_000_000, 0, 0, end, end - 1, ProducerStates.empty_states())
+        return RetentionRules(1_000_000, 0, 0, end, end - 1, ProducerStates.empty_producer_states())
 
     def in_memory(self) -> SurvivorLookup:
         return find_survivors_backwards(self.one, KeyHashSet(1 << 20), self.workers)

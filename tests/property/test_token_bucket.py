@@ -67,7 +67,7 @@ class TestAdmission:
     def test_a_round_that_is_not_due_any_more_holds_up_no_other(self) -> None:
         bucket = after(MetadataTokenBucket(), {MINUTE: 9}, A, 5)
         assert until(bucket, {MINUTE: 9}, B, 1)
-        assert until(bucket.bucket_without_reservation(A), {MINUTE: 9}, B, 1) == 0
+        assert until(bucket.bucket_after_round_ended(A), {MINUTE: 9}, B, 1) == 0
 
     def test_the_size_that_the_plan_showed_counts_while_the_round_waits(self) -> None:
         """Otherwise each attempt would run pass 1 again to learn that the round does not fit."""
@@ -82,14 +82,14 @@ class TestReservations:
         assert until(bucket, {}, B, 5) == NOW + MINUTE_MS
         assert until(bucket, {}, B, 4) == 0
         assert until(bucket.bucket_after_append(A, 2, 0, NOW), {}, B, 6) == 0
-        assert until(bucket.bucket_without_reservation(A), {}, B, 10) == 0
+        assert until(bucket.bucket_after_round_ended(A), {}, B, 10) == 0
 
     def test_deletions_stay_reserved_when_the_round_has_ended(self) -> None:
         bucket = (
             after(MetadataTokenBucket(), {}, A, 6)
             .bucket_after_append(A, 4, 0, NOW)
             .bucket_after_publication(A, 2, NOW)
-            .bucket_without_reservation(A)
+            .bucket_after_round_ended(A)
         )
         assert until(bucket, {}, B, 9)
         assert until(bucket.bucket_after_append(A, 0, 2, NOW), {}, B, 9) == 0
@@ -163,12 +163,12 @@ def test_every_round_is_admitted_and_no_hour_exceeds_the_cap_unless_one_round_do
                 written[now_ms // MINUTE_MS] += count
                 by_round[number][now_ms // MINUTE_MS] += count
             if one.fails:
-                bucket = bucket.bucket_without_reservation(names[number])
+                bucket = bucket.bucket_after_round_ended(names[number])
             elif last:
                 bucket = bucket.bucket_after_append(names[number], 0, count, now_ms)
             else:
                 bucket = bucket.bucket_after_append(names[number], count, 0, now_ms).bucket_after_publication(names[number], ends, now_ms)
-                bucket = bucket.bucket_without_reservation(names[number])
+                bucket = bucket.bucket_after_round_ended(names[number])
                 speaks.setdefault(minute + one.grace, []).append((number, True))
         for number in sorted(number for number, at in asks.items() if at <= minute):
             one = arrivals[number]

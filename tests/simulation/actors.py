@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from checkpoint.lineage import EpochEntry, first_offset_of_other_epoch
+from checkpoint.lineage import EpochEntry, first_contradicting_offset
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.config.settings import CleanerSettings
 from compactor.constants import Offset
@@ -13,7 +13,7 @@ from compactor.control.deletion import raise_log_start
 from compactor.control.identity import DataRootOwnership
 from compactor.control.importing import record_tail_truncation, register_import
 from compactor.control.leadership import RecordRefused, hold_leadership
-from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts, LeaseDurations, ObjectRetention
 from compactor.control.records import BadControlRecord, LastImportedBatch, TailTruncated
 from compactor.control.state import PartitionState
@@ -85,7 +85,7 @@ class Actors:
             losses.joins(name)
 
         def opened(ports: EnvironmentPorts) -> PartitionLog:
-            return losses.opened(ports, name, holder) if losses else open_partition_log(ports, self.name)
+            return losses.opened(ports, name, holder) if losses else open_control_log_of_partition(ports, self.name)
 
         def run(ports: EnvironmentPorts) -> None:
             log = opened(ports)
@@ -162,7 +162,7 @@ class Actors:
         """One or two segments at the end of the tier, through the real intake; what the broker has discarded is discarded first."""
         rng, broker = self.world.rng, self.live
         state = log.refresh()
-        parted = first_offset_of_other_epoch(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
+        parted = first_contradicting_offset(state.lineage, state.end_offset + 1, broker.lineage(broker.end), broker.end)
         if state.live and parted is not None:
             self.truncation(ports, log, parted)
             return
@@ -208,8 +208,8 @@ class Actors:
         assert isinstance(owner, DataRootOwnership)
         owner.require_data_root_is_unowned(mine, catalog.refresh())
         owner.tier_id = create_tier(mine, kind="object-log", layout="native").tier_id
-        mine.require_ownership(is_recheck=True)
-        retire_partition(mine, open_partition_log(mine, self.name), LEASE, RETENTION)
+        mine.require_data_root_ownership(is_recheck=True)
+        retire_partition(mine, open_control_log_of_partition(mine, self.name), LEASE, RETENTION)
 
     def lose(self) -> None:
         """An object that waits for grace is lost. Nobody reads it; but who goes back to it must notice."""

@@ -39,7 +39,7 @@ from compactor.brokers.metadata_topic.ports import PollResult
 from compactor.brokers.publisher import KafkaPublisher
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch, LeaderEpoch
-from compactor.control.logs import PartitionLog, open_partition_log
+from compactor.control.logs import PartitionLog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts, ObjectRetention
 from compactor.control.records import RoundPublished
 from compactor.control.state import PartitionState
@@ -70,7 +70,7 @@ LATE_MS = 300
 LAG_MS = 400
 """How far a broker may be behind; less than grace."""
 KEPT = ObjectRetention(grace_ms=GRACE_MS, undo_window_ms=UNDO_WINDOW_MS, orphan_age_ms=ORPHAN_AGE_MS)
-_SNAPSHOT = format_producer_snapshot(ProducerStates.empty_states())
+_SNAPSHOT = format_producer_snapshot(ProducerStates.empty_producer_states())
 
 
 def row_of(record: Record) -> Row:
@@ -437,7 +437,7 @@ class Simulated:
 
         def run(plain: EnvironmentPorts) -> None:
             ports = self.ports(world.owners[getcurrent()])
-            log = open_partition_log(ports, NAME)
+            log = open_control_log_of_partition(ports, NAME)
             try:
                 while True:
                     try:
@@ -448,7 +448,7 @@ class Simulated:
                                 ports, log, LEASE, KEPT, round_steps=self.work(ports, world.rng) if world.rng.random() < 0.6 else None
                             )
                     except StoreError:
-                        log = open_partition_log(ports, NAME)
+                        log = open_control_log_of_partition(ports, NAME)
                     except (Fenced, UsageError, BadData, OutOfBudget):
                         pass
                     ports.sleep(world.rng.choice((0.02, 0.2, 0.7)))
@@ -479,7 +479,7 @@ class Simulated:
             replicas.produce(3)
             replicas.tier(slow=False)
         ports = self.ports(Process("last", "last"))
-        log = open_partition_log(ports, NAME)
+        log = open_control_log_of_partition(ports, NAME)
         for _ in range(12):
             for _ in range(20):
                 self.world.wait(ORPHAN_AGE_MS / 20)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic.codec import TopicIdPartition
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import EMPTY_TOPIC_ID, LeaderEpoch, Offset, TopicId
 from compactor.model.ids import encode_segment_id
 from compactor.records.build import RecordToEncode as BuiltRow, encode_batch
@@ -263,10 +263,10 @@ class Directories(Replicas):
 
     # --- what is asked ---
 
-    def end(self) -> LogEnd:
+    def end(self) -> LeaderReportedLogEnd:
         """What the leader says of its log's end: all of it is committed, or what every replica has."""
         log = self.leader.log
-        return LogEnd(LeaderEpoch(self.epoch), len(log) if self.rng.random() < 0.6 else max(self.shared(), self.led.clean_to))
+        return LeaderReportedLogEnd(LeaderEpoch(self.epoch), len(log) if self.rng.random() < 0.6 else max(self.shared(), self.led.clean_to))
 
     def shared(self) -> int:
         """The offset up to which all replicas have the leader's log."""

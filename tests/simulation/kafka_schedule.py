@@ -80,7 +80,9 @@ def sources_first() -> AbstractContextManager[Any]:
         where, cache = self._read_newest_metadata(name)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        self._append_checked_records_and_await_read_back(
+            where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going]
+        )
         self._append_copy_finished(where, cache.segments[uuid_bytes(replacement.segment.id)])
         return kafka._ReaderSwitchOutcome.SWITCHED
 
@@ -130,7 +132,9 @@ def no_look() -> AbstractContextManager[Any]:
             self._append_copy_finished(where, known)
         left = [cache.segments[raw] for raw in map(uuid_bytes, replacement.sources) if raw in cache.segments]
         going = sorted((one for one in left if one.state in rules.UNDELETED_STATES), key=lambda one: one.start_offset)
-        self._append_records(where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going])
+        self._append_checked_records_and_await_read_back(
+            where, cache, [self._state_change_record(one, kafka._S.DELETE_SEGMENT_STARTED) for one in going]
+        )
         return kafka._ReaderSwitchOutcome.SWITCHED
 
     return unasked(patch.object(KafkaPublisher, "_switch_readers_to_replacement", switched))
@@ -149,7 +153,7 @@ def expired_by_log_start_alone() -> AbstractContextManager[Any]:
     """Whatever lies below the log start counts as expired, also if brokers have not deleted it and readers find it."""
 
     def found(leadership: Leadership, wanted: Collection[str]) -> frozenset[str]:
-        start, state = broker_expiry.fetch_and_record_log_start(leadership), leadership.state
+        start, state = broker_expiry.record_and_get_highest_broker_log_start(leadership), leadership.state
         ends = {segment.id: segment.end_offset for segment in state.live}
         ends |= {task.new_segment_id: task.end_offset for task in (state.intent.plan.tasks if state.intent else ())}
         return frozenset(name for name in wanted if ends.get(name, start) < start)
@@ -164,7 +168,7 @@ def present_log_start_counts() -> AbstractContextManager[Any]:
         ask = leadership.ports.broker_log_start
         return ask(leadership.state.topic_partition) if ask is not None else 0
 
-    return patch.object(broker_expiry, "fetch_and_record_log_start", observed)
+    return patch.object(broker_expiry, "record_and_get_highest_broker_log_start", observed)
 
 
 KAFKA_MUTATIONS: dict[str, Mutation] = {
@@ -182,7 +186,7 @@ KAFKA_MUTATIONS: dict[str, Mutation] = {
     ),
     "wait": lambda: unasked(patch.object(publication, "_wait_until_former_leaders_cannot_write", lambda leadership: None)),
     "in flight": lambda: patch.object(KafkaPublisher, "_delete_unfinished_copies_and_unhide_segments", lambda *_: None),
-    "tiered again": lambda: patch.object(mirror, "_first_offset_tiered_again", lambda *_: None),
+    "tiered again": lambda: patch.object(mirror, "_first_offset_read_from_other_segment", lambda *_: None),
 }
 
 

@@ -29,7 +29,7 @@ def nobody_is_asked() -> Iterator[None]:
     record = incarnations._record_topic_recreation
 
     def by_hand(
-        catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.TopicRecreationConfirmation, holder: str
+        catalog: Any, state: Any, topic_id: str, where: str, opening: incarnations.TopicRecreationConfirmationSources, holder: str
     ) -> None:
         record(catalog, state, TopicId(topic_id), where, replace(opening, by_hand=True), holder)
 
@@ -91,7 +91,7 @@ def incarnations_are_listed_late() -> Iterator[None]:
 
     def late(tier: Any, state: PartitionState, topic_id: str, *means: Any) -> TopicPartition:
         with patch.object(incarnations, "publish_partition_change_hints", lambda *_: None):
-            following = tier.open_partition_log(named(state.topic, state.partition, state.incarnation + 1))
+            following = tier.open_control_log_of_partition(named(state.topic, state.partition, state.incarnation + 1))
             found = find(tier, state, TopicId(topic_id), *means)
             if found != state.topic_partition and found == following.state.topic_partition:
                 record_incarnation_opening(following, TopicId(topic_id), "")
@@ -167,7 +167,7 @@ OPENING_MUTATIONS: Mapping[str, Mutation] = {
 """Rare in lives: tests/integration/test_incarnations.py notices."""
 
 COVERED_MUTATIONS: Mapping[str, Mutation] = {
-    "incarnations are opened twice": without(rule.check_incarnation_is_unused),
+    "incarnations are opened twice": without(rule.topic_incarnation_not_unused_problem),
     "incarnations need not be opened": without(rule.check_incarnation_was_opened),
     "a deletion is any topic's": without(rule.check_deleted_topic_id_matches),
 }

@@ -21,7 +21,7 @@ from typing_extensions import override
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
-from compactor.brokers.topic_ids import TopicIdAnswers
+from compactor.brokers.topic_ids import ExistingAndMissingTopicIds
 from compactor.constants import TopicId
 from compactor.consumer.messages import Place
 from compactor.consumer.sources import ConsumerOptions
@@ -34,7 +34,7 @@ from compactor.model.ids import encode_segment_id, partition_of_incarnation
 from compactor.transfer import staged_files
 from compactor.transfer.import_ import import_directory
 from compactor.transfer.import_options import ImportOptions
-from compactor.transfer.incarnations import TopicRecreationConfirmation, record_confirmed_topics
+from compactor.transfer.incarnations import TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.upkeep import deleted_topics
 from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.operator_changes import delete_records
@@ -226,12 +226,12 @@ class Life(WayIn):
         """Ask a copy of the cluster that still has a former topic of this name."""
         return ClusterTopicIds(OTHER_CLUSTER, {NAME.topic: self.directories.stale[-1].topic_id})
 
-    def ask_about(self, topic_ids: Sequence[TopicId]) -> TopicIdAnswers:
-        def answers() -> TopicIdAnswers:
+    def ask_about(self, topic_ids: Sequence[TopicId]) -> ExistingAndMissingTopicIds:
+        def answers() -> ExistingAndMissingTopicIds:
             if self.dice.random() < 0.1:  # a copy of the cluster, which has lost all topics
-                return TopicIdAnswers(OTHER_CLUSTER, tuple(topic_ids), ())
+                return ExistingAndMissingTopicIds(OTHER_CLUSTER, tuple(topic_ids), ())
             missing = {name for name in topic_ids if name in self.directories.gone or self.lying.get(name, 0) > self.world.now_ms}
-            return TopicIdAnswers(CLUSTER, tuple(sorted(missing)), tuple(sorted(set(topic_ids) - missing)))
+            return ExistingAndMissingTopicIds(CLUSTER, tuple(sorted(missing)), tuple(sorted(set(topic_ids) - missing)))
 
         return self.world.call("ask about topics", answers, changes=False)
 
@@ -271,10 +271,10 @@ class Life(WayIn):
 
     # --- processes ---
 
-    def opening(self, disk: DiskReplica) -> TopicRecreationConfirmation:
+    def opening(self, disk: DiskReplica) -> TopicRecreationConfirmationSources:
         """Return who may say that the topic was created again: a person only who sees the leader's directory."""
         by_hand = disk is self.brokers.led and self.dice.random() < 0.2
-        return TopicRecreationConfirmation(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
+        return TopicRecreationConfirmationSources(self.ask if self.dice.random() < 0.8 else None, by_hand=by_hand)
 
     @override
     def take(self, side: Side, tier: Tier, disk: DiskReplica, options: ImportOptions) -> None:
@@ -302,7 +302,7 @@ class Life(WayIn):
     def take_stale(self, tier: Tier, disk: DiskReplica) -> None:
         """``import`` of a directory that was left behind, with a cluster that has another topic by now, or with another cluster."""
         other = self.dice.random() < 0.3 and disk.topic_id == self.directories.stale[-1].topic_id
-        options = ImportOptions(opening=TopicRecreationConfirmation(self.ask_other if other else self.ask))
+        options = ImportOptions(opening=TopicRecreationConfirmationSources(self.ask_other if other else self.ask))
         source = Source(disk.present(), disk.start, disk.version)
         if self.hides_truncation(self.mine, disk):
             return
@@ -312,8 +312,8 @@ class Life(WayIn):
 
     def confirm(self, tier: Tier) -> None:
         """Record which cluster has the topic, as agents do after an upload."""
-        topic_id = tier.open_partition_log(tier.latest_incarnation(NAME)).refresh().topic_id
-        record_confirmed_topics(tier.catalog, {NAME.topic: topic_id}, self.ask)
+        topic_id = tier.open_control_log_of_partition(tier.latest_incarnation(NAME)).refresh().topic_id
+        record_cluster_of_topics(tier.catalog, {NAME.topic: topic_id}, self.ask)
 
     def daemon(self, tier: Tier) -> Callable[[], None]:
         """Rounds and retention over all incarnations, retire, undo, records deleted by hand, and topics that are deleted for good."""
@@ -326,7 +326,7 @@ class Life(WayIn):
             if not tier.catalog.refresh().tier_id:
                 return
             name = self.dice.choice(opened.list_partitions() or [NAME])
-            log = opened.open_partition_log(name, leads=True)
+            log = opened.open_control_log_of_partition(name, leads=True)
             state = log.refresh()
             if dice < 0.3:
                 asked_ms, current = self.world.now_ms, self.brokers.topic_id
@@ -488,7 +488,7 @@ def end_life(life: Life) -> None:
     if world.violations:
         return
     for oracle in [oracle for oracle in life.oracles if oracle.state.slot]:
-        log = tier.open_partition_log(oracle.name, leads=True)
+        log = tier.open_control_log_of_partition(oracle.name, leads=True)
         for _ in range(3):
             with passing(world):
                 compact(tier, oracle.name, tier.ports.clock_ms(), force=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compactor.brokers.metadata_topic.codec import TOPIC, MetadataRecord, encode_record
 from compactor.brokers.metadata_topic.follow import metadata_partition
-from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, RawMetadataTopicRecord, TopicIdentity
+from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets, PollResult, RawMetadataTopicRecord, TopicIdentity
 from compactor.constants import TopicId
 from compactor.errors import NotFound, Refused, Unavailable
 
@@ -68,9 +68,9 @@ class MemoryMetadataTopic:
     def identity(self) -> TopicIdentity:
         return self.log.identity
 
-    def bounds(self) -> Mapping[int, OffsetBounds]:
+    def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
         led = ((number, start) for number, start in enumerate(self.log.starts) if number not in self.log.leaderless)
-        return {number: OffsetBounds(start, self._end(number)) for number, start in led}
+        return {number: FirstAndEndOffsets(start, self._end(number)) for number, start in led}
 
     def seek(self, positions: Mapping[int, int]) -> None:
         self._positions = dict(positions)

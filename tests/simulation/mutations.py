@@ -184,16 +184,16 @@ def grace_by_the_publishers_clock() -> Iterator[None]:
 @contextmanager
 def fold_before_list() -> Iterator[None]:
     """The sweep folds, and then lists."""
-    survey = retire.survey_retirable_segments
+    survey = retire.find_objects_to_delete_now_or_later
 
     def early(
         ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: retire.GraceClock = retire.STORES_OWN
-    ) -> retire.RetireSurvey:
+    ) -> retire.ObjectsToDeleteNowOrLater:
         log.refresh()
         with patch.object(log, "refresh", lambda: log.state):
             return survey(ports, log, retention, clock)
 
-    with patch.object(retire, "survey_retirable_segments", early):
+    with patch.object(retire, "find_objects_to_delete_now_or_later", early):
         yield
 
 
@@ -226,13 +226,13 @@ def fenced_process_cleans_up() -> Iterator[None]:
 @contextmanager
 def slots_deleted_before_the_boundary() -> Iterator[None]:
     """Old slots go as soon as the snapshot stands."""
-    create = ControlLog._create_boundary
+    create = ControlLog._create_deletion_boundary
 
     def late(self: ControlLog[Any], slot: int) -> None:
         self.store.delete([self.control_record_object_key(number) for number in range(self._boundary.slot + 1, slot + 1)])
         create(self, slot)
 
-    with patch.object(ControlLog, "_create_boundary", late):
+    with patch.object(ControlLog, "_create_deletion_boundary", late):
         yield
 
 
@@ -342,12 +342,12 @@ def truncation_does_not_clamp() -> Iterator[None]:
 @contextmanager
 def swept_though_announced() -> Iterator[None]:
     """The sweep does not know what the open intent has announced."""
-    protected = ordering.protected_segment_ids
+    protected = ordering.segment_ids_protected_from_deletion
 
     def without_intent(state: PartitionState) -> set[str]:
         return protected(state.model_copy(update={"intent": None}))
 
-    with patch.object(ordering, "protected_segment_ids", without_intent):
+    with patch.object(ordering, "segment_ids_protected_from_deletion", without_intent):
         yield
 
 

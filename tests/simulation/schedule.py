@@ -16,7 +16,7 @@ from compactor.control import leadership as leading, records
 from compactor.control.control_log import ControlLog
 from compactor.control.identity import DataRootOwnership
 from compactor.control.leadership import Leadership
-from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_partition_log
+from compactor.control.logs import PartitionLog, create_tier, open_catalog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts, LeaseDurations
 from compactor.control.state import PartitionState
 from compactor.errors import Leased
@@ -74,7 +74,7 @@ def run_schedule(seed: int, *, steps: int = 420, trace: bool = False, scheme: st
         first = world.ports(Process("first", "first"))
         if hazardous:
             _add_hazards(world, oracle, actors, first, steps)
-        actors.importer(first, open_partition_log(first, NAME))
+        actors.importer(first, open_control_log_of_partition(first, NAME))
         actors.elections = rng.choice((0, 1, 3))
         cast: list[tuple[str, str, Callable[[EnvironmentPorts, PartitionLog], None]]] = [
             ("compactor-1", "host-a", actors.compactor),
@@ -142,7 +142,7 @@ def end_phase(world: World, all_actors: Sequence[Actors]) -> None:
 
 
 def _finish(world: World, actors: Actors, ports: EnvironmentPorts) -> None:
-    oracle, log = actors.oracle, open_partition_log(ports, actors.name)
+    oracle, log = actors.oracle, open_control_log_of_partition(ports, actors.name)
     for _ in range(END_ROUNDS):
         try:
             if run_round(ports, log, LEASE, actors.work(ports)).status == "nothing_to_do":
@@ -165,10 +165,10 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         ControlLog._fold_to_log_end,
         leading.acquire_leadership,
         records.decode_checksummed,
-        upkeep.survey_retirable_segments,
+        upkeep.find_objects_to_delete_now_or_later,
     )
 
-    def watched_survey(ports: EnvironmentPorts, log: PartitionLog, *means: Any) -> upkeep.RetireSurvey:
+    def watched_survey(ports: EnvironmentPorts, log: PartitionLog, *means: Any) -> upkeep.ObjectsToDeleteNowOrLater:
         found = survey(ports, log, *means)
         if ports.control.url == world.control.url:
             judges[log.name].surveyed(found, log.state)
@@ -194,7 +194,7 @@ def watched(world: World, *oracles: Oracle) -> Iterator[None]:
         without_threads(),
         patch.object(ControlLog, "_fold_to_log_end", watched_settle),
         patch.object(leading, "acquire_leadership", watched_acquire),
-        patch.object(upkeep, "survey_retirable_segments", watched_survey),
+        patch.object(upkeep, "find_objects_to_delete_now_or_later", watched_survey),
         patch.object(records, "decode_checksummed", lru_cache(maxsize=2000)(decode)),
     ):
         yield

@@ -21,7 +21,7 @@ from compactor.config.settings import Settings
 from compactor.errors import AlreadyExists, Unavailable
 from compactor.storage import cloud
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
-from compactor.storage.cloud import CloudStore, ObjectRange, PartUploader, RequestRetry
+from compactor.storage.cloud import CloudStore, ObjectRange, PartUploader, RequestRunnerWithRetries
 from compactor.storage.counting import RequestCounters
 from compactor.storage.findings import StoreFinding
 from compactor.storage.hdfs import UNDATED_MS
@@ -109,7 +109,7 @@ class SimulatedClient:
     def head(self, key: str) -> ObjectInfo:
         return self._dated(self._store.head(key))
 
-    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def create(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         if self._publishes_by_rename:
             return self._create_by_rename(key, data, metadata, retried)
         return retried(lambda: self._store.create(key, data, metadata))
@@ -138,10 +138,10 @@ class SimulatedClient:
     def inspect_store_settings(self) -> list[StoreFinding]:
         return []
 
-    def required_permission(self, verb: str) -> str:
+    def required_permission_name(self, verb: str) -> str:
         return verb
 
-    def _create_by_rename(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def _create_by_rename(self, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries) -> ObjectInfo:
         """Stage a file, rename it, and give it its time: three requests, between which the process may die or stand still."""
         store, world = self._store, self._world
         name = retried(self._stage)

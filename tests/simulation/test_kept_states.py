@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from compactor.control.control_log import ControlLog, StateIdentity
-from compactor.control.logs import PartitionLog, open_partition_log
+from compactor.control.logs import PartitionLog, open_control_log_of_partition
 from compactor.control.ports import EnvironmentPorts
 from compactor.control.state import PartitionState
 from compactor.model.ids import TopicPartition
@@ -33,7 +33,7 @@ def remembering(seed: int) -> Iterator[list[int]]:
         return state
 
     def opened(ports: EnvironmentPorts, name: TopicPartition) -> PartitionLog:
-        log = open_partition_log(ports, name)
+        log = open_control_log_of_partition(ports, name)
         if kept and rng.random() < 0.8:
             chosen = rng.choice(kept)
             ages.append(kept[-1][0].slot - chosen[0].slot)
@@ -42,8 +42,8 @@ def remembering(seed: int) -> Iterator[list[int]]:
 
     with (
         patch.object(ControlLog, "_fold_to_log_end", keeping),
-        patch.object(actors, "open_partition_log", opened),
-        patch.object(schedule, "open_partition_log", opened),
+        patch.object(actors, "open_control_log_of_partition", opened),
+        patch.object(schedule, "open_control_log_of_partition", opened),
     ):
         yield ages
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from compactor.storage.cloud import RequestRetry
+from compactor.storage.cloud import RequestRunnerWithRetries
 from compactor.storage.hdfs import UNDATED_MS
 from compactor.storage.port import ObjectInfo
 from tests.simulation.schedule import run_schedule
@@ -55,7 +55,9 @@ def test_grace_that_counts_from_staging_is_noticed_on_hdfs() -> None:
 
 
 def test_creates_that_overwrite_are_noticed_on_azure() -> None:
-    def overwrite(client: SimulatedClient, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRetry) -> ObjectInfo:
+    def overwrite(
+        client: SimulatedClient, key: str, data: bytes, metadata: Mapping[str, str], retried: RequestRunnerWithRetries
+    ) -> ObjectInfo:
         client._store.objects.pop(key, None)
         return retried(lambda: client._store.create(key, data, metadata))
 

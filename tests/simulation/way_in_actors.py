@@ -17,12 +17,12 @@ from typing_extensions import override
 
 from compactor.access.rounds import compact
 from compactor.access.tier import Tier
-from compactor.agent.agent import OpenStagedFiles
+from compactor.agent.agent import StagedFilesHeldOpenOfAllPartitions
 from compactor.agent.leadership import LeadershipAtDeletionRename, leadership_at_deletion_rename
 from compactor.agent.log_directories import scan_log_directory
 from compactor.agent.plan import (
     PartitionUploadState,
-    UploadFailure,
+    UploadFailureReason,
     is_upload_due,
     with_leadership,
     with_listing,
@@ -33,7 +33,7 @@ from compactor.agent.uploads import Uploader
 from compactor.brokers.metadata_topic.leaders import ClusterTopicIds
 from compactor.config.settings import Settings
 from compactor.consumer import ConsumerOptions, TieredConsumer, sources, tiered
-from compactor.consumer.feed import QueuedPartitionError, TierPrefetcher
+from compactor.consumer.feed import PartitionReadFailedItem, TierPrefetcher
 from compactor.consumer.messages import OFFSET_BEGINNING, Place
 from compactor.consumer.reading import LogChanged
 from compactor.control.deletion import delete_partition
@@ -61,7 +61,13 @@ from tests.simulation.world import RETENTION_MS, TTL_MS, Process, SimStore, Worl
 REFUSALS = (BadData, UsageError)
 PASSING = (*REFUSALS, StoreError, Fenced, Leased, OutOfBudget, RecordRefused)
 """What a command may end with: it says why, and may be given again."""
-CONTENT = (UploadFailure.CONTENT, UploadFailure.LINEAGE, UploadFailure.GAP, UploadFailure.COMPACTED, UploadFailure.UNREADABLE)
+CONTENT = (
+    UploadFailureReason.CONTENT,
+    UploadFailureReason.LINEAGE,
+    UploadFailureReason.GAP,
+    UploadFailureReason.COMPACTED,
+    UploadFailureReason.UNREADABLE,
+)
 
 
 class Later(Future[Any]):
@@ -116,7 +122,7 @@ def in_one_thread(world: World) -> Iterator[None]:
                 feed._requeue_partition(turn)
                 continue
             except Exception as error:  # noqa: BLE001 - as the feed's threads do
-                item = QueuedPartitionError(turn.partition, error)
+                item = PartitionReadFailedItem(turn.partition, error)
             if item is not None:
                 feed._enqueue_item_unless_stopped(turn, item, is_last=True)
         return real(feed, 0)
@@ -177,7 +183,7 @@ class WayIn:
         self.mine = mine
         self.other = other
         self.heard = (brokers.leader.number, brokers.end(), brokers.incarnation, int(world.now_ms))
-        self.holders: list[OpenStagedFiles] = []
+        self.holders: list[StagedFilesHeldOpenOfAllPartitions] = []
         self.readings: list[Reading] = []
         self.counts: dict[str, int] = {}
 
@@ -268,7 +274,7 @@ class WayIn:
             opened = replace(tier, settings=tier.settings.model_copy(update={"agent": agent}))
             uploads = Uploader(opened, StopRequest(threading.Event()), self.ask)
             known: list[PartitionUploadState | None] = [None]
-            holder = OpenStagedFiles()
+            holder = StagedFilesHeldOpenOfAllPartitions()
             self.holders.append(holder)
 
             def look() -> None:
@@ -298,7 +304,7 @@ class WayIn:
                     outcome = uploads.upload_partition(watch, holder.held_files(NAME))
                 known[0] = with_upload_outcome(watch, outcome, now)
                 self.world.note(f"upload: {outcome.position} {outcome.trouble} {outcome.reason[:150]}")
-                if outcome.trouble is UploadFailure.BUG:
+                if outcome.trouble is UploadFailureReason.BUG:
                     self.world.violate(f"agent: {outcome.reason}")
                 if outcome.trouble in CONTENT:
                     self.refused(attempt, outcome.reason)
@@ -381,7 +387,7 @@ class WayIn:
 
         def act() -> None:
             dice = self.world.rng.random()
-            log = tier.open_partition_log(NAME, leads=True)
+            log = tier.open_control_log_of_partition(NAME, leads=True)
             if not log.refresh().live:
                 return
             if dice < 0.5:
@@ -403,7 +409,7 @@ class WayIn:
                 rows = side.oracle.rows
                 chain = self.brokers.chain(self.brokers.led.log[-1][2])
                 if rows and rows[0][3] not in chain.values() and self.world.rng.random() < 0.3:
-                    delete_partition(tier.ports, tier.open_partition_log(NAME, leads=True), LEASE)
+                    delete_partition(tier.ports, tier.open_control_log_of_partition(NAME, leads=True), LEASE)
 
             return act
 

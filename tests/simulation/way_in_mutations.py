@@ -60,7 +60,7 @@ def gaps_accepted() -> Iterator[None]:
 @contextmanager
 def listed_once() -> Iterator[None]:
     """What is at the seam is listed before a truncation, and not again after it."""
-    run, seam = _DirectoryImport.import_once, _DirectoryImport._first_offset_to_read
+    run, seam = _DirectoryImport.import_new_segments, _DirectoryImport._first_offset_to_read
 
     def first(self: _DirectoryImport, state: Any) -> int:
         known: int = self.__dict__.setdefault("first_seam", seam(self, state))
@@ -70,7 +70,7 @@ def listed_once() -> Iterator[None]:
         first(self, self.log.refresh_and_check_gaps())
         return run(self)
 
-    with patch.object(_DirectoryImport, "_first_offset_to_read", first), patch.object(_DirectoryImport, "import_once", remembering):
+    with patch.object(_DirectoryImport, "_first_offset_to_read", first), patch.object(_DirectoryImport, "import_new_segments", remembering):
         yield
 
 
@@ -150,7 +150,7 @@ WAY_IN_MUTATIONS: Mapping[str, Mutation] = {
     ),
     "cleaned logs are accepted": cleaned_logs_accepted,
     "divergence is not noticed": divergence_not_noticed,
-    "staged files are not taken": lambda: patch.object(import_, "listing_with_staged_files", lambda found, *_: found),
+    "staged files are not taken": lambda: patch.object(import_, "listing_with_files_staged_for_deletion", lambda found, *_: found),
     "staged files need not lead to the live log": without_rules("longest_chain_to_live_log"),
     "staged files need not lie below the live log": without_rules(
         "longest_chain_to_live_log", "reason_not_below_live_log", "reason_replaced_by_live_file"

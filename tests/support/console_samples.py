@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from checkpoint.lineage import EpochEntry
 from checkpoint.offsets import CleanerOffset
-from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedFile, UploadFailure
+from compactor.agent.plan import PartitionDirectoryListing, PartitionUploadState, SealedFile, UploadFailureReason
 from compactor.agent.status import AgentCounters, AgentStatus
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import NEVER_MS, CompactorEpoch, LeaderEpoch, Offset
 from compactor.control.skipped_ranges import SKIPPED_RANGES_STAT, SkippedRange, format_skipped_ranges
 from compactor.control.state import CompactorEpochAndEnding, CompactorLeader, RunHistoryEntry
@@ -18,7 +18,7 @@ from compactor.daemon.partition_history import PartitionHistory, ReplacedRange
 from compactor.daemon.progress import RunningJob
 from compactor.daemon.scheduling import DaemonAction, PartitionJob, PartitionSchedule, PartitionStatus
 from compactor.daemon.status import DaemonStatus, DurationHistogram, JobTotals, PartitionDetails
-from compactor.daemon.trend import HourlyStorageFigures, TierTrend
+from compactor.daemon.trend import HourlyStorageFigures, TierStorageTrend
 from compactor.model.ids import TopicPartition, encode_segment_id
 from compactor.storage.counting import StoreUsage
 
@@ -97,14 +97,14 @@ def daemon_status(partitions: int, *, trouble: bool = True) -> DaemonStatus:
     )
 
 
-def _trend() -> TierTrend:
+def _trend() -> TierStorageTrend:
     """A week in which a backlog is worked off."""
     begin = NOW - NOW % HOUR_MS - 167 * HOUR_MS
     hours = tuple(
         HourlyStorageFigures(begin + at * HOUR_MS, (9 << 40) - at * (12 << 30), ((200 - at) % 60) << 32, (at % 24) << 30)
         for at in range(168)
     )
-    return TierTrend(hours=hours, topics={"orders": hours})
+    return TierStorageTrend(hours=hours, topics={"orders": hours})
 
 
 def _watch(name: TopicPartition, at: int, chance: random.Random) -> PartitionSchedule:
@@ -289,12 +289,17 @@ def agent_status(partitions: int) -> AgentStatus:
             PartitionDirectoryListing(name, f"/kafka/{name}", NOW, NOW, sealed, 4000),
             leads=at % 5 != 4,
             position=1000,
-            end=LogEnd(LeaderEpoch(3), 4200),
+            end=LeaderReportedLogEnd(LeaderEpoch(3), 4200),
         )
         if at == 3:
             reason = f"offsets 1000 to 4999 were deleted by the broker before they were uploaded: {HARM}"
             schedule = replace(
-                schedule, trouble=UploadFailure.GAP, reason=reason, failures=3, troubled_ms=NOW - HOUR_MS, retry_at_ms=NOW + 4 * MINUTE
+                schedule,
+                trouble=UploadFailureReason.GAP,
+                reason=reason,
+                failures=3,
+                troubled_ms=NOW - HOUR_MS,
+                retry_at_ms=NOW + 4 * MINUTE,
             )
         schedules.append(schedule)
     return AgentStatus(
@@ -312,5 +317,5 @@ def agent_status(partitions: int) -> AgentStatus:
         upload_states=tuple(schedules),
         running={schedules[1].partition: NOW - 12_000},
         usage=StoreUsage(requests={"put": 800}),
-        tallies=AgentCounters(uploads=40, segments=112, bytes=98 << 30, refusals={UploadFailure.GAP: 3}),
+        tallies=AgentCounters(uploads=40, segments=112, bytes=98 << 30, refusals={UploadFailureReason.GAP: 3}),
     )

@@ -16,7 +16,7 @@ from typing_extensions import override
 from compactor.cleaner.gate.failures import GateFailed
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import LatestRecordTable
-from compactor.cleaner.gate.parameters import GateCheckParameters, GateReport
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters, CleanedSegmentCheckReport
 from compactor.cleaner.offline import LogDirectoryWithRangeToClean, OfflineCleanOptions, clean_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.grouping import group_segments
 from compactor.cleaner.passes.rewrite import CleanedSegment, GroupRewriter
@@ -36,14 +36,14 @@ GATE_KEY = b"the gate's own  "
 
 
 @dataclass(frozen=True, slots=True)
-class _AtPoint(GateCheckParameters):
+class _AtPoint(CleanedSegmentCheckParameters):
     """Terms that choose the range of keys."""
 
     fixed_point: int = 0
 
     @property
     @override
-    def hash_point_of_checked_keys(self) -> int:
+    def hash_value_inside_checked_key_range(self) -> int:
         return self.fixed_point
 
 
@@ -67,7 +67,7 @@ class Round:
         """A gate that has read the dirty range, and the groups to be compared. ``point``: in the range of keys that is looked up."""
         opened = opened or open_log_directory_for_round(self.log_dir, self.request)
         rules = replace(opened.rules, latest_offset=self.next_dirty_offset - 1)
-        terms = GateCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
+        terms = CleanedSegmentCheckParameters(rules, opened.first_dirty, GATE_KEY, 1 << 24)
         if point is not None:
             terms = _AtPoint(rules, opened.first_dirty, GATE_KEY, 1 << 24, fixed_point=point)
         gate = Gate(terms, LatestRecordTable(budget_bytes, 10_000))
@@ -75,14 +75,16 @@ class Round:
         inputs = [source for source in opened.sources if source.base < self.next_dirty_offset]
         return gate, group_segments(inputs, self.request.segment_bytes, self.request.segment_index_bytes, opened.upper)
 
-    def judged(self, *, end_offset: int | None = None, budget_bytes: int = AMPLE, point: int | None = None) -> list[GateReport]:
+    def judged(
+        self, *, end_offset: int | None = None, budget_bytes: int = AMPLE, point: int | None = None
+    ) -> list[CleanedSegmentCheckReport]:
         """Raises GateFailed. ``end_offset``: where the one cleaned segment must end."""
         gate, groups = self.gate(budget_bytes, point)
         return [gate.check_cleaned_group(members, self.paths(members[0].base), end_offset=end_offset) for members in groups]
 
-    def judged_in_turn(self, budget_bytes: int) -> list[GateReport]:
+    def judged_in_turn(self, budget_bytes: int) -> list[CleanedSegmentCheckReport]:
         """One gate for each range of the keys, of as many as fit the memory, in turn: what a gate with ample memory does at once."""
-        reports, point, opened = list[GateReport](), 0, open_log_directory_for_round(self.log_dir, self.request)
+        reports, point, opened = list[CleanedSegmentCheckReport](), 0, open_log_directory_for_round(self.log_dir, self.request)
         while point < 2**64:
             gate, groups = self.gate(budget_bytes, point, opened)
             reports += [gate.check_cleaned_group(members, self.paths(members[0].base), end_offset=None) for members in groups]

@@ -31,7 +31,7 @@ class Idle:
         self.folder = folder
         self.names = [TopicPartition("orders", number) for number in range(partitions)]
         tier = self.tier()
-        tier.identity.ensure_catalog()
+        tier.identity.read_or_create_catalog()
         for name in self.names:
             self.grow(tier, name)
 
@@ -47,7 +47,7 @@ class Idle:
 
     def grow(self, tier: Tier, name: TopicPartition, *, hint: bool = True) -> None:
         """One more segment, as an import leaves it."""
-        log = tier.open_partition_log(name)
+        log = tier.open_control_log_of_partition(name)
         start = log.refresh().end_offset + 1
         new_id = tier.ports.new_id()
         segment = RemoteLogSegmentMetadata(
@@ -64,7 +64,7 @@ class Idle:
         importing.register_import(tier.ports, log, import_id, [new_id])
         importing.record_tiered_segments(tier.ports, log, import_id, [segment])
         if hint:
-            tier.change_notifier.publish_control_log_changes([log])
+            tier.control_log_change_notifier.publish_control_log_changes([log])
 
     def pass_time(self, daemon: Daemon, milliseconds: int) -> StoreUsage:
         """What the daemon has asked for meanwhile."""

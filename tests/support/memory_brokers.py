@@ -71,7 +71,7 @@ class MemoryBrokers:
         import_directory(source, log_dir, name, source.settings.cleaner.cleaner_policy())
         store = self._opened(Path(self.folder / "objects")).ports.data
         layout = KafkaLocalLayout(store, lambda of: uuid_text(self.cluster.known[of.topic].topic_id))
-        for segment in source.open_partition_log(name).refresh().live:
+        for segment in source.open_control_log_of_partition(name).refresh().live:
             if segment.start_offset <= self._tiered.get(name, -1):
                 continue
             contents = {kind: source.ports.layout.read_file(name, segment, kind) for kind in segment.files}
@@ -141,7 +141,7 @@ class MemoryBrokers:
         )
         ports = replace(ports, clock_ms=self.clock_ms)
         tier = replace(made, ports=ports, metadata=metadata)
-        tier.identity.ensure_catalog()
+        tier.identity.read_or_create_catalog()
         return tier
 
     def clock_ms(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from compactor.control.ports import EnvironmentPorts
 from compactor.errors import AlreadyExists, CannotCopy, NotFound, Unavailable
 from compactor.storage.counting import RequestCounters
-from compactor.storage.keys import check_key, check_metadata, check_prefix, check_range
+from compactor.storage.keys import check_byte_range, check_object_key, check_object_key_prefix, check_object_metadata
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, UnfinishedUpload
 from compactor.tier.layouts.native import NativeLayout
 from compactor.tier.publishers import ControlLogPublisher
@@ -52,20 +52,20 @@ class MemoryStore:
         return "memory://store"
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        check_range(start, length)
-        check_key(key)
+        check_byte_range(start, length)
+        check_object_key(key)
         self._ask("get")
         data, _ = self._found(key)
         return data[start:] if length is None else data[start : start + length]
 
     def head(self, key: str) -> ObjectInfo:
-        check_key(key)
+        check_object_key(key)
         self._ask("head")
         return self._found(key)[1]
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        check_key(key)
-        check_metadata(metadata)
+        check_object_key(key)
+        check_object_metadata(metadata)
         self._ask("put")
         with self._lock:
             if key in self._objects:
@@ -76,15 +76,15 @@ class MemoryStore:
         return self.create(key, path.read_bytes(), metadata)
 
     def compose(self, key: str, pieces: Sequence[ComposeSource], metadata: Mapping[str, str] | None = None) -> ObjectInfo:
-        check_key(key)
-        check_metadata(metadata)
+        check_object_key(key)
+        check_object_metadata(metadata)
         with self._lock:
             if key in self._objects:
                 raise AlreadyExists(f"{key} exists already")
         return self.create(key, b"".join(self._content(piece) for piece in pieces), metadata)
 
     def put(self, key: str, data: bytes) -> ObjectInfo:
-        check_key(key)
+        check_object_key(key)
         self._ask("put")
         with self._lock:
             return self._kept(key, data, None)
@@ -93,7 +93,7 @@ class MemoryStore:
         return path.write_bytes(self.get(key, start, length))
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        check_object_key_prefix(prefix)
         self._ask("list")
         found = []
         with self._lock:
@@ -107,7 +107,7 @@ class MemoryStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            check_key(key)
+            check_object_key(key)
             self._ask("delete")
             with self._lock:
                 if self._objects.pop(key, None) is not None:
@@ -133,7 +133,7 @@ class MemoryStore:
             raise Unavailable("the store does not answer")
 
     def _content(self, piece: ComposeSource) -> bytes:
-        check_range(piece.start, piece.length)
+        check_byte_range(piece.start, piece.length)
         if isinstance(piece, FileRange):
             return piece.path.read_bytes()[piece.start : piece.start + piece.length]
         self._ask("copy")

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from compactor.access.tier import Tier
 from compactor.agent.agent import UploadAgent
-from compactor.agent.plan import PartitionUploadState, UploadFailure
+from compactor.agent.plan import PartitionUploadState, UploadFailureReason
 from compactor.bootstrap import open_tier
-from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LogEnd
+from compactor.brokers.metadata_topic.leaders import ClusterLeaders, ClusterTopicIds, LeaderReportedLogEnd
 from compactor.config.settings import load_settings
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import StoreError, Unavailable
@@ -133,7 +133,7 @@ class SideCluster:
     """What brokers answer (service.agent.Brokers), and the one truth of each log."""
 
     leaders_of: dict[TopicPartition, int] = field(default_factory=dict)
-    ends_of: dict[TopicPartition, LogEnd] = field(default_factory=dict)
+    ends_of: dict[TopicPartition, LeaderReportedLogEnd] = field(default_factory=dict)
     retentions: dict[str, int] = field(default_factory=dict)
     delete_delays: dict[str, int] = field(default_factory=dict)
     topic_ids_of: dict[str, str] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class SideCluster:
             raise Unavailable("no broker answers")
         return ClusterLeaders(self.cluster_id, dict(self.leaders_of))
 
-    def log_ends(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LogEnd | StoreError]:
+    def query_log_ends_from_leaders(self, names: Sequence[TopicPartition]) -> Mapping[TopicPartition, LeaderReportedLogEnd | StoreError]:
         self.asked += 1
         if self.down:
             raise Unavailable("no broker answers")
@@ -198,7 +198,7 @@ class PartitionStory:
         replica.append([(offset, raw) for offset, raw in known if offset >= replica.end], self.epochs, per_segment=per_segment)
 
     def commit(self) -> None:
-        self.cluster.ends_of[self.name] = LogEnd(LeaderEpoch(self.log.leader_epoch), self.log.next_offset)
+        self.cluster.ends_of[self.name] = LeaderReportedLogEnd(LeaderEpoch(self.log.leader_epoch), self.log.next_offset)
 
     def truncate(self, offset: int) -> None:
         """An unclean election: what was written from here on never was."""
@@ -262,7 +262,7 @@ def watch_of(agent: UploadAgent, name: TopicPartition = ORDERS) -> PartitionUplo
     return next((watch for watch in agent.status().upload_states if watch.partition == name), None)
 
 
-def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailure | None]:
+def stands(watch: PartitionUploadState | None) -> tuple[int | None, UploadFailureReason | None]:
     assert watch is not None
     return watch.position, watch.trouble
 

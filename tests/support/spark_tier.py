@@ -107,10 +107,12 @@ class Twins:
     def round(self, cluster: Any, *, first_dirty: int | None = None, now_ms: int = NOW_MS) -> tuple[RoundReport, RoundReport]:
         """The same round by both engines, with what they report."""
         look = partial(from_offset, first_dirty) if first_dirty is not None else None
-        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(self.local.open_partition_log(NAME))
+        here = create_round(self.local, NAME, now_ms, force=True, assess_with=look).execute_round(
+            self.local.open_control_log_of_partition(NAME)
+        )
         engine = RemoteEngine("spark", partial(spark_worker, cluster, self.remote, TaskCost()))
         there = create_round(self.remote, NAME, now_ms, force=True, assess_with=look, engine=engine).execute_round(
-            self.remote.open_partition_log(NAME)
+            self.remote.open_control_log_of_partition(NAME)
         )
         return here, there
 
@@ -131,7 +133,7 @@ class Twins:
 
 
 def state_of(tier: Tier) -> PartitionState:
-    return tier.open_partition_log(NAME).refresh()
+    return tier.open_control_log_of_partition(NAME).refresh()
 
 
 def spark_worker(cluster: Any, tier: Tier, cost: TaskCost, stats: RoundCosts) -> SparkWorker:

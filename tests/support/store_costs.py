@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from compactor.storage.port import CopiedRange, FileRange, ObjectStore
+from compactor.storage.port import FileRange, ObjectRangeToCopy, ObjectStore
 from compactor.storage.settings import TransferSettings
 from tests.support.cloud_servers import AnyBucket
 from tests.support.fault_proxy import FaultProxy
@@ -46,7 +46,9 @@ def measured(bucket: AnyBucket, folder: Path) -> dict[str, int]:
             lambda: store.delete([f"ten/{number}" for number in range(10)]),
         ]
         if store.server_copy_limits is not None:
-            uses.append(lambda: store.compose("composed", [CopiedRange("source", 0, PART, version), FileRange(folder / "small", 0, 9)]))
+            uses.append(
+                lambda: store.compose("composed", [ObjectRangeToCopy("source", 0, PART, version), FileRange(folder / "small", 0, 9)])
+            )
         for name, use in zip(COSTS, uses, strict=False):
             before = proxy.seen.requests.total()
             use()

@@ -11,14 +11,14 @@ from unittest.mock import patch
 import pytest
 
 from compactor.agent import plan
-from compactor.agent.agent import OpenStagedFiles
+from compactor.agent.agent import StagedFilesHeldOpenOfAllPartitions
 from compactor.agent.leadership import (
     MAX_INTERVALS,
     TICK_MS,
     LeadershipAtDeletionRename,
     LeadershipInterval,
-    add_leader_answer,
     leadership_at_deletion_rename,
+    leadership_intervals_with_answer_added,
     make_staged_file_refusal_check,
 )
 from compactor.agent.plan import (
@@ -33,7 +33,7 @@ from compactor.agent.plan import (
     with_leadership,
     with_log_end,
 )
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch
 from compactor.errors import BadData
 from compactor.model.ids import TopicPartition
@@ -46,7 +46,7 @@ RENAMED = NOW - 10_000
 LED = (LeadershipInterval(LeaderEpoch(5), NOW - 60_000, NOW),)
 FILE = FileStagedForDeletion(20, 300, NOW - 50_000, RENAMED, (1, 7))
 SEEN = PartitionDirectoryListing(ORDERS, "/somewhere", NOW - 5_000, NOW, active_base=40, staged=(FILE,))
-WATCH = PartitionUploadState(SEEN, leads=True, position=20, end=LogEnd(LeaderEpoch(5), 40), checked_ms=NOW, leadership=LED)
+WATCH = PartitionUploadState(SEEN, leads=True, position=20, end=LeaderReportedLogEnd(LeaderEpoch(5), 40), checked_ms=NOW, leadership=LED)
 UNDECIDED = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), NOW - 60_000, RENAMED + TICK_MS - 1),))
 UNKNOWN = replace(WATCH, leadership=(LeadershipInterval(LeaderEpoch(5), RENAMED + 1, NOW),))
 
@@ -81,23 +81,27 @@ def test_a_file_was_renamed_within_one_leader_epoch_of_this_broker(
 
 
 def test_answers_of_one_epoch_extend_its_interval_from_the_first_answer_to_the_latest_question() -> None:
-    known = add_leader_answer((), LogEnd(LeaderEpoch(5), 40), 100, 110)
+    known = leadership_intervals_with_answer_added((), LeaderReportedLogEnd(LeaderEpoch(5), 40), 100, 110)
     assert known == (LeadershipInterval(LeaderEpoch(5), 110, 100),)
-    known = add_leader_answer(known, LogEnd(LeaderEpoch(5), 50), 200, 210)
+    known = leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(5), 50), 200, 210)
     assert known == (LeadershipInterval(LeaderEpoch(5), 110, 200),)
-    assert add_leader_answer(known, LogEnd(LeaderEpoch(6), 50), 300, 310) == (*known, LeadershipInterval(LeaderEpoch(6), 310, 300))
-    assert add_leader_answer(known, LogEnd(LeaderEpoch(5), 50), 150, 160) == (*known, LeadershipInterval(LeaderEpoch(5), 160, 150)), (
-        "the clock was set back"
+    assert leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(6), 50), 300, 310) == (
+        *known,
+        LeadershipInterval(LeaderEpoch(6), 310, 300),
     )
-    assert add_leader_answer(known, LogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
+    assert leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(5), 50), 150, 160) == (
+        *known,
+        LeadershipInterval(LeaderEpoch(5), 160, 150),
+    ), "the clock was set back"
+    assert leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(-1), 50), 300, 310) == ()
     for epoch in range(6, 40):
-        known = add_leader_answer(known, LogEnd(LeaderEpoch(epoch), 50), 300, 310)
+        known = leadership_intervals_with_answer_added(known, LeaderReportedLogEnd(LeaderEpoch(epoch), 50), 300, 310)
     assert len(known) == MAX_INTERVALS
 
 
 def test_what_is_known_of_the_leadership_ends_with_it() -> None:
-    assert with_log_end(WATCH, LogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == (replace(LED[0], until_ms=NOW + 1),)
-    assert with_log_end(replace(WATCH, leads=False), LogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == ()
+    assert with_log_end(WATCH, LeaderReportedLogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == (replace(LED[0], until_ms=NOW + 1),)
+    assert with_log_end(replace(WATCH, leads=False), LeaderReportedLogEnd(LeaderEpoch(5), 40), NOW + 1).leadership == ()
     assert with_leadership(with_leadership(WATCH, is_leader=False), is_leader=True).leadership == ()
     unreadable = replace(WATCH, seen=replace(SEEN, problem="it cannot be read"))
     assert with_leadership(unreadable, is_leader=False).leadership == ()
@@ -119,7 +123,7 @@ def test_an_upload_waits_until_the_leaders_next_answer_decides_about_a_staged_fi
     for watch in (UNDECIDED, replace(UNDECIDED, position=None), replace(UNDECIDED, anew=True)):
         assert not is_upload_due(watch, NOW)
     assert needs_log_end_query(UNDECIDED, NOW)
-    assert is_upload_due(with_log_end(UNDECIDED, LogEnd(LeaderEpoch(5), 40), NOW), NOW)
+    assert is_upload_due(with_log_end(UNDECIDED, LeaderReportedLogEnd(LeaderEpoch(5), 40), NOW), NOW)
 
 
 def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
@@ -129,11 +133,11 @@ def test_staged_files_go_before_sealed_segments_that_wait_longer() -> None:
 
 
 def test_a_file_of_unknown_leadership_is_untaken_while_offsets_are_missing() -> None:
-    assert UNKNOWN.skipped_staged_files == (FILE,)
-    assert not WATCH.skipped_staged_files
-    assert not replace(UNKNOWN, position=None).skipped_staged_files, "nobody knows yet whether anything is missing"
-    assert not replace(UNKNOWN, leads=False).skipped_staged_files
-    assert not replace(UNKNOWN, position=40).skipped_staged_files
+    assert UNKNOWN.staged_files_with_unknown_leadership == (FILE,)
+    assert not WATCH.staged_files_with_unknown_leadership
+    assert not replace(UNKNOWN, position=None).staged_files_with_unknown_leadership, "nobody knows yet whether anything is missing"
+    assert not replace(UNKNOWN, leads=False).staged_files_with_unknown_leadership
+    assert not replace(UNKNOWN, position=40).staged_files_with_unknown_leadership
 
 
 def test_the_upload_asks_for_the_same_leadership() -> None:
@@ -146,7 +150,7 @@ def test_the_upload_asks_for_the_same_leadership() -> None:
 def test_a_dropped_leadership_rule_is_noticed() -> None:
     with patch.object(plan, "leadership_at_deletion_rename", lambda *_: LeadershipAtDeletionRename.SAME_EPOCH):
         assert UNKNOWN.uploadable_staged_files != ()
-        assert not UNKNOWN.skipped_staged_files
+        assert not UNKNOWN.staged_files_with_unknown_leadership
 
 
 # ---- files that are held open -------------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ def stage(folder: Path, base: int, data: bytes) -> FileStagedForDeletion:
 
 
 def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path) -> None:
-    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
+    holder, folder = StagedFilesHeldOpenOfAllPartitions(), tmp_path / "orders-0"
     file = stage(folder, 20, b"its bytes")
     holder.open_wanted_files(ORDERS, folder, [file], is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
@@ -178,7 +182,7 @@ def test_a_file_that_is_held_stays_readable_after_it_was_unlinked(tmp_path: Path
 
 
 def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> None:
-    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
+    holder, folder = StagedFilesHeldOpenOfAllPartitions(), tmp_path / "orders-0"
     files = [stage(folder, 20, b"deleted"), stage(folder, 30, b"on the disk")]
     holder.open_wanted_files(ORDERS, folder, files, is_upload_running=False)
     (folder / f"{20:020}.log.deleted").unlink()
@@ -188,7 +192,7 @@ def test_deleted_files_are_closed_while_the_disk_has_no_room(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
-    before, holder = os.listdir("/proc/self/fd"), OpenStagedFiles()
+    before, holder = os.listdir("/proc/self/fd"), StagedFilesHeldOpenOfAllPartitions()
     file = stage(tmp_path / "orders-0", 20, b"its bytes")
     holder.open_wanted_files(ORDERS, tmp_path / "orders-0", [file], is_upload_running=False)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "the file and its directory"
@@ -197,7 +201,7 @@ def test_a_file_that_is_no_longer_wanted_is_closed(tmp_path: Path) -> None:
 
 
 def test_files_of_a_topic_that_was_created_again_are_closed(tmp_path: Path) -> None:
-    holder, folder = OpenStagedFiles(), tmp_path / "orders-0"
+    holder, folder = StagedFilesHeldOpenOfAllPartitions(), tmp_path / "orders-0"
     holder.open_wanted_files(ORDERS, folder, [stage(folder, 20, b"of the old topic")], is_upload_running=False)
     folder.rename(tmp_path / "orders-0.0123abc-delete")
     folder.mkdir()

@@ -16,12 +16,12 @@ from compactor.agent.plan import (
     PartitionDirectoryListing,
     PartitionUploadState,
     SealedFile,
-    UploadFailure,
+    UploadFailureReason,
     UploadOutcome,
-    adoption_log_line,
     choose_uploads,
     is_listing_current,
     is_upload_due,
+    log_line_of_partitions_awaiting_adoption,
     needs_log_end_query,
     upload_lag,
     with_leadership,
@@ -29,7 +29,7 @@ from compactor.agent.plan import (
     with_log_end,
     with_upload_outcome,
 )
-from compactor.brokers.metadata_topic.leaders import LogEnd
+from compactor.brokers.metadata_topic.leaders import LeaderReportedLogEnd
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
@@ -38,7 +38,7 @@ NOW = 1_000_000
 ORDERS = TopicPartition("orders", 0)
 SEALED = (SealedFile(0, 10, 100, 500), SealedFile(10, 20, 0, 600), SealedFile(20, 30, 300, 700))
 SEEN = PartitionDirectoryListing(ORDERS, "/somewhere", NOW - 5_000, NOW, SEALED, active_base=30)
-WATCH = PartitionUploadState(SEEN, leads=True, position=10, end=LogEnd(LeaderEpoch(1), 35), checked_ms=NOW)
+WATCH = PartitionUploadState(SEEN, leads=True, position=10, end=LeaderReportedLogEnd(LeaderEpoch(1), 35), checked_ms=NOW)
 
 
 def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
@@ -49,9 +49,9 @@ def test_lag_counts_what_is_sealed_and_not_in_the_tier() -> None:
 
 def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
     assert is_upload_due(WATCH, NOW)
-    assert is_upload_due(replace(WATCH, end=LogEnd(LeaderEpoch(1), 30)), NOW)
-    assert not is_upload_due(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
-    assert needs_log_end_query(replace(WATCH, end=LogEnd(LeaderEpoch(1), 29)), NOW)
+    assert is_upload_due(replace(WATCH, end=LeaderReportedLogEnd(LeaderEpoch(1), 30)), NOW)
+    assert not is_upload_due(replace(WATCH, end=LeaderReportedLogEnd(LeaderEpoch(1), 29)), NOW)
+    assert needs_log_end_query(replace(WATCH, end=LeaderReportedLogEnd(LeaderEpoch(1), 29)), NOW)
     assert not is_upload_due(replace(WATCH, leads=False), NOW)
     assert not is_upload_due(replace(WATCH, end=None), NOW)
     assert not is_upload_due(replace(WATCH, position=30), NOW)
@@ -60,11 +60,11 @@ def test_a_segment_is_due_once_it_is_wholly_below_the_high_watermark() -> None:
 
 def test_adoption_list_waits_for_every_partition_and_puts_the_nearest_deadline_first() -> None:
     other = replace(WATCH, seen=replace(SEEN, partition=TopicPartition("orders", 1)))
-    late = replace(WATCH, trouble=UploadFailure.IDENTITY)
-    soon = replace(other, trouble=UploadFailure.IDENTITY, deadline_ms=NOW)
-    assert adoption_log_line([late, replace(other, position=None)]) is None
-    assert adoption_log_line([WATCH, other]) == ""
-    assert (adoption_log_line([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
+    late = replace(WATCH, trouble=UploadFailureReason.IDENTITY)
+    soon = replace(other, trouble=UploadFailureReason.IDENTITY, deadline_ms=NOW)
+    assert log_line_of_partitions_awaiting_adoption([late, replace(other, position=None)]) is None
+    assert log_line_of_partitions_awaiting_adoption([WATCH, other]) == ""
+    assert (log_line_of_partitions_awaiting_adoption([late, soon]) or "").endswith("orders-1 (until 1970-01-01T00:16:40Z), orders-0")
 
 
 def test_brokers_are_asked_now_and_then_though_nothing_is_pending() -> None:
@@ -86,7 +86,7 @@ def test_what_was_sealed_first_goes_first_and_no_more_than_there_are_threads() -
 def test_failures_double_the_pause_up_to_ten_minutes() -> None:
     watch, pauses = WATCH, []
     for _ in range(10):
-        watch = with_upload_outcome(watch, UploadOutcome(None, trouble=UploadFailure.CONTENT, reason="a wrong CRC"), NOW)
+        watch = with_upload_outcome(watch, UploadOutcome(None, trouble=UploadFailureReason.CONTENT, reason="a wrong CRC"), NOW)
         pauses.append(watch.retry_at_ms - NOW)
         assert not is_upload_due(watch, watch.retry_at_ms - 1)
         assert is_upload_due(watch, watch.retry_at_ms)
@@ -107,20 +107,20 @@ def test_an_upload_that_was_stopped_changes_nothing() -> None:
 def test_who_begins_to_lead_asks_the_tier_where_it_ends() -> None:
     assert with_leadership(WATCH, True) == WATCH
     assert with_leadership(with_leadership(WATCH, False), True) == PartitionUploadState(SEEN, leads=True)
-    later = with_log_end(replace(WATCH, position=30), LogEnd(LeaderEpoch(2), 35), NOW)
+    later = with_log_end(replace(WATCH, position=30), LeaderReportedLogEnd(LeaderEpoch(2), 35), NOW)
     assert (later.position, later.anew) == (30, True)
     assert is_upload_due(later, NOW)
     assert not with_upload_outcome(later, UploadOutcome(30), NOW).anew
 
 
 def test_a_log_that_ends_below_the_tier_is_said_and_forgotten_when_it_does_not() -> None:
-    behind = with_log_end(WATCH, LogEnd(LeaderEpoch(1), 9), NOW)
-    assert behind.trouble is UploadFailure.BEHIND
+    behind = with_log_end(WATCH, LeaderReportedLogEnd(LeaderEpoch(1), 9), NOW)
+    assert behind.trouble is UploadFailureReason.BEHIND
     assert not is_upload_due(behind, NOW)
     assert is_upload_due(behind, NOW, accept_truncation=True)
-    assert with_log_end(behind, LogEnd(LeaderEpoch(1), 10), NOW).trouble is None
-    failing = replace(WATCH, trouble=UploadFailure.LINEAGE, reason="other epochs")
-    assert with_log_end(failing, LogEnd(LeaderEpoch(1), 9), NOW).trouble is UploadFailure.LINEAGE
+    assert with_log_end(behind, LeaderReportedLogEnd(LeaderEpoch(1), 10), NOW).trouble is None
+    failing = replace(WATCH, trouble=UploadFailureReason.LINEAGE, reason="other epochs")
+    assert with_log_end(failing, LeaderReportedLogEnd(LeaderEpoch(1), 9), NOW).trouble is UploadFailureReason.LINEAGE
 
 
 def test_a_directory_is_listed_again_when_it_changed_or_may_have() -> None:

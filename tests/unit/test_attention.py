@@ -10,8 +10,13 @@ import pytest
 
 from compactor.constants import HOUR_MS, NEVER_MS
 from compactor.control.fold import apply_catalog_record
-from compactor.control.logs import collect_queued_hints, open_catalog, publish_partition_change_hints
-from compactor.control.pauses import pause_reason, pause_rounds, request_round, resume_rounds
+from compactor.control.logs import move_queued_change_hints_into_catalog, open_catalog, publish_partition_change_hints
+from compactor.control.pauses import (
+    add_round_pause_unless_present,
+    end_round_pause_with_pattern,
+    request_round,
+    round_pause_reason_or_empty,
+)
 from compactor.control.records import (
     CatalogRecord,
     PartitionChanged,
@@ -23,7 +28,7 @@ from compactor.control.records import (
 from compactor.control.state import CatalogState
 from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
-from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect
+from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, partitions_to_inspect_for_deletions
 from tests.support.idle_tier import Idle
 
 NOW = 1_770_000_000_000
@@ -45,24 +50,24 @@ def looked(slot: int = 5, next_ms: int = NEVER_MS, at_ms: int = NOW - 2 * HOUR_M
 
 class TestWhere:
     def test_what_was_never_looked_at_is(self) -> None:
-        assert partitions_to_inspect(CatalogState(), NAMES, NOW) == NAMES
+        assert partitions_to_inspect_for_deletions(CatalogState(), NAMES, NOW) == NAMES
 
     def test_a_few_are_looked_at_every_time(self) -> None:
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW)))
-        assert partitions_to_inspect(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
+        assert partitions_to_inspect_for_deletions(state, NAMES[:MAX_UNHINTED_INSPECTIONS], NOW) == NAMES[:MAX_UNHINTED_INSPECTIONS]
 
     def test_of_many_idle_ones_some_an_hour_the_oldest_first(self) -> None:
         oldest = {str(name): RetireCheckResult(5, NEVER_MS, NOW - 9 * HOUR_MS) for name in NAMES[7:20]}
         state = folded(PartitionsInspected(looks=looked() | oldest))
-        found = partitions_to_inspect(state, NAMES, NOW)
+        found = partitions_to_inspect_for_deletions(state, NAMES, NOW)
         assert len(found) == MAX_UNHINTED_INSPECTIONS
         assert set(NAMES[7:20]) <= set(found)
         again = folded(
             PartitionsInspected(looks=looked()),
             PartitionsInspected(looks={str(name): RetireCheckResult(5, NEVER_MS, NOW) for name in found}),
         )
-        assert partitions_to_inspect(again, NAMES, NOW + 1) == []
-        later = set(partitions_to_inspect(again, NAMES, NOW + HOUR_MS))
+        assert partitions_to_inspect_for_deletions(again, NAMES, NOW + 1) == []
+        later = set(partitions_to_inspect_for_deletions(again, NAMES, NOW + HOUR_MS))
         assert len(later) == MAX_UNHINTED_INSPECTIONS
         assert not later & set(found)
 
@@ -70,7 +75,7 @@ class TestWhere:
         state, seen, now = folded(PartitionsInspected(looks=looked())), set(), NOW
         for slot in range(2, 6):
             now += HOUR_MS
-            found = partitions_to_inspect(state, NAMES, now)
+            found = partitions_to_inspect_for_deletions(state, NAMES, now)
             seen.update(found)
             body = PartitionsInspected(looks={str(name): RetireCheckResult(5, NEVER_MS, now) for name in found})
             state = apply_catalog_record(
@@ -81,7 +86,7 @@ class TestWhere:
     def test_looks_that_hints_asked_for_do_not_put_off_the_others_for_ever(self) -> None:
         busy = {str(name): RetireCheckResult(5, NEVER_MS, NOW) for name in NAMES[:MAX_UNHINTED_INSPECTIONS]}
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW - 9 * HOUR_MS) | busy))
-        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
+        assert partitions_to_inspect_for_deletions(state, NAMES, NOW) == NAMES[MAX_UNHINTED_INSPECTIONS : 2 * MAX_UNHINTED_INSPECTIONS]
 
     def test_what_is_due_by_its_time(self) -> None:
         due = {
@@ -90,17 +95,19 @@ class TestWhere:
             str(NAMES[42]): RetireCheckResult(5, NOW + 1, NOW),
         }
         state = folded(PartitionsInspected(looks=looked(at_ms=NOW) | due))
-        assert partitions_to_inspect(state, NAMES, NOW) == NAMES[40:42]
+        assert partitions_to_inspect_for_deletions(state, NAMES, NOW) == NAMES[40:42]
 
     @pytest.mark.parametrize("hint", [PartitionChanged(topic="t", partition=3, slot=6), SlotsReached(slots={"t-3": 6})])
     def test_what_was_written_to_since(self, hint: Any) -> None:
         looks = PartitionsInspected(looks=looked(at_ms=NOW))
-        assert partitions_to_inspect(folded(looks, hint), NAMES, NOW) == [NAMES[3]]
-        assert partitions_to_inspect(folded(hint, looks), NAMES, NOW) == [NAMES[3]]  # a look that was overtaken does not hide it
+        assert partitions_to_inspect_for_deletions(folded(looks, hint), NAMES, NOW) == [NAMES[3]]
+        assert partitions_to_inspect_for_deletions(folded(hint, looks), NAMES, NOW) == [
+            NAMES[3]
+        ]  # a look that was overtaken does not hide it
 
     def test_a_hint_that_does_not_say_how_far(self) -> None:
         looks = PartitionsInspected(looks=looked(at_ms=NOW))
-        assert partitions_to_inspect(folded(looks, PartitionChanged(topic="t", partition=3)), NAMES, NOW) == [NAMES[3]]
+        assert partitions_to_inspect_for_deletions(folded(looks, PartitionChanged(topic="t", partition=3)), NAMES, NOW) == [NAMES[3]]
 
 
 def test_a_catalog_without_anything_new_reads_as_before() -> None:
@@ -129,9 +136,9 @@ def test_a_crowd_of_writers_does_not_wait_for_each_other_and_is_heard(tmp_path: 
         thread.join()
     assert idle.counters.usage().usage_since(before).total_requests < 60 * 120  # each folds FAR_BEHIND slots at most
     catalog = open_catalog(ports)
-    collect_queued_hints(catalog)
+    move_queued_change_hints_into_catalog(catalog)
     assert set(catalog.refresh().reached.values()) == {99}
-    assert collect_queued_hints(catalog) == 0
+    assert move_queued_change_hints_into_catalog(catalog) == 0
 
 
 def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
@@ -147,7 +154,7 @@ def test_who_is_far_behind_leaves_a_hint_in_the_inbox(tmp_path: Path) -> None:
     assert idle.counters.usage().usage_since(before).total_requests == 2  # is it far behind? the hint
     assert busy.refresh().reached["orders-49"] != 77
     idle.store.put("catalog/inbox/garbage.json", b"{}")
-    assert collect_queued_hints(busy) == 2
+    assert move_queued_change_hints_into_catalog(busy) == 2
     assert busy.refresh().reached["orders-49"] == 77
     assert not list(idle.store.list("catalog/inbox/"))
 
@@ -168,19 +175,22 @@ def test_pauses_are_by_pattern_and_everybody_sees_them(tmp_path: Path) -> None:
     idle = Idle(tmp_path, 2)
     ports = idle.tier().ports
     mine, other = open_catalog(ports), open_catalog(ports)
-    assert pause_rounds(mine, "ord.*", "ann", "a migration")
-    assert not pause_rounds(other, "ord.*", "ben", "")
-    assert pause_rounds(other, "orders-1", "ben", "")
+    assert add_round_pause_unless_present(mine, "ord.*", "ann", "a migration")
+    assert not add_round_pause_unless_present(other, "ord.*", "ben", "")
+    assert add_round_pause_unless_present(other, "orders-1", "ben", "")
     state = open_catalog(ports).refresh()
-    assert pause_reason(state, TopicPartition("orders", 0)) == "paused by ann: a migration (ord.*)"
-    assert pause_reason(state, TopicPartition("payments", 0)) == ""
-    resume_rounds(mine, "ord.*", "ann")
+    assert round_pause_reason_or_empty(state, TopicPartition("orders", 0)) == "paused by ann: a migration (ord.*)"
+    assert round_pause_reason_or_empty(state, TopicPartition("payments", 0)) == ""
+    end_round_pause_with_pattern(mine, "ord.*", "ann")
     state = mine.refresh()
-    assert (pause_reason(state, TopicPartition("orders", 0)), pause_reason(state, TopicPartition("orders", 1))) == ("", "paused by ben")
+    assert (
+        round_pause_reason_or_empty(state, TopicPartition("orders", 0)),
+        round_pause_reason_or_empty(state, TopicPartition("orders", 1)),
+    ) == ("", "paused by ben")
     with pytest.raises(UsageError, match=r"nothing was paused by 'ord\.\*'"):
-        resume_rounds(other, "ord.*", "ben")
+        end_round_pause_with_pattern(other, "ord.*", "ben")
     with pytest.raises(UsageError, match="not a valid regular expression"):
-        pause_rounds(mine, "*", "ann", "")
+        add_round_pause_unless_present(mine, "*", "ann", "")
 
 
 def test_the_last_wishes_are_kept(tmp_path: Path) -> None:
@@ -206,5 +216,5 @@ def test_a_hint_from_the_inbox_counts_where_another_one_comes_that_knows_less(tm
         return state
 
     monkeypatch.setattr(catalog, "refresh", overtaken)
-    assert collect_queued_hints(catalog) == 1
+    assert move_queued_change_hints_into_catalog(catalog) == 1
     assert refresh().reached[str(name)] == 9

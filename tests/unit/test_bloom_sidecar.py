@@ -15,9 +15,9 @@ from bloom import sidecar as sidecars
 from bloom.sidecar import (
     BATCH_RUNS,
     MARKERS,
-    KeyCollector,
     RemovableRecordCounts,
     Sidecar,
+    SidecarKeyHashCollector,
     SidecarUnusable,
     SidecarUnusableReason,
     estimate_distinct_keys,
@@ -41,9 +41,9 @@ def made(hashes: Hashes, *, segment_bytes: int = GIGABYTE, probes: int = 10_000,
     run_table["transactional"] = True
     marker_table["offset"] = np.arange(markers) * 2**40
     due = RemovableRecordCounts(tombstones=5, earliest_tombstone_horizon_ms=1_700_000_000_000, keyless_records=0 if len(hashes) else 1)
-    portrait = KeyCollector(design_filter_if_worthwhile(len(np.unique(hashes, axis=0)), probes, segment_bytes))
+    portrait = SidecarKeyHashCollector(design_filter_if_worthwhile(len(np.unique(hashes, axis=0)), probes, segment_bytes))
     for part in np.array_split(hashes, 3):
-        portrait.add_hashes(part)
+        portrait.add_record_key_hashes(part)
     return portrait.build_sidecar(SEGMENT, len(hashes) + 1, due, run_table, marker_table)
 
 
@@ -67,13 +67,13 @@ def test_what_is_written_is_read() -> None:
     assert after.markers.tolist() == before.markers.tolist()
     assert after.sketch.tolist() == before.sketch.tolist()
     assert sidecars.encode_sidecar(after, KEY) == data
-    assert after.filter.flag_contained_hashes(hashes[17:18]).any()
-    assert not after.filter.flag_contained_hashes(random_hashes(10_000, seed=2)).any()
+    assert after.filter.flag_possibly_contained_key_hashes(hashes[17:18]).any()
+    assert not after.filter.flag_possibly_contained_key_hashes(random_hashes(10_000, seed=2)).any()
 
 
 def test_the_head_alone_says_everything_but_the_filter() -> None:
     data = sidecars.encode_sidecar(made(random_hashes(5_000)), KEY)
-    head = data[: sidecars.sidecar_head_length(data[:100])]
+    head = data[: sidecars.sidecar_head_size_bytes(data[:100])]
     assert len(head) < sidecars.HEAD_GUESS < len(data)
     read = sidecars.decode_sidecar_head(head, SEGMENT, KEY)
     assert read.filter is None
@@ -131,7 +131,7 @@ def test_any_bit_that_is_flipped_is_seen() -> None:
 
 def test_cleared_bits_do_not_lie() -> None:
     data = bytearray(sidecars.encode_sidecar(made(random_hashes(300)), KEY))
-    start = sidecars.sidecar_head_length(bytes(data)) + 40
+    start = sidecars.sidecar_head_size_bytes(bytes(data)) + 40
     data[start:] = bytes(len(data) - start)
     assert refused(bytes(data)) is SidecarUnusableReason.DAMAGED
 
@@ -145,7 +145,7 @@ def test_who_has_not_the_hash_key_cannot_make_one() -> None:
 
 def test_the_filter_of_another_sidecar_does_not_fit() -> None:
     one, two = (sidecars.encode_sidecar(made(random_hashes(300, seed=seed)), KEY) for seed in (1, 2))
-    cut_one, cut_two = sidecars.sidecar_head_length(one), sidecars.sidecar_head_length(two)
+    cut_one, cut_two = sidecars.sidecar_head_size_bytes(one), sidecars.sidecar_head_size_bytes(two)
     assert refused(one[:cut_one] + two[cut_two:]) is SidecarUnusableReason.DAMAGED
 
 
@@ -183,8 +183,8 @@ def test_a_reason_can_be_told_to_people_and_sent_between_processes() -> None:
     ],
 )
 def test_what_is_due_in_spite_of_the_filter(due: RemovableRecordCounts, now: int, word: str) -> None:
-    assert word in due.reason_to_read(now)
-    assert bool(due.reason_to_read(now)) == bool(word)
+    assert word in due.reason_to_read_despite_filter(now)
+    assert bool(due.reason_to_read_despite_filter(now)) == bool(word)
 
 
 def test_sidecars_are_frozen() -> None:
@@ -194,11 +194,11 @@ def test_sidecars_are_frozen() -> None:
 
 def test_keys_that_were_not_looked_at_count_as_many() -> None:
     tables = np.zeros(0, dtype=BATCH_RUNS), np.zeros(0, dtype=MARKERS)
-    unseen = KeyCollector(None).build_sidecar(SEGMENT, 1_000, RemovableRecordCounts(keyless_records=100), *tables)
+    unseen = SidecarKeyHashCollector(None).build_sidecar(SEGMENT, 1_000, RemovableRecordCounts(keyless_records=100), *tables)
     assert unseen.distinct_keys == 900
     assert unseen.filter is None
     seen = made(random_hashes(3_000))
     assert estimate_distinct_keys_of_all([unseen, seen, seen]) == pytest.approx(3_900, rel=0.08)
     assert estimate_distinct_keys_of_all([]) == 0
-    empty = KeyCollector(None).build_sidecar(SEGMENT, 7, RemovableRecordCounts(keyless_records=7), *tables)
+    empty = SidecarKeyHashCollector(None).build_sidecar(SEGMENT, 7, RemovableRecordCounts(keyless_records=7), *tables)
     assert empty.distinct_keys == 0

@@ -7,7 +7,13 @@ import pytest
 from pybloom_live import BloomFilter
 
 from bloom import sizing
-from bloom.sidecar import REGISTERS, add_to_sketch, empty_sketch, estimate_distinct_keys, merge_sketches
+from bloom.sidecar import (
+    REGISTERS,
+    add_hashes_to_hyperloglog_sketch,
+    empty_hyperloglog_sketch,
+    estimate_distinct_keys,
+    merge_hyperloglog_sketches,
+)
 
 
 @pytest.mark.parametrize("probes", [1, 100, 10_000, 5_000_000, 10**9])
@@ -68,9 +74,9 @@ def test_a_filter_asked_for_far_more_keys_than_it_was_made_for_does_not_pay() ->
 
 
 def test_a_partitions_own_figures_decide_after_the_trial() -> None:
-    assert sizing.should_continue_filters(sizing.TRIAL - 1, 10**9, 0)
-    assert not sizing.should_continue_filters(sizing.TRIAL, 10**9, 10**9)
-    assert sizing.should_continue_filters(sizing.TRIAL, 10**9, 10**9 + 1)
+    assert sizing.should_partition_keep_using_filters(sizing.TRIAL - 1, 10**9, 0)
+    assert not sizing.should_partition_keep_using_filters(sizing.TRIAL, 10**9, 10**9)
+    assert sizing.should_partition_keep_using_filters(sizing.TRIAL, 10**9, 10**9 + 1)
 
 
 def hashes(rows: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
@@ -80,9 +86,9 @@ def hashes(rows: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint
 @pytest.mark.parametrize("keys", [0, 1, 2, 50, 3_000, 12_000, 200_000])
 def test_distinct_keys_are_estimated_within_five_standard_errors(keys: int) -> None:
     some = hashes(keys, seed=keys + 1)
-    sketch = empty_sketch()
+    sketch = empty_hyperloglog_sketch()
     for _ in range(3):  # repeated keys change nothing
-        add_to_sketch(sketch, some)
+        add_hashes_to_hyperloglog_sketch(sketch, some)
     assert abs(estimate_distinct_keys(sketch) - keys) <= 5 * 1.04 / REGISTERS**0.5 * keys
 
 
@@ -90,11 +96,11 @@ def test_segments_that_share_keys_are_not_counted_twice() -> None:
     some = hashes(100_000, seed=3)
     sketches = []
     for begin in (0, 20_000, 40_000):
-        sketch = empty_sketch()
-        add_to_sketch(sketch, some[begin : begin + 60_000])
+        sketch = empty_hyperloglog_sketch()
+        add_hashes_to_hyperloglog_sketch(sketch, some[begin : begin + 60_000])
         sketches.append(sketch)
-    assert estimate_distinct_keys(merge_sketches(sketches)) == pytest.approx(100_000, rel=0.08)
-    assert estimate_distinct_keys(merge_sketches([])) == 0
+    assert estimate_distinct_keys(merge_hyperloglog_sketches(sketches)) == pytest.approx(100_000, rel=0.08)
+    assert estimate_distinct_keys(merge_hyperloglog_sketches([])) == 0
 
 
 def test_a_sketch_at_its_very_end_still_answers() -> None:

@@ -24,7 +24,11 @@ from compactor.constants import LeaderEpoch
 from compactor.control.logs import open_catalog
 from compactor.errors import Refused
 from compactor.storage.counting import RequestCounters
-from compactor.upkeep.brokers.check import check_cluster, check_metadata_record_budget, check_topics
+from compactor.upkeep.brokers.check import (
+    check_brokers_and_metadata_topic,
+    check_metadata_record_rate_limit,
+    check_topic_settings_and_permissions,
+)
 from tests.metadata_events import finished
 from tests.support.broker_metadata import brokers_of
 from tests.support.memory_store import Clock, MemoryStore, ports_on
@@ -60,12 +64,12 @@ class Answers:
 
 
 def test_a_sound_cluster_has_no_findings() -> None:
-    assert check_cluster(Answers(), "a:9092", needs_append_right=True) == []
-    assert check_topics(Answers(), ["orders"]) == []
+    assert check_brokers_and_metadata_topic(Answers(), "a:9092", needs_append_right=True) == []
+    assert check_topic_settings_and_permissions(Answers(), ["orders"]) == []
 
 
 def test_brokers_that_refuse_are_one_line() -> None:
-    [found] = check_cluster(Answers(refuses=True), "a:9092", needs_append_right=False)
+    [found] = check_brokers_and_metadata_topic(Answers(refuses=True), "a:9092", needs_append_right=False)
     assert (found.severity, found.kind, found.detail, found.hint) == (
         "error",
         "brokers",
@@ -78,14 +82,14 @@ def test_an_old_broker_and_one_that_does_not_tell() -> None:
     old = ClusterDescription(
         "cluster", (BrokerDescription(1, "a:9092", "3.7"), BrokerDescription(2, "b:9092", "3.8"), BrokerDescription(3, "c:9092"))
     )
-    found = check_cluster(Answers(old), "a:9092", needs_append_right=False)
+    found = check_brokers_and_metadata_topic(Answers(old), "a:9092", needs_append_right=False)
     assert [(one.severity, one.object) for one in found] == [("warning", "broker 1 (a:9092)"), ("note", "broker 3 (c:9092)")]
 
 
 def test_a_metadata_topic_that_forgets_comes_with_its_mending() -> None:
     for name, value in (("cleanup.policy", "compact"), ("retention.ms", "604800000")):
         wrong = replace(METADATA, settings=FOREVER | {name: KafkaSetting(value, "topic")})
-        [found] = check_cluster(Answers(metadata=wrong), "a:9092", needs_append_right=False)
+        [found] = check_brokers_and_metadata_topic(Answers(metadata=wrong), "a:9092", needs_append_right=False)
         assert (found.severity, found.kind) == ("error", "metadata-topic")
         assert f"kafka-configs --alter --topic {TOPIC} --add-config {name}=" in found.detail
 
@@ -94,7 +98,7 @@ def test_rights_that_are_missing_come_with_the_acl() -> None:
     read = MissingPermission(f"topic {TOPIC}", "READ", "its records cannot be read")
     describe = MissingPermission("the cluster", "DESCRIBE_CONFIGS", "versions are unknown")
     answers = Answers(replace(SOUND, missing_rights=(describe,)), replace(METADATA, missing_rights=(read,)))
-    found = check_cluster(answers, "a:9092", needs_append_right=False)
+    found = check_brokers_and_metadata_topic(answers, "a:9092", needs_append_right=False)
     assert [(one.severity, one.hint) for one in found] == [
         ("warning", "kafka-acls --add --allow-principal User:... --operation DescribeConfigs --cluster"),
         ("error", f"kafka-acls --add --allow-principal User:... --operation Read --topic {TOPIC}"),
@@ -106,7 +110,7 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
         "retention.ms": KafkaSetting("86400000", "topic"),
         "remote.storage.enable": KafkaSetting("false", "default"),
     }
-    found = check_topics(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"])
+    found = check_topic_settings_and_permissions(Answers(known={"orders": replace(ORDERS, settings=settings)}), ["orders"])
     assert [(one.severity, one.hint) for one in found] == [
         ("error", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
         ("warning", "kafka-configs --alter --topic orders --add-config remote.storage.enable=true,retention.ms=-1"),
@@ -116,7 +120,9 @@ def test_topics_whose_retention_or_policy_is_unsafe() -> None:
 def test_the_next_step_of_a_compacted_topic_is_one_alteration() -> None:
     """First the policy and then the retention would let brokers delete what is older than seven days."""
     changed = {"cleanup.policy": KafkaSetting("compact", "topic"), "retention.ms": KafkaSetting("604800000", "default")}
-    found = check_topics(Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"])
+    found = check_topic_settings_and_permissions(
+        Answers(known={"orders": replace(ORDERS, settings=dict(ORDERS.settings) | changed)}), ["orders"]
+    )
     command = "kafka-configs --alter --topic orders --add-config cleanup.policy=delete,retention.ms=-1"
     assert {one.hint for one in found} == {f"{command}, in one command; check first what docs/migrating.md lists"}
 
@@ -128,6 +134,6 @@ def test_a_budget_that_a_first_round_does_not_fit_into(tmp_path: Path, per_hour:
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"), publish=PublishSettings(metadata_records_per_hour=per_hour))
     ports = ports_on(MemoryStore(Clock(), RequestCounters()), Clock())
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
-    found = check_metadata_record_budget(opened, brokers.list_topic_partitions())
+    found = check_metadata_record_rate_limit(opened, brokers.list_topic_partitions())
     assert [finding.kind for finding in found] == ["budget"] * said
     assert all("a first round over orders-7 with its 2 segments writes about 6 records" in finding.detail for finding in found)

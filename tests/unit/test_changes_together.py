@@ -72,7 +72,7 @@ def test_a_failure_is_everybodys_whose_change_it_was() -> None:
 
 def test_one_record_lists_them_all(tmp_path: Path) -> None:
     tier = Twins(tmp_path).local
-    tier.identity.ensure_catalog()
+    tier.identity.read_or_create_catalog()
     catalog = tier.catalog
     before = catalog.refresh().slot
     publish_partition_change_hints(catalog, dict.fromkeys(NAMES, 3))
@@ -88,7 +88,7 @@ def test_one_record_lists_them_all(tmp_path: Path) -> None:
 def test_a_store_that_is_away_loses_hints_only(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that nobody has listed would be lost to everybody."""
     tier = Twins(tmp_path).local
-    tier.identity.ensure_catalog()
+    tier.identity.read_or_create_catalog()
     publish_partition_change_hints(tier.catalog, dict.fromkeys(NAMES[: 2 if listed else 1], 1))
 
     def away(*_: object, **__: object) -> None:

@@ -70,7 +70,11 @@ def compact_and_retire(tier: Tier) -> None:
     """Run a round and delete everything that it replaced."""
     compact(tier, NAME, NOW_MS, force=True)
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports,
+        tier.open_control_log_of_partition(NAME),
+        tier.lease,
+        ObjectRetention(grace_ms=0),
+        clock=GraceClock(NOW_MS * 2, forced=True),
     )
 
 
@@ -415,7 +419,7 @@ def applied(messages: list[MessageLike]) -> dict[bytes | None, bytes | None]:
 def test_a_state_restored_while_rounds_run_is_complete(
     seed: int, way: str, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SegmentReader.piece_bounds_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(SegmentReader.piece_positions_and_sizes_last_first, "__defaults__", (300,))
     monkeypatch.setattr(SegmentReader.read_piece, "__defaults__", (300,))
     growing = GrowingLog(seed + 80, tmp_path / "log", tier, committed=True)
     for _ in range(7):

@@ -24,7 +24,7 @@ from compactor.consumer.history import (
     log_identity,
 )
 from compactor.consumer.messages import MessageLike
-from compactor.consumer.reading import LogChanged, OffsetRangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import LogChanged, OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.control.deletion import delete_partition
 from compactor.control.ports import ObjectRetention
 from compactor.errors import BadData
@@ -140,7 +140,7 @@ def test_a_topic_that_was_created_again_is_out_of_range_although_its_epochs_agre
         assert {message.topic_id() for message in found} == {OLD_ID}
         kept = consumer.position([Place(*NAME)])[0]
         assert (kept.offset, kept.topic_id) == (100, OLD_ID)
-        delete_partition(tier.ports, tier.open_partition_log(NAME), tier.lease)
+        delete_partition(tier.ports, tier.open_control_log_of_partition(NAME), tier.lease)
         import_log(tier, write_log(tmp_path / "new", (0, 0, 140), word="new"))
         found, before = messages_until(consumer, 140), messages_until(careful, 0)
         assert errors(found) == errors(before) == [("OFFSET_OUT_OF_RANGE", 100)]
@@ -202,13 +202,19 @@ def test_a_range_whose_log_is_truncated_while_it_is_read_is_not_mixed(tier: Tier
     import_log(tier, write_log(tmp_path / "old", (0, 0, 100)))
     state = state_of(tier)
     reader = OffsetRangeReader(
-        tier, ReadRange(NAME, 0, 99, state.live, log_identity(tier, state)), ReadOptions(read_committed=False, inflate_limit=1 << 20)
+        tier,
+        OffsetRangeToRead(NAME, 0, 99, state.live, log_identity(tier, state)),
+        ReadOptions(read_committed=False, inflate_limit=1 << 20),
     )
     read_selected_records = reader.read_selected_records()
     assert len(next(read_selected_records)) == 20
     cut_and_refilled(tier, tmp_path / "new")
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports,
+        tier.open_control_log_of_partition(NAME),
+        tier.lease,
+        ObjectRetention(grace_ms=0),
+        clock=GraceClock(NOW_MS * 2, forced=True),
     )
     with pytest.raises(LogChanged, match="offsets from 40 on were replaced while 0 to 99 were read"):
         list(read_selected_records)

@@ -19,7 +19,7 @@ from compactor.consumer import ConsumerOptions, Place, TieredConsumer
 from compactor.consumer.broker import LogBounds
 from compactor.consumer.pieces import SegmentReader
 from compactor.consumer.ranges import read_record_blocks
-from compactor.consumer.reading import OffsetRangeReader, ReadOptions, ReadRange
+from compactor.consumer.reading import OffsetRangeReader, OffsetRangeToRead, ReadOptions
 from compactor.errors import Unavailable
 from compactor.model.ids import TopicPartition
 from compactor.tier.ports import SegmentLayout
@@ -35,7 +35,7 @@ def import_log(tier: Tier, folder: Path) -> None:
     import_directory(tier, folder, NAME, tier.settings.cleaner.cleaner_policy())
 
 
-def offsets_of(tier: Tier, extent: ReadRange, *, ahead: int = 0, committed: bool = True) -> list[int]:
+def offsets_of(tier: Tier, extent: OffsetRangeToRead, *, ahead: int = 0, committed: bool = True) -> list[int]:
     reader = OffsetRangeReader(tier, extent, ReadOptions(committed, LIMIT, requests_in_advance=ahead))
     return [offset for selection in reader.read_selected_records() for offset in selection.rows.offset[selection.picked].tolist()]
 
@@ -58,7 +58,7 @@ def test_a_reader_skips_aborted_records_after_rounds_removed_their_marker(tmp_pa
     log.put("d=1")
     import_log(tier, log.write(tmp_path / "log"))
     before = state_of(tier)
-    extent = ReadRange(NAME, 0, before.end_offset, before.live)
+    extent = OffsetRangeToRead(NAME, 0, before.end_offset, before.live)
     truth = [record.offset for record, _ in consumed([b for bs in read(tmp_path / "log").values() for b in bs], committed=True)[0]]
     assert offsets_of(tier, extent) == truth
     for late in range(4):
@@ -129,7 +129,7 @@ def test_prefetching_returns_the_same_records_and_fetches_no_byte_twice(seed: in
     import_log(tier, log.write(tmp_path / "log"))
     state = state_of(tier)
     for first, last in ((0, state.end_offset), (dice.randrange(state.end_offset), state.end_offset), (0, state.end_offset // 2)):
-        extent = ReadRange(NAME, first, last, state.live)
+        extent = OffsetRangeToRead(NAME, first, last, state.live)
         plain, layout_of_plain = with_counting_layout(tier)
         fast, layout = with_counting_layout(tier)
         assert offsets_of(fast, extent, ahead=3) == offsets_of(plain, extent)

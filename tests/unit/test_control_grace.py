@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.control.grace import earliest_retire_ms, grace_period_ms, import_abandoned_at_ms
+from compactor.control.grace import earliest_deletion_time_ms, grace_period_ms, import_abandoned_at_ms
 from compactor.control.ports import ObjectRetention
 from compactor.control.summary import AwaitingDeletionSummary, ImportSummary
 
@@ -30,12 +30,12 @@ def test_the_longer_of_grace_and_undo_window_counts_but_what_was_undone_needs_no
 
 
 def test_a_group_waits_from_the_time_of_its_own_slot() -> None:
-    assert earliest_retire_ms(group(), RETENTION, {7: 1_000, 8: 5}, 99_999) == 1_900
-    assert earliest_retire_ms(group(undone=True), RETENTION, {7: 1_000, 8: 5}, 99_999) == 1_600
+    assert earliest_deletion_time_ms(group(), RETENTION, {7: 1_000, 8: 5}, 99_999) == 1_900
+    assert earliest_deletion_time_ms(group(undone=True), RETENTION, {7: 1_000, 8: 5}, 99_999) == 1_600
 
 
 def test_a_slot_whose_time_is_not_known_counts_from_now() -> None:
-    assert earliest_retire_ms(group(), RETENTION, {8: 1_000}, 99_999) == 100_899
+    assert earliest_deletion_time_ms(group(), RETENTION, {8: 1_000}, 99_999) == 100_899
     assert import_abandoned_at_ms(ImportSummary(slot=7, since_ms=None), RETENTION, {}, 99_999) == 104_999
 
 

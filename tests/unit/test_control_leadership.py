@@ -11,7 +11,7 @@ import pytest
 
 from compactor.control import publication
 from compactor.control.leadership import acquire_leadership, current_lease, hold_leadership, send_heartbeats_in_background
-from compactor.control.logs import open_partition_log
+from compactor.control.logs import open_control_log_of_partition
 from compactor.control.ports import LeaseDurations
 from compactor.errors import Fenced, Leased, StoreError
 from compactor.tier.publishers import ControlLogPublisher
@@ -134,7 +134,7 @@ def test_a_leader_whose_work_takes_no_step_falls_silent(play: Play) -> None:
 
     lease = LeaseDurations(ttl_ms=TTL_MS, stall_ms=2 * TTL_MS)
     hung = replace(ports, keep_alive=keep_alive)
-    log = open_partition_log(hung, NAME)
+    log = open_control_log_of_partition(hung, NAME)
     with hold_leadership(hung, log, lease) as leadership:
         (beat,) = beats
 

@@ -71,7 +71,7 @@ class TestRaising:
         (group,) = rise(three(), 20).waiting
         assert (group.undone, group.grace_ms, group.replaced_by) == (True, 5, {})
         assert "below offset 20" in group.why
-        assert ordering.protected_segment_ids(rise(three(), 20)) >= {"a", "b", "c"}
+        assert ordering.segment_ids_protected_from_deletion(rise(three(), 20)) >= {"a", "b", "c"}
 
     def test_the_newest_segment_stays_as_the_anchor_and_goes_once_another_one_has_arrived(self) -> None:
         state = rise(three(), 30)

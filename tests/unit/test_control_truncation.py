@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.lineage import EpochEntry, first_offset_of_other_epoch, restore_removed_epochs, truncate_lineage_at
+from checkpoint.lineage import EpochEntry, first_contradicting_offset, restore_removed_epochs, truncate_lineage_at
 from checkpoint.offsets import first_dirty_offset_of_vector
 from compactor.constants import LeaderEpoch, Offset
 from compactor.control import ordering
@@ -72,13 +72,13 @@ class TestLineages:
         ],
     )
     def test_who_disowns_what(self, given: tuple[EpochEntry, ...], end: int, parted: int | None) -> None:
-        assert first_offset_of_other_epoch((ZERO, ONE), 100, given, end) == parted
+        assert first_contradicting_offset((ZERO, ONE), 100, given, end) == parted
 
     def test_an_epoch_that_is_known_to_begin_after_the_end(self) -> None:
         known = (ZERO, EpochEntry(LeaderEpoch(2), Offset(200)))
-        assert first_offset_of_other_epoch(known, 180, (ZERO,), 200) is None  # an older copy
-        assert first_offset_of_other_epoch(known, 180, (ZERO,), 230) == 200
-        assert first_offset_of_other_epoch(known, 180, (ZERO, EpochEntry(LeaderEpoch(3), Offset(200))), 230) is None
+        assert first_contradicting_offset(known, 180, (ZERO,), 200) is None  # an older copy
+        assert first_contradicting_offset(known, 180, (ZERO,), 230) == 200
+        assert first_contradicting_offset(known, 180, (ZERO, EpochEntry(LeaderEpoch(3), Offset(200))), 230) is None
 
     def test_cut(self) -> None:
         assert truncate_lineage_at((ZERO, ONE, TWO), 80) == (ZERO, ONE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compactor.config.settings import CleanerSettings, Settings
 from compactor.control.logs import open_catalog, publish_partition_change_hints
-from compactor.control.pauses import pause_rounds, request_round, resume_rounds
+from compactor.control.pauses import add_round_pause_unless_present, end_round_pause_with_pattern, request_round
 from compactor.daemon.daemon import Daemon
 from compactor.daemon.scheduling import (
     DaemonAction,
@@ -14,7 +14,7 @@ from compactor.daemon.scheduling import (
     PartitionSchedule,
     PartitionStatus,
     choose_jobs,
-    poll_interval_ms,
+    idle_partition_poll_interval_ms,
     with_pause_and_request,
 )
 from compactor.model.ids import TopicPartition
@@ -42,12 +42,12 @@ def test_a_pause_keeps_rounds_from_being_begun_until_it_is_over(tmp_path: Path) 
     told: list[str] = []
     daemon = Daemon(type(tier)(eager(idle), tier.ports, tier.catalog, tier.counters), seed=1, log=lambda text, **_: told.append(text))
     catalog = open_catalog(tier.ports)
-    pause_rounds(catalog, "orders", "ann", "a migration")
+    add_round_pause_unless_present(catalog, "orders", "ann", "a migration")
     assert jobs(idle, daemon) == []
     (schedule,) = daemon.status().schedules
     assert (schedule.paused, schedule.blocked_reason) == ("paused by ann: a migration (orders)", "")
     assert told == ["no round begins for 1 partition: paused by ann: a migration (orders)"]
-    resume_rounds(catalog, "orders", "ann")
+    end_round_pause_with_pattern(catalog, "orders", "ann")
     assert jobs(idle, daemon) == [PartitionJob(idle.names[0], DaemonAction.ROUND)]
     assert "no partition is paused any more" in told
 
@@ -73,7 +73,7 @@ def test_hints_in_the_inbox_are_taken_in_within_a_minute(tmp_path: Path) -> None
     busy = open_catalog(idle.tier().ports)
     for number in range(40):
         publish_partition_change_hints(busy, {idle.names[number % 39]: 0})
-    log = idle.tier().open_partition_log(idle.names[39])
+    log = idle.tier().open_control_log_of_partition(idle.names[39])
     idle.grow(idle.tier(), idle.names[39], hint=False)
     publish_partition_change_hints(late, {idle.names[39]: log.refresh().slot})
     assert list(idle.store.list("catalog/inbox/"))
@@ -104,5 +104,5 @@ def test_what_is_wanted_goes_first_and_waits_for_a_pause_to_end() -> None:
 
 
 def test_turns_come_less_often_where_there_are_many() -> None:
-    assert poll_interval_ms(100) == poll_interval_ms(1_250) == HOUR
-    assert poll_interval_ms(10_000) == 8 * HOUR
+    assert idle_partition_poll_interval_ms(100) == idle_partition_poll_interval_ms(1_250) == HOUR
+    assert idle_partition_poll_interval_ms(10_000) == 8 * HOUR

@@ -53,7 +53,7 @@ class Brokers:
         self.tier = Tier(settings, ports, open_catalog(ports), self.counters, metadata=metadata)
         for number in range(PARTITIONS):
             self.grow(number, 0)
-        self.tier.identity.ensure_catalog()
+        self.tier.identity.read_or_create_catalog()
 
     def grow(self, partition: int, start: int) -> None:
         where = TopicIdPartition(TOPIC_ID, "orders", partition)

@@ -38,7 +38,7 @@ from compactor.daemon.scheduling import (
     next_action,
     next_time_round_may_be_due_ms,
     partition_status,
-    restored_schedule,
+    schedule_restored_after_restart,
     with_change_hint,
     with_failed_poll,
     with_job_outcome,
@@ -49,7 +49,7 @@ from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 from compactor.round.plan import assess_round
 from compactor.service.retry_delay import MAX_RETRY_MS, RETRY_MS, backoff_ms
 
@@ -191,7 +191,7 @@ class TestLooking:
         assert needs_poll(schedule(wake_ms=NOW + 10), NOW + 10)
 
     def test_what_an_earlier_process_saw_is_good_until_its_hour_is_over(self) -> None:
-        known = restored_schedule(A, 3, PartitionStatus(A, 7), NOW - 600_000)
+        known = schedule_restored_after_restart(A, 3, PartitionStatus(A, 7), NOW - 600_000)
         assert not needs_poll(known, NOW)
         assert needs_poll(known, NOW - 600_000 + POLL_MS)
 
@@ -362,7 +362,13 @@ def test_where_no_round_may_begin_open_ones_are_finished_and_the_rest_goes_on() 
 
 
 def test_a_partition_is_quarantined_since_its_first_failure_although_it_was_retried() -> None:
-    statuses = (RunStatus.QUARANTINED, RunStatus.CLEANED, RunStatus.QUARANTINED, RunStatus.UNDONE, RunStatus.QUARANTINED)
+    statuses = (
+        RunHistoryStatus.QUARANTINED,
+        RunHistoryStatus.CLEANED,
+        RunHistoryStatus.QUARANTINED,
+        RunHistoryStatus.UNDONE,
+        RunHistoryStatus.QUARANTINED,
+    )
     runs = tuple(
         RunHistoryEntry(
             run_id=str(n), leader_epoch=CompactorEpoch(n), holder="h", slot=n, started_ms=NOW + n, ended_ms=NOW + 10 * n, status=status

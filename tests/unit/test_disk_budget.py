@@ -27,7 +27,7 @@ from compactor.local.budget import (
     retry_until_disk_has_space,
     round_up_to_disk_blocks,
 )
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 
 
 class TestGrants:
@@ -46,7 +46,7 @@ class TestGrants:
         waiter.start()
         waiter.join(0.2)
         assert not got
-        first.release_all_reserved_bytes()
+        first.release_all_reserved_disk_bytes()
         waiter.join(10)
         assert got[0].size == budget.used == 50
         assert (budget.peak, mine.peak, mine.used) == (60, 60, 0)
@@ -71,7 +71,7 @@ class TestGrants:
         threads.append(wait_for(100, "large"))
         threads.append(wait_for(10, "small"))
         assert budget.reserve_spare_bytes_or_none(DiskUsage(), 10) is None  # nor by what could wait
-        held.release_all_reserved_bytes()
+        held.release_all_reserved_disk_bytes()
         for thread in threads:
             thread.join(10)
         assert order == ["large", "small"]
@@ -92,7 +92,7 @@ class TestGrants:
             other = grant.move_used_bytes_to_new_reservation()
             assert budget.used == 30
         assert budget.used == 30
-        other.release_all_reserved_bytes()
+        other.release_all_reserved_disk_bytes()
         assert budget.used == 0
 
 
@@ -222,8 +222,8 @@ class TestFullDisk:
 
 class TestSpool:
     PROGRAM = (
-        "import sys, time, pathlib; from compactor.local.spool import process_spool_folder; "
-        "p = process_spool_folder(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
+        "import sys, time, pathlib; from compactor.local.spool import spool_folder_of_this_process; "
+        "p = spool_folder_of_this_process(pathlib.Path(sys.argv[1])); (p / 'data').write_bytes(bytes(9)); print(p, flush=True); {}"
     )
 
     def start(self, state_dir: Path, then: str) -> tuple[subprocess.Popen[str], Path]:
@@ -254,6 +254,6 @@ class TestSpool:
 
     def test_one_folder_per_process(self, tmp_path: Path) -> None:
         (tmp_path / "spool" / "left-behind").mkdir(parents=True)
-        folder = process_spool_folder(tmp_path)
-        assert folder == process_spool_folder(tmp_path)
+        folder = spool_folder_of_this_process(tmp_path)
+        assert folder == spool_folder_of_this_process(tmp_path)
         assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == sorted([folder.name, "lock"])

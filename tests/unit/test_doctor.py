@@ -20,7 +20,7 @@ from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import SegmentState
 from compactor.storage.counting import RequestCounters
 from compactor.upkeep.brokers.check import check_known_kafka_problems
-from compactor.upkeep.brokers.checkup import examine_tier
+from compactor.upkeep.brokers.checkup import find_tier_health_problems
 from compactor.upkeep.brokers.doctor import SLACK_MS, FirstUntieredRecord, PartitionHealthFacts, partition_findings
 from compactor.upkeep.brokers.known_problems import MANY_METADATA_RECORDS, known_kafka_problem_findings, metadata_growth_findings
 from compactor.views.prices import NO_PRICES, PriceTable
@@ -198,7 +198,7 @@ def test_doctor_examines_cluster_metadata_and_objects(
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(retention_bytes="1000"), pending, tiered_ms=1001)  # of a segment that is not the newest
-    found = examine_tier(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
+    found = find_tier_health_problems(opened, cluster, brokers.list_topic_partitions(), PriceTable("today", "a test", 0.02, 0.0, 0.0))
     expected = ["metadata-topic", "size-retention", *told, "deleted-too-early"]
     assert [one.kind for one in found] == expected
     assert [one.kind for one in check_known_kafka_problems(cluster, ["orders"])] == ["size-retention"]
@@ -217,5 +217,5 @@ def test_doctor_examines_a_topic_that_the_metadata_topic_does_not_name(
     settings = Settings(tier=TierSettings(kind="kafka", layout="kafka-local"))
     opened = Tier(settings, ports, open_catalog(ports), RequestCounters(), metadata=BrokerManagedTierMetadataSource(brokers))
     cluster = Cluster(topic(remote_storage_enable="true"), pending)
-    found = examine_tier(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
+    found = find_tier_health_problems(opened, cluster, [], PriceTable("today", "a test", 0.02, 0.0, 0.0), expected_topics=["orders"])
     assert [one.kind for one in found if one.topic == "orders"] == told

@@ -84,8 +84,8 @@ def layout_with(damage: Callable[[bytes], bytes], times: int) -> Flipping:
 
 def batches_of(data: bytes) -> str:
     digest = HeaderDigestBuilder()
-    digest.add_bytes(data)
-    return digest.digest_or_empty()
+    digest.add_log_bytes_to_digest(data)
+    return digest.header_digest_or_empty()
 
 
 SEGMENT = segment_of({"log": LOG}).model_copy(update={"files": {"log": SegmentFile(size=len(LOG), batches=batches_of(LOG))}})

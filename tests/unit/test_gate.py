@@ -16,11 +16,11 @@ from compactor.cleaner.gate.key_table import (
     ABSENT_KEY,
     DUE,
     LatestRecordTable,
+    allocate_zero_fingerprint_sums,
     pack_latest_record_rows,
     record_fingerprints,
-    zero_fingerprint_sums,
 )
-from compactor.cleaner.gate.parameters import GateCheckParameters
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
 from compactor.cleaner.offline import OfflineCleanOptions, clean_log_directory, open_log_directory, open_log_directory_for_round
 from compactor.cleaner.passes.transactions import transaction_verdicts_by_source
 from compactor.errors import BadData, CompactorError, OutOfBudget
@@ -71,10 +71,10 @@ def test_ranges_of_the_gate_together_have_every_key_once(many: Round, budget: in
 
 def test_gate_checks_another_range_when_the_first_dirty_offset_moves_and_the_same_one_until_then(many: Round) -> None:
     terms = [
-        GateCheckParameters(open_log_directory_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
+        CleanedSegmentCheckParameters(open_log_directory_for_round(many.log_dir, many.request).rules, offset, bytes(16), 1)
         for offset in range(0, 64_000, 1_000)
     ]
-    assert len({terms_.hash_point_of_checked_keys >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
+    assert len({terms_.hash_value_inside_checked_key_range >> 61 for terms_ in terms}) == 8, "each eighth of the hash comes up"
     assert many.gate(TINY)[0].checked_key_share == many.gate(TINY)[0].checked_key_share
     reports = [many.judged(budget_bytes=TINY) for _ in range(2)]
     assert reports[0] == reports[1]
@@ -261,7 +261,11 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
     model: dict[int, Put] = {}
     for put in chain.from_iterable(puts):
         model[put[0]] = max(model.get(put[0], put), put, key=lambda each: each[1])
-    table, bounds, found = LatestRecordTable(budget_bytes, 60), np.array(SEGMENTS, np.int64), zero_fingerprint_sums(len(SEGMENTS) - 1)
+    table, bounds, found = (
+        LatestRecordTable(budget_bytes, 60),
+        np.array(SEGMENTS, np.int64),
+        allocate_zero_fingerprint_sums(len(SEGMENTS) - 1),
+    )
     for some in puts:
         left = rows(some)
         while (done := table.put_rows_until_full(left)) < len(left):
@@ -273,7 +277,7 @@ def test_key_table_has_the_last_record_of_each_key_of_its_range(
         table.add_expected_fingerprints_outside_dirty_range(
             rows([(key, offset, digest, False) for key, offset, digest, _ in some]), bounds, found
         )
-    table.add_expected_fingerprints(bounds, found)
+    table.add_fingerprint_sums_of_remaining_records(bounds, found)
     kept = [put for put in model.values() if not put[3]] + [put for put in chain.from_iterable(outside) if put[0] not in model]
     assert found.tolist() == sums([put for put in kept if held[put[0]]])
     latest = [model[key][1] if key in model and held[key] else ABSENT_KEY for key in range(61)]

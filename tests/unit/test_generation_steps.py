@@ -36,10 +36,10 @@ def written(store: MemoryStore) -> GenerationStepLog:
     log = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME)
     known = PartitionGenerations()
     for number in range(2):
-        step: GenerationStep = known.first_generation_step(
+        step: GenerationStep = known.make_step_of_new_generation(
             generation_name(number), 5 + number, [PublishedSegment(segment="s", base=0, last=9, timestamp_ms=1)]
         )
-        store.create(log.step_object_key(known.next_step_number), step.model_dump_json(exclude_none=True).encode())
+        store.create(log.generation_step_object_key(known.next_generation_step_number), step.model_dump_json(exclude_none=True).encode())
         known = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME).read_generations()
     return log
 
@@ -51,7 +51,7 @@ def test_a_step_that_has_gone_since_it_was_listed_is_none(late: int, seen: bool)
     store.remembered = tuple(MemoryStore.list(store, log.folder))
     last = GenerationStepLog(store, PinterestObjectKeys("cluster", 0), NAME).read_generations()
     assert last.current is not None
-    store.delete([log.step_object_key(last.current.number)])
+    store.delete([log.generation_step_object_key(last.current.number)])
     store.late = late
     if not seen:
         with pytest.raises(NotFound):

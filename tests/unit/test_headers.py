@@ -15,15 +15,15 @@ from hypothesis import given, strategies as st
 
 from compactor.kernels.crc import combine_crc32c, crc_after_zero_bytes, crc_tables_for_zero_bytes_by_power
 from compactor.records import headers
-from compactor.records.batches import read_only_view, scan_batches
+from compactor.records.batches import parse_batch_headers_of_segment, read_only_view
 from compactor.records.build import NO_PRODUCER, prepend_batch_header
 from compactor.records.headers import (
     HEADER_BYTES,
     HeaderDigestBuilder,
     copy_batch_headers,
     crc32c_of_batches_from_headers,
-    digest_of_headers,
     header_digest_if_batch_crcs_match,
+    sha256_of_batch_headers,
 )
 from tests.builders import GZIP, LZ4, NONE, SNAPPY, ZSTD, LogBuilder, entry, wrapper
 from tests.plain_format import Batch, read_batches
@@ -52,13 +52,13 @@ def plain_digest(batches: list[Batch]) -> str:
 
 def headers_in(data: bytes) -> headers.HeaderBytes:
     buf = read_only_view(np.frombuffer(data, np.uint8))
-    return copy_batch_headers(buf, scan_batches(buf, "log").position)
+    return copy_batch_headers(buf, parse_batch_headers_of_segment(buf, "log").position)
 
 
 def digest_of(data: bytes) -> str:
     digest = HeaderDigestBuilder()
-    digest.add_bytes(data)
-    return digest.digest_or_empty()
+    digest.add_log_bytes_to_digest(data)
+    return digest.header_digest_or_empty()
 
 
 class TestDigest:
@@ -67,7 +67,7 @@ class TestDigest:
         data = log_of(seed)
         (tmp_path / "log").write_bytes(data)
         expected = plain_digest(list(read_batches(data)))
-        assert digest_of_headers(headers_in(data)) == expected
+        assert sha256_of_batch_headers(headers_in(data)) == expected
         assert digest_of(data) == expected
         assert header_digest_if_batch_crcs_match(tmp_path / "log") == expected
 
@@ -75,13 +75,13 @@ class TestDigest:
         data = log_of()
         batches = list(read_batches(data))
         assert headers_in(data)[7:30].tobytes() == b"".join(batch.raw[:61] for batch in batches[7:30])
-        assert digest_of_headers(headers_in(data)[3::5]) == plain_digest(batches[3::5])
+        assert sha256_of_batch_headers(headers_in(data)[3::5]) == plain_digest(batches[3::5])
 
     def test_of_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "log").touch()
         nothing = copy_batch_headers(read_only_view(np.empty(0, np.uint8)), np.empty(0, np.int64))
         assert nothing.shape == (0, HEADER_BYTES)
-        assert header_digest_if_batch_crcs_match(tmp_path / "log") == digest_of_headers(nothing) == plain_digest([])
+        assert header_digest_if_batch_crcs_match(tmp_path / "log") == sha256_of_batch_headers(nothing) == plain_digest([])
 
     @pytest.mark.parametrize("size", [0, 60, 100])
     def test_a_header_outside_is_a_bug(self, size: int) -> None:
@@ -93,8 +93,8 @@ class TestDigest:
         data = log_of(seed, 12)
         digest = HeaderDigestBuilder()
         for start, end in itertools.pairwise([0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]):
-            digest.add_bytes(data[start:end])
-        assert digest.digest_or_empty() == plain_digest(list(read_batches(data)))
+            digest.add_log_bytes_to_digest(data[start:end])
+        assert digest.header_digest_or_empty() == plain_digest(list(read_batches(data)))
 
     def test_byte_by_byte_it_is_there_at_every_batch_s_end_and_nowhere_else(self) -> None:
         data = log_of(2, 6)
@@ -102,8 +102,8 @@ class TestDigest:
         ends = dict(zip(itertools.accumulate(len(batch.raw) for batch in batches), itertools.count(1)))
         digest = HeaderDigestBuilder()
         for at in range(len(data)):
-            digest.add_bytes(data[at : at + 1])
-            assert digest.digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
+            digest.add_log_bytes_to_digest(data[at : at + 1])
+            assert digest.header_digest_or_empty() == (plain_digest(batches[: ends[at + 1]]) if at + 1 in ends else ""), at
 
     def test_large_files_are_looked_at_in_pieces(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data = log_of()
@@ -170,9 +170,9 @@ class TestDamage:
 
     def test_what_comes_after_damage_does_not_heal_it(self) -> None:
         digest, data = HeaderDigestBuilder(), log_of(1, 2)
-        digest.add_bytes(b"\0" * 61)
-        digest.add_bytes(data)
-        assert digest.digest_or_empty() == ""
+        digest.add_log_bytes_to_digest(b"\0" * 61)
+        digest.add_log_bytes_to_digest(data)
+        assert digest.header_digest_or_empty() == ""
 
 
 class TestRanges:

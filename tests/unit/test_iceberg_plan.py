@@ -9,11 +9,11 @@ from compactor.constants import CompactorEpoch, Offset
 from compactor.control.state import PartitionState, RunHistoryEntry
 from compactor.errors import BadData
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 from compactor.outputs.iceberg_plan import (
     DataFileName,
     PartitionEntryInSnapshot,
-    SnapshotAge,
+    SnapshotCommitTime,
     ViewSlice,
     end_offset_of_unfinished_round,
     parse_kafka_partition_entry,
@@ -41,10 +41,10 @@ def state(
     return PartitionState(slot=9, topic="t", partition=3, live=live, vector=vector, runs=runs, log_start_offset=log_start)
 
 
-def run(slot: int, status: RunStatus, next_dirty: int, cut_off: int = -1) -> RunHistoryEntry:
+def run(slot: int, status: RunHistoryStatus, next_dirty: int, cut_off: int = -1) -> RunHistoryEntry:
     return RunHistoryEntry(
         run_id=f"r{slot}", leader_epoch=CompactorEpoch(0), holder="h", slot=slot, started_ms=0, status=status,
-        published_slot=slot if status != RunStatus.UNDONE else 0, next_dirty_offset=next_dirty, cut_off_offset=cut_off,
+        published_slot=slot if status != RunHistoryStatus.UNDONE else 0, next_dirty_offset=next_dirty, cut_off_offset=cut_off,
     )  # fmt: skip
 
 
@@ -103,24 +103,24 @@ def test_files_of_others_and_rows_twice_are_refused(extra: str) -> None:
 
 
 def test_a_view_is_incomplete_until_a_round_cleans_as_far_as_the_one_that_was_cut_off() -> None:
-    complete, cut_off = run(1, RunStatus.CLEANED, 20), run(2, RunStatus.CLEANED, 20, cut_off=40)
+    complete, cut_off = run(1, RunHistoryStatus.CLEANED, 20), run(2, RunHistoryStatus.CLEANED, 20, cut_off=40)
     assert end_offset_of_unfinished_round(state(20, runs=(complete,))) == -1
     assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off))) == 40
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off, run(3, RunStatus.CLEANED, 20)))) == 40
-    assert end_offset_of_unfinished_round(state(40, runs=(complete, cut_off, run(3, RunStatus.CLEANED, 40)))) == -1
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, cut_off, run(3, RunHistoryStatus.CLEANED, 20)))) == 40
+    assert end_offset_of_unfinished_round(state(40, runs=(complete, cut_off, run(3, RunHistoryStatus.CLEANED, 40)))) == -1
 
 
 def test_a_round_undone_in_part_leaves_an_incomplete_view_and_one_undone_wholly_does_not() -> None:
-    complete = run(1, RunStatus.CLEANED, 20)
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.REVERTED_IN_PART, 40)))) == 40
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.REVERTED, 40, cut_off=60)))) == -1
-    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunStatus.UNDONE, 40)))) == -1
+    complete = run(1, RunHistoryStatus.CLEANED, 20)
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunHistoryStatus.REVERTED_IN_PART, 40)))) == 40
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunHistoryStatus.REVERTED, 40, cut_off=60)))) == -1
+    assert end_offset_of_unfinished_round(state(20, runs=(complete, run(2, RunHistoryStatus.UNDONE, 40)))) == -1
 
 
 def test_an_entry_names_the_round_that_is_shown() -> None:
-    runs = (run(1, RunStatus.CLEANED, 20), run(2, RunStatus.REVERTED, 40), run(3, RunStatus.UNDONE, 40))
+    runs = (run(1, RunHistoryStatus.CLEANED, 20), run(2, RunHistoryStatus.REVERTED, 40), run(3, RunHistoryStatus.UNDONE, 40))
     shown = partition_entry_of_view(state(20, runs=runs), 5)
-    assert (shown.run, shown.log_start, shown.cleaner_offset, shown.snapshot_order) == ("r1", 5, 20, (1, 9, 5))
+    assert (shown.run, shown.log_start, shown.cleaner_offset, shown.snapshot_ordering_key) == ("r1", 5, 20, (1, 9, 5))
     assert partition_entry_of_view(state(3), 5).cleaner_offset == 5
     assert parse_kafka_partition_entry(shown.model_dump_json(), "t") == shown
 
@@ -138,7 +138,12 @@ def test_records_that_change_no_row_leave_the_view_as_it_is() -> None:
 
 
 def test_snapshots_expire_when_they_were_superseded_long_enough_ago() -> None:
-    snapshots = [SnapshotAge(1, 100, False), SnapshotAge(2, 200, True), SnapshotAge(3, 300, False), SnapshotAge(4, 400, True)]
+    snapshots = [
+        SnapshotCommitTime(1, 100, False),
+        SnapshotCommitTime(2, 200, True),
+        SnapshotCommitTime(3, 300, False),
+        SnapshotCommitTime(4, 400, True),
+    ]
     assert plan_snapshot_expiry(snapshots, 50, 249) == ([], 250)
     assert plan_snapshot_expiry(snapshots, 50, 250) == ([1], 450)
     assert plan_snapshot_expiry(snapshots, 50, 450) == ([1, 3], None)

@@ -6,7 +6,7 @@ import pytest
 
 from checkpoint.lineage import EpochEntry
 from compactor.brokers.metadata_topic import chain
-from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, MetadataFindingKind, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import MAX_FINISHED_IDS, RemoteLogMetadataCache, SuspiciousRecordFindingKind
 from compactor.brokers.metadata_topic.codec import MetadataRecord, PartitionDeleteState, RemotePartitionDeleteMetadataRecord
 from compactor.constants import LeaderEpoch, Offset
 from compactor.errors import BadData
@@ -125,14 +125,14 @@ def test_dropped_records_are_found() -> None:
     cache = folded(*FOUR)
     dropped = cache.apply_record(update(1, S.DELETE_SEGMENT_FINISHED), 8)
     assert dropped is not None
-    assert (dropped.kind, dropped.segment_id, dropped.offset) == (MetadataFindingKind.DROPPED_TRANSITION, raw_id(1), 8)
+    assert (dropped.kind, dropped.segment_id, dropped.offset) == (SuspiciousRecordFindingKind.DROPPED_TRANSITION, raw_id(1), 8)
     assert "COPY_SEGMENT_FINISHED cannot become DELETE_SEGMENT_FINISHED" in str(dropped)
     unknown = cache.apply_record(update(77, S.COPY_SEGMENT_FINISHED), 9)
     assert unknown is not None
-    assert (unknown.kind, "was never introduced" in unknown.detail) == (MetadataFindingKind.UNKNOWN_SEGMENT, True)
+    assert (unknown.kind, "was never introduced" in unknown.detail) == (SuspiciousRecordFindingKind.UNKNOWN_SEGMENT, True)
     again = cache.apply_record(segment(1, 0, 99), 10)
     assert again is not None
-    assert again.kind is MetadataFindingKind.DROPPED_TRANSITION
+    assert again.kind is SuspiciousRecordFindingKind.DROPPED_TRANSITION
     assert served(cache) == served(folded(*FOUR))
 
 
@@ -143,7 +143,7 @@ def test_a_finished_id_that_comes_back_is_found() -> None:
     assert "is finished" in late.detail
     revived = cache.apply_record(segment(1, 0, 99), 5)
     assert revived is not None
-    assert revived.kind is MetadataFindingKind.REVIVED
+    assert revived.kind is SuspiciousRecordFindingKind.REVIVED
     assert cache.apply_record(update(1, S.COPY_SEGMENT_FINISHED), 6) is None
     assert served(cache) == [(1, 0, 99)]
 

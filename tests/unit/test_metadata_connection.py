@@ -14,7 +14,7 @@ from compactor.brokers.metadata_topic import connection
 from compactor.brokers.metadata_topic.admin import KafkaAdmin, KafkaSetting, LeaderOffsets, TopicDescription, metadata_topic_problem
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import ClientErrorRecorder, KafkaConnection, store_error_from_kafka_error
-from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
+from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
 from compactor.constants import LeaderEpoch
 from compactor.errors import CompactorError, NotFound, Refused, Unavailable, UsageError
 
@@ -23,7 +23,7 @@ ASKS: dict[str, Callable[[KafkaConnection], object]] = {
     "append": lambda brokers: ConfluentMetadataTopic(brokers).append(0, b"x"),
     "cluster": lambda brokers: KafkaAdmin(brokers).describe_cluster(),
     "topics": lambda brokers: KafkaAdmin(brokers).describe_metadata_topic(),
-    "leaders": lambda brokers: KafkaLeaderQueries(brokers).leaders(),
+    "leaders": lambda brokers: KafkaAgentClusterQueries(brokers).leaders(),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from compactor.brokers.metadata_topic.cache import MetadataFindingKind, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, SuspiciousRecordFindingKind
 from compactor.brokers.metadata_topic.codec import MetadataRecord, TopicIdPartition, decode_record, encode_record
 from compactor.brokers.metadata_topic.follow import FoldingMetadataTopicReader, metadata_partition
 from compactor.brokers.metadata_topic.persisted_state import MAX_FINDINGS, FoldedMetadataStore
@@ -301,7 +301,7 @@ def test_a_partition_without_a_leader_holds_up_what_it_tells_of_only(opened: Cal
         log.leaderless = {number}
         log.write(of(healthy, finished(2, 10, 19)))
         assert followed.fold_records_to_topic_end(TIMEOUT_S).unread == {}
-        assert followed.leaderless_partitions == {number}
+        assert followed.leaderless_metadata_partitions == {number}
         with pytest.raises(Unavailable, match=f"partition {number} of __remote_log_metadata cannot be read: no broker leads it"):
             followed.partition_from_metadata_records(lost.topic_id, lost.partition)
         folded = followed.partition_from_metadata_records(healthy.topic_id, healthy.partition)
@@ -353,7 +353,7 @@ def test_findings_are_kept_and_counted(opened: Callable[[], RocksDatabase]) -> N
         folded = followed.partition_from_metadata_records(name.topic_id, name.partition)
         assert folded is not None
         assert (folded.finding_count, len(folded.findings)) == (MAX_FINDINGS + 5, MAX_FINDINGS)
-        assert {(one.kind, one.segment_id) for one in folded.findings} == {(MetadataFindingKind.DROPPED_TRANSITION, raw_id(1))}
+        assert {(one.kind, one.segment_id) for one in folded.findings} == {(SuspiciousRecordFindingKind.DROPPED_TRANSITION, raw_id(1))}
         assert [one.findings for one in followed.tiered_partitions()] == [MAX_FINDINGS + 5]
 
 
@@ -369,7 +369,7 @@ def test_what_compactors_said_is_counted_once_over_all_starts(opened: Callable[[
         followed.fold_records_to_topic_end(TIMEOUT_S)
     followed = FoldingMetadataTopicReader(MemoryMetadataTopic(log), FoldedMetadataStore(opened()), clock_ms=lambda: NOW_MS)
     followed.fold_records_to_topic_end(TIMEOUT_S)
-    assert dict(followed.compactor_records_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
+    assert dict(followed.compactor_metadata_record_counts_by_minute()) == {0: len(NAMES) // 2, 1: len(NAMES) // 2}
 
 
 def test_nothing_is_answered_before_the_first_look(opened: Callable[[], RocksDatabase]) -> None:

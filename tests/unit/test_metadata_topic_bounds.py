@@ -8,7 +8,7 @@ import pytest
 
 from compactor.brokers.metadata_topic.confluent_topic import ConfluentMetadataTopic
 from compactor.brokers.metadata_topic.connection import KafkaConnection
-from compactor.brokers.metadata_topic.ports import OffsetBounds
+from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets
 from compactor.errors import Unavailable
 
 TIMEOUT_S = 30.0
@@ -18,7 +18,7 @@ def test_bounds_wait_no_longer_for_one_answer_than_for_all(monkeypatch: pytest.M
     waits: list[float] = []
     now = [1000.0]
 
-    def refuse(numbers: Collection[int], seconds: float) -> dict[int, OffsetBounds]:
+    def refuse(numbers: Collection[int], seconds: float) -> dict[int, FirstAndEndOffsets]:
         waits.append(seconds)
         return {}
 

@@ -35,7 +35,7 @@ PARTIAL_MUTATIONS: Mapping[str, tuple[Mutation, Check]] = {
     "a key directory may be of another segment": (
         edited(
             KeyDirectoryCache.load_key_directories,
-            ' and digest_of_headers(directory.headers) == segment.recorded_size_and_digests("log").batches',
+            ' and sha256_of_batch_headers(directory.headers) == segment.recorded_size_and_digests("log").batches',
             "",
         ),
         lambda _, found: near.TestTheDirectoryIsTheSegments().test_by_the_digest_of_its_headers(found),

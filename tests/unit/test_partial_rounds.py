@@ -21,7 +21,7 @@ from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, Segmen
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import HORIZON, BatchTable, select_batches_of_table
 from compactor.records.encode import COPY
-from compactor.records.headers import copy_batch_headers, digest_of_headers
+from compactor.records.headers import copy_batch_headers, sha256_of_batch_headers
 from compactor.round.partial.plan import (
     BatchRange,
     PartialRewritePlan,
@@ -107,7 +107,7 @@ class TestTheDirectoryIsTheSegments:
         return found
 
     def test_by_the_digest_of_its_headers(self, directory: KeyDirectory) -> None:
-        recorded = digest_of_headers(directory.headers)
+        recorded = sha256_of_batch_headers(directory.headers)
         assert self.found(directory, recorded) is directory
         other = replace(directory, headers=directory.headers[::-1].copy())
         assert self.found(other, recorded) is None

@@ -21,7 +21,7 @@ def replayed(tmp_path: Path) -> ProducerStates:
     log.commit(1)
     log.put("c=1", "d=1", pid=2, txn=True)
     (path,) = log.write(tmp_path).glob("*.log")
-    return ProducerStates.empty_states().replay_batches(open_source_segment(0, path, 20, 25, 0, -1, 1 << 20).table)
+    return ProducerStates.empty_producer_states().replay_batches(open_source_segment(0, path, 20, 25, 0, -1, 1 << 20).table)
 
 
 def states(*entries: tuple[int, int, int, int]) -> ProducerStates:
@@ -68,13 +68,13 @@ def test_one_of_another_time_is_not(snapshot: ProducerStates, replayed: Producer
 def test_a_snapshot_is_taken_back_to_where_its_segment_is_read(replayed: ProducerStates) -> None:
     """Producer 3 has written nothing since: its state is the later one's. 1 and 2 have, and what the log says of them counts."""
     later = states((1, 0, 40, -1), (2, 0, 41, 41), (3, 0, 7, -1))
-    back = later.states_at_earlier_offset(24, replayed)
+    back = later.producer_states_at_earlier_offset(24, replayed)
     assert [(int(e["producer_id"]), int(e["last_offset"]), int(e["txn_first_offset"])) for e in back.entries] == [
         (1, 21, -1),
         (2, 24, 23),
         (3, 7, -1),
     ]
-    assert [int(e["producer_id"]) for e in later.states_at_earlier_offset(24).entries] == [3]
+    assert [int(e["producer_id"]) for e in later.producer_states_at_earlier_offset(24).entries] == [3]
 
 
 def test_a_segment_is_cut_where_brokers_go_on_in_another(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from checkpoint.offsets import CleanerOffset, first_dirty_offset_of_vector
 from compactor.constants import CompactorEpoch, Offset
 from compactor.control import publication
-from compactor.control.broker_expiry import ExpiredSources
+from compactor.control.broker_expiry import BrokerExpiredSegmentCache
 from compactor.control.deletion import raise_log_start
 from compactor.control.fold import apply_partition_record
 from compactor.control.leadership import RecordRefused, acquire_leadership, hold_leadership
@@ -23,7 +23,7 @@ from compactor.control.state import PartitionState
 from compactor.control.undo import undo_round
 from compactor.errors import BadData, Fenced, StoreError, UsageError
 from compactor.model.plan import CompactionFailure, CompactionPlan, CompactionReceipt, CompactionTask, Replacement
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 from compactor.round.drive import run_round
 from compactor.round.ports import RoundWorkerSession
 from tests.simulation.actors import LEASE
@@ -63,7 +63,7 @@ class TestTheTable:
         late = acquire_leadership(a.ports, a.log, LEASE)
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
-        publication.announce_plan(late, plan)
+        publication.record_compaction_plan_as_intent(late, plan)
         intent = a.log.state.intent
         assert intent
         session = type("Session", (), {"state": a.log.state, "scratch_objects_of_earlier_survivor_scan": ()})()
@@ -77,7 +77,7 @@ class TestTheTable:
         published = b.log.state
         received = intent.model_copy(update={"receipts": tuple(outcomes)})
         with pytest.raises(Fenced):
-            publication.publish_round(late, received, publication.RunOutcome(RunStatus.CLEANED, {}))
+            publication.publish_round(late, received, publication.RunOutcome(RunHistoryStatus.CLEANED, {}))
         state = play.process("reader").state()
         assert (state.live, state.vector) == (published.live, published.vector)
 
@@ -89,16 +89,16 @@ class TestTheTable:
         late = acquire_leadership(a.ports, a.log, LEASE)
         plan = SymbolicPlanner(play.oracle.contents)(a.log.state, 0, late.epoch, a.ports.new_id)
         assert plan
-        publication.announce_plan(late, plan)
+        publication.record_compaction_plan_as_intent(late, plan)
         session = type("Session", (), {"state": a.log.state, "scratch_objects_of_earlier_survivor_scan": ()})()
         outcomes = [outcome for outcome in SymbolicWorker(a.ports)(plan, plan.tasks, session) if not isinstance(outcome, CompactionFailure)]
         publication.record_receipts(late, outcomes)
         shared, intent = a.log.state, a.log.state.intent
         assert intent
         replacements = [Replacement(sources=task.sources, segment=one.segment) for task, one in zip(plan.tasks, outcomes, strict=True)]
-        outcome = publication.RunOutcome(RunStatus.CLEANED, {})
+        outcome = publication.RunOutcome(RunHistoryStatus.CLEANED, {})
         claim = a.log.build_record_to_append(
-            publication._build_round_published_record(late, intent, replacements, (), ExpiredSources(late), outcome)
+            publication._build_round_published_record(late, intent, replacements, (), BrokerExpiredSegmentCache(late), outcome)
         )
         play.pass_time(TTL_MS * 2)
         planner, worker = SymbolicPlanner(play.oracle.contents), SymbolicWorker(b.ports)

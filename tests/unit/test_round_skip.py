@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bloom.sidecar import BATCH_RUNS, MARKERS, KeyCollector, RemovableRecordCounts, Sidecar
+from bloom.sidecar import BATCH_RUNS, MARKERS, RemovableRecordCounts, Sidecar, SidecarKeyHashCollector
 from bloom.sizing import FilterDesign, design_filter_if_worthwhile, useless_read_probability_of_filter
 from compactor.config.settings import CleanerSettings
 from compactor.constants import CompactorEpoch
 from compactor.control.state import RunHistoryEntry
 from compactor.round.skip import (
-    FilterUsageStatistics,
+    BloomFilterUsageStatistics,
     choose_engine,
-    decide_read_by_sidecar,
+    decide_whether_to_read,
     design_bloom_filter,
     estimate_distinct_keys,
-    expected_dirty_keys_of_next_rounds,
+    expected_dirty_key_count_of_next_rounds,
     filter_usage_of_run,
     filter_usage_of_runs,
 )
@@ -28,13 +28,13 @@ NOTHING_REMOVABLE = RemovableRecordCounts()
 
 
 def sidecar(keys: int, *, made_for: FilterDesign | None = None, due: RemovableRecordCounts = NOTHING_REMOVABLE, seed: int = 1) -> Sidecar:
-    portrait = KeyCollector(made_for)
-    portrait.add_hashes(np.random.default_rng(seed).integers(0, 2**64, (keys, 2), np.uint64))
+    portrait = SidecarKeyHashCollector(made_for)
+    portrait.add_record_key_hashes(np.random.default_rng(seed).integers(0, 2**64, (keys, 2), np.uint64))
     return portrait.build_sidecar("id", keys, due, np.zeros(0, BATCH_RUNS), np.zeros(0, MARKERS))
 
 
-def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: FilterUsageStatistics | None = None) -> Any:
-    return decide_read_by_sidecar(head, due, dirty_key_count=keys, filter_usage=record or FilterUsageStatistics(), now_ms=1_000)
+def look(head: SidecarHead, *, keys: int = 100, due: str = "", record: BloomFilterUsageStatistics | None = None) -> Any:
+    return decide_whether_to_read(head, due, dirty_key_count=keys, filter_usage=record or BloomFilterUsageStatistics(), now_ms=1_000)
 
 
 def with_filter(probes: int = 1_000, due: RemovableRecordCounts = RemovableRecordCounts()) -> SidecarHead:  # noqa: B008
@@ -86,20 +86,20 @@ def test_a_filter_for_far_fewer_keys_is_not_fetched() -> None:
 
 
 def test_filters_that_cost_more_than_they_spare_are_off_and_it_is_said() -> None:
-    costly = FilterUsageStatistics(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
+    costly = BloomFilterUsageStatistics(asked=60, skipped=3, useless=1, bytes_read=10_000, bytes_saved=9_000)
     assert not costly.are_filters_worthwhile
     why = look(with_filter(), record=costly).must
     assert why.startswith(
         "filters do not pay on this partition and are off: of 60 filters asked, 3 saved a read, 1 was a false positive (25 %)"
     )
     assert design_bloom_filter(CleanerSettings(), costly, 1_000, 50, 100_000) is None
-    assert FilterUsageStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"
-    assert FilterUsageStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_worthwhile
+    assert BloomFilterUsageStatistics(asked=49, bytes_read=10_000).are_filters_worthwhile, "too few were asked to tell"
+    assert BloomFilterUsageStatistics(asked=60, skipped=30, bytes_read=10_000, bytes_saved=10_001).are_filters_worthwhile
 
 
 def test_the_settings_say_how_often_a_filter_may_be_wrong_and_how_large_it_may_be() -> None:
     def designed(**settings: Any) -> FilterDesign | None:
-        return design_bloom_filter(CleanerSettings(**settings), FilterUsageStatistics(), 1_000, 10_000, 100_000_000)
+        return design_bloom_filter(CleanerSettings(**settings), BloomFilterUsageStatistics(), 1_000, 10_000, 100_000_000)
 
     usual, rare = designed(), designed(bloom_false_positive_rate=0.001)
     assert usual is not None
@@ -121,16 +121,16 @@ def test_what_is_remembered_counts() -> None:
         run(filter_asked=1, filter_skipped=1, bytes_skipped=11),
     ]
     record = filter_usage_of_runs(runs)
-    assert record == FilterUsageStatistics(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
+    assert record == BloomFilterUsageStatistics(asked=11, skipped=7, useless=2, bytes_read=12, bytes_saved=111)
     assert record.false_positive_rate == 2 / 9
-    assert filter_usage_of_run({}) == FilterUsageStatistics()
+    assert filter_usage_of_run({}) == BloomFilterUsageStatistics()
 
 
 def test_filters_are_made_for_the_keys_that_rounds_bring() -> None:
-    assert expected_dirty_keys_of_next_rounds(CleanerSettings(), [], 0) == 100_000
-    assert expected_dirty_keys_of_next_rounds(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
-    assert expected_dirty_keys_of_next_rounds(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
-    assert expected_dirty_keys_of_next_rounds(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
+    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(), [], 0) == 100_000
+    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(), [run(map_entries=70), run(map_entries=900), run()], 30) == 900
+    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(), [run(map_entries=900), *[run(map_entries=5)] * 5], 30) == 30
+    assert expected_dirty_key_count_of_next_rounds(CleanerSettings(bloom_design_keys=7), [run(map_entries=900)], 30) == 7
 
 
 def test_keys_are_estimated_from_sketches_and_never_beyond_the_records() -> None:

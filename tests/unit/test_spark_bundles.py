@@ -15,12 +15,12 @@ from compactor.records.indexes import TXN_ENTRY
 from compactor.spark.round import bundles, range_rows
 from compactor.spark.round.bundles import (
     BatchScanSummary,
-    IndexedBundle,
-    IndexedSegment,
     RowNumberRange,
-    decode_bundle_result,
+    SegmentBundleIndexedInPassOne,
+    SegmentIndexedInPassOne,
+    decode_pass_one_result_of_bundle,
     decode_scan_summaries,
-    encode_bundle_result,
+    encode_pass_one_result_of_bundle,
     plan_segment_bundles,
     row_number_ranges,
 )
@@ -52,8 +52,10 @@ def test_neighbours_go_together_by_bytes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert plan_segment_bundles([], task_slots=2, disk_bytes=1) == []
 
 
-def indexed(name: str, first: int, ordinals: int) -> IndexedSegment:
-    return IndexedSegment(name, 3, np.array([1]), BatchTable.allocate_rows(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals)
+def indexed(name: str, first: int, ordinals: int) -> SegmentIndexedInPassOne:
+    return SegmentIndexedInPassOne(
+        name, 3, np.array([1]), BatchTable.allocate_rows(1), np.empty(0, TXN_ENTRY), False, first, ordinals, ordinals
+    )
 
 
 def test_rows_of_bundles_that_lie_between_each_other() -> None:
@@ -67,15 +69,17 @@ def test_a_bundle_says_what_was_found(tmp_path: Path) -> None:
     store = Twins(tmp_path).remote.ports.control
     segments = (
         indexed("b", 0, 11),
-        IndexedSegment("headers", 2, np.array([0, 1]), BatchTable.allocate_rows(2), np.zeros(2, TXN_ENTRY), True),
+        SegmentIndexedInPassOne("headers", 2, np.array([0, 1]), BatchTable.allocate_rows(2), np.zeros(2, TXN_ENTRY), True),
     )
     keys = StoredKeyRows("scratch/keys-x", 0, 7, 11, 9, 2)
     gate = StoredGateRows("scratch/gate-x", 500, 7, 9, 2)
     facts = {"b": BatchScanSummary(np.array([True, False, True]), np.array([3, 3, 5]))}
-    data = b"rows" + pack_arrays_for_object_end(encode_bundle_result(IndexedBundle(segments, keys, gate), facts))
+    data = b"rows" + pack_arrays_for_object_end(
+        encode_pass_one_result_of_bundle(SegmentBundleIndexedInPassOne(segments, keys, gate), facts)
+    )
     store.create(keys.key, data)
     tail = read_arrays_at_object_end(store, keys.key, len(data))
-    again = decode_bundle_result(tail, keys.key, len(data))
+    again = decode_pass_one_result_of_bundle(tail, keys.key, len(data))
     shown = [(s.id, s.batches, s.undecided, s.first, s.ordinals, len(s.places), len(s.txn_entries)) for s in again.segments]
     assert shown == [("b", 3, False, 0, 11, 1, 0), ("headers", 2, True, -1, 0, 2, 2)]
     assert (again.gate, again.keys) == (gate, StoredKeyRows(keys.key, len(data), 7, 11, 9, 2))

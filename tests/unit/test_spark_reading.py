@@ -137,7 +137,7 @@ def test_all_that_a_read_committed_consumer_sees(seed: int, twins: Twins, tmp_pa
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_smaller_than_a_segment(seed: int, twins: Twins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces.SegmentReader.read_piece, "__defaults__", (300,))
-    monkeypatch.setattr(pieces.SegmentReader.piece_bounds_backwards, "__defaults__", (300,))
+    monkeypatch.setattr(pieces.SegmentReader.piece_positions_and_sizes_last_first, "__defaults__", (300,))
     monkeypatch.setattr(outcomes, "MAX_HELD_PIECES", seed)
     folder = log_of(seed + 50).write(tmp_path / "log")
     twins.bring(folder)
@@ -393,7 +393,11 @@ def test_readers_fold_again_where_an_object_has_gone(view: str, tmp_path: Path) 
     before = visible(folder)
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
     retire_partition(
-        tier.ports, tier.open_partition_log(NAME), tier.lease, ObjectRetention(grace_ms=0), clock=GraceClock(NOW_MS * 2, forced=True)
+        tier.ports,
+        tier.open_control_log_of_partition(NAME),
+        tier.lease,
+        ObjectRetention(grace_ms=0),
+        clock=GraceClock(NOW_MS * 2, forced=True),
     )
     rows = [row for split in splits for row in read_split(tier, split, arrow())]
     if view == "latest":
@@ -418,10 +422,10 @@ def test_a_control_log_that_has_lost_a_record_is_no_older_view(lost: slice, view
     tier = twins.local
     twins.bring(log_of(7).write(tmp_path / "log"))
     assert compact(tier, NAME, NOW_MS, force=True).status == "cleaned"
-    log = tier.open_partition_log(NAME)
+    log = tier.open_control_log_of_partition(NAME)
     log.refresh()
     tier.identity.read_catalog()
-    tier.change_notifier.publish_control_log_changes([log])
+    tier.control_log_change_notifier.publish_control_log_changes([log])
     keys = sorted(info.key for info in tier.ports.control.list(f"{log.prefix}/log/"))
     read(open_tier(tier.settings), view=view)
     tier.ports.control.delete(keys[lost])

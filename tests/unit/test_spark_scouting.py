@@ -28,7 +28,7 @@ from compactor.round.skip import filter_usage_of_runs
 from compactor.spark.cluster import jobs
 from compactor.spark.cluster.executor import TaskCost
 from compactor.spark.round import segment_index, worker
-from compactor.spark.round.bundles import decode_bundle_result
+from compactor.spark.round.bundles import decode_pass_one_result_of_bundle
 from compactor.spark.round.exchange import read_arrays_at_object_end
 from compactor.upkeep.retire import retire_partition
 from tests.builders import LZ4, NONE, LogBuilder
@@ -97,7 +97,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
     it.tail("s2-k7=new", "s2-k8")
     read, cluster = TaskCost(), HereCluster()
     live = state_of(it.twins.remote).live
-    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    here = create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     there = spread(it.twins.remote, cluster, cost=read)
     assert it.twins.difference() == ""
     assert reasons(there) == reasons(here)
@@ -112,7 +112,7 @@ def test_a_spread_round_skips_what_a_local_one_skips(tmp_path: Path) -> None:
 
 def spread(tier: Tier, cluster: HereCluster, *, cost: TaskCost | None = None, now_ms: int = NOW_MS) -> RoundReport:
     engine = RemoteEngine("spark", partial(spark_worker, cluster, tier, cost or TaskCost()))
-    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_partition_log(NAME))
+    return create_round(tier, NAME, now_ms, force=True, engine=engine).execute_round(tier.open_control_log_of_partition(NAME))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -165,7 +165,7 @@ def test_a_round_that_broke_off_is_done_by_the_next(step: str, lost: bool, tmp_p
     it = Growing(tmp_path, 5, transactions=True)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new", pid=5)
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking(step))
     announced = step in ("offset map", "pass 2")
@@ -211,7 +211,7 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     shutil.copytree(tmp_path / "spark" / "a tier", tmp_path / "unbroken" / "a tier")
     unbroken, whole, rest = open_tier(it.twins.settings("unbroken")), TaskCost(), TaskCost()
     assert spread(unbroken, HereCluster(), cost=whole).status == "cleaned"
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     driver = multiprocessing.get_context("spawn").Process(target=killed_driver, args=(str(tmp_path / "spark" / "settings.toml"), NOW_MS))
     driver.start()
     driver.join()
@@ -219,13 +219,15 @@ def test_what_a_killed_driver_read_before_its_plan_is_not_read_again(tmp_path: P
     assert state_of(it.twins.remote).intent is None
     store = it.twins.remote.ports.control
     left = [
-        decode_bundle_result(read_arrays_at_object_end(store, info.key, info.size), info.key, info.size)
+        decode_pass_one_result_of_bundle(read_arrays_at_object_end(store, info.key, info.size), info.key, info.size)
         for info in store.list(f"partitions/{NAME}/scratch/")
         if "keys-" in info.key
     ]
     spared = sum(sizes[segment.id] for bundle in left for segment in bundle.segments)
     assert len(left) >= 2
-    retire_partition(it.twins.remote.ports, it.twins.remote.open_partition_log(NAME), it.twins.remote.lease, it.twins.remote.retention)
+    retire_partition(
+        it.twins.remote.ports, it.twins.remote.open_control_log_of_partition(NAME), it.twins.remote.lease, it.twins.remote.retention
+    )
     assert spread(it.twins.remote, HereCluster(), cost=rest, now_ms=NOW_MS + 500).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too: it follows from the time of the round"
     assert rest.bytes_fetched == whole.bytes_fetched - spared
@@ -239,7 +241,7 @@ def test_what_was_read_of_another_log_is_not_taken_up(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8=newer")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     cluster = HereCluster()
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert "keys of 2 segments" in cluster.said[0]
@@ -256,7 +258,7 @@ def test_a_round_over_another_log_has_a_time_of_its_own(tmp_path: Path) -> None:
         spread(it.twins.remote, Breaking("filters of"))
     it.tail("s2-k8")
     later = NOW_MS + 1_000_000
-    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, later, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     assert spread(it.twins.remote, HereCluster(), now_ms=later).status == "cleaned"
     assert it.twins.difference() == "", "the tombstone's horizon, too"
     assert scratch_of(it.twins.remote) == []
@@ -267,7 +269,7 @@ def test_survivors_whose_record_may_have_counted_stay(tmp_path: Path, monkeypatc
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     store = publication.record_survivor_objects
 
     def unanswered(*args: Any) -> None:
@@ -339,7 +341,7 @@ def test_a_log_that_grows_while_filters_are_asked(tmp_path: Path, monkeypatch: p
     it = Growing(tmp_path, 5, toml="\nmap_budget_bytes = 65536")
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_partition_log(NAME))
+    create_round(it.twins.local, NAME, NOW_MS, force=True).execute_round(it.twins.local.open_control_log_of_partition(NAME))
     cluster = Importing("filters of", lambda: it.tail(*(f"later-{number}=1" for number in range(700))))
     assert spread(it.twins.remote, cluster).status == "cleaned"
     assert it.twins.difference() == ""
@@ -359,7 +361,7 @@ def test_executors_of_another_version_are_met_before_the_plan(tmp_path: Path, mo
     it = Growing(tmp_path, 3)
     it.twins.round(HereCluster())
     it.tail("s2-k7=new")
-    monkeypatch.setattr(jobs, "executor_fingerprint", lambda: "another one")
+    monkeypatch.setattr(jobs, "program_and_codec_versions_fingerprint", lambda: "another one")
     report = spread(it.twins.remote, HereCluster())
     assert (report.status, report.reason.partition(" for ")[0]) == ("quarantined", "version: the plan is")
     assert state_of(it.twins.remote).intent is None

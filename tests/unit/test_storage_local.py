@@ -19,9 +19,9 @@ from hypothesis import given, strategies as st
 from compactor.errors import AlreadyExists, CompactorError, CopyDiffers, NotFound, OutOfBudget, Refused, Unavailable
 from compactor.storage.counting import RequestCounters
 from compactor.storage.factory import open_store
-from compactor.storage.keys import RESERVED, key_problem
+from compactor.storage.keys import RESERVED, object_key_problem
 from compactor.storage.local import RESERVE_BYTES, LocalStore
-from compactor.storage.port import ComposeSource, CopiedRange, FileRange
+from compactor.storage.port import ComposeSource, FileRange, ObjectRangeToCopy
 from compactor.storage.schemes import local_path
 
 
@@ -178,14 +178,14 @@ class TestErrors:
             from pathlib import Path
             from compactor.errors import OutOfBudget
             from compactor.storage.local import LocalStore
-            from compactor.storage.port import CopiedRange
+            from compactor.storage.port import ObjectRangeToCopy
             root = Path(sys.argv[1])
             store = LocalStore(root / "tier")
             store.create("half", bytes(120 << 10))
             etag = store.head("half").etag
             attempts = (
                 lambda: store.create("large", bytes(1 << 20)),
-                lambda: store.compose("large", [CopiedRange("half", 0, 120 << 10, etag)]),
+                lambda: store.compose("large", [ObjectRangeToCopy("half", 0, 120 << 10, etag)]),
                 lambda: store.download("half", root / "copy"),
             )
             for attempt in attempts:
@@ -248,7 +248,11 @@ class TestCompose:
     def pieces(self, store: LocalStore, tmp_path: Path) -> list[ComposeSource]:
         (tmp_path / "local").write_bytes(b"0123456789")
         etag = store.head("source").etag
-        return [CopiedRange("source", 3, 2_000_000, etag), FileRange(tmp_path / "local", 2, 5), CopiedRange("source", 7, 9, etag)]
+        return [
+            ObjectRangeToCopy("source", 3, 2_000_000, etag),
+            FileRange(tmp_path / "local", 2, 5),
+            ObjectRangeToCopy("source", 7, 9, etag),
+        ]
 
     EXPECTED = (bytes(range(256)) * 10_000)[3:2_000_003] + b"23456" + bytes(range(7, 16))
 
@@ -257,7 +261,7 @@ class TestCompose:
         """If the CRC-32C of a range is not known, the source is read too."""
         pieces = self.pieces(store, tmp_path)
         if is_known:
-            pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, CopiedRange) else one for one in pieces]
+            pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, ObjectRangeToCopy) else one for one in pieces]
         before = self.counters.usage()
         store.compose("k", pieces)
         used = self.counters.usage().usage_since(before)
@@ -265,7 +269,7 @@ class TestCompose:
         assert (used.requests, used.bytes_read, used.bytes_written) == ({"put": 1, "copy": 2}, read, 5)
         assert store.get("k") == self.EXPECTED
 
-    def crc_of(self, piece: CopiedRange) -> int:
+    def crc_of(self, piece: ObjectRangeToCopy) -> int:
         return int(google_crc32c.value((bytes(range(256)) * 10_000)[piece.start : piece.start + piece.length]))
 
     @pytest.mark.parametrize("is_known", [True, False])
@@ -284,7 +288,7 @@ class TestCompose:
 
         pieces = self.pieces(store, tmp_path)
         if is_known:
-            pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, CopiedRange) else one for one in pieces]
+            pieces = [replace(one, crc32c=self.crc_of(one)) if isinstance(one, ObjectRangeToCopy) else one for one in pieces]
         monkeypatch.setattr(os, "copy_file_range", zeroed)
         with pytest.raises(CopyDiffers, match="source: the store has copied other bytes"):
             store.compose("k", pieces)
@@ -526,12 +530,12 @@ def test_a_listing_is_the_sorted_keys(tmp_path_factory: pytest.TempPathFactory, 
     made = set()
     for name in names:
         path = root / name
-        if key_problem(name) or path.exists() or any(parent.is_file() for parent in path.parents):
+        if object_key_problem(name) or path.exists() or any(parent.is_file() for parent in path.parents):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
         made.add(name)
-    if key_problem(prefix + "x"):
+    if object_key_problem(prefix + "x"):
         return
     expected = sorted((key for key in made if key.startswith(prefix) and key.encode() > after.encode()), key=lambda key: key.encode())
     assert keys(LocalStore(root), prefix, after) == expected

@@ -18,7 +18,7 @@ from compactor.config.settings import LimitSettings
 from compactor.config.store_sections import S3Settings
 from compactor.errors import NotFound, Refused, Unavailable
 from compactor.storage.counting import RequestCounters, StoreUsage
-from compactor.storage.factory import RateLimits, ThrottledMeter, TokenBucket, open_store
+from compactor.storage.factory import RateLimitingRequestMeter, RateLimits, TokenBucket, open_store
 from compactor.storage.port import ObjectInfo
 from compactor.storage.retrying import FirstAnswerTracker, Retrier, RetryingStore
 from compactor.storage.settings import RetrySettings, TransferSettings
@@ -222,7 +222,7 @@ class TestThrottle:
     def test_each_limit_is_its_own_and_zero_is_none(self, tmp_path: Path) -> None:
         clock, counters = Clock(), RequestCounters()
         buckets = RateLimits(LimitSettings(max_read_bytes_per_s=100, max_requests_per_s=1), clock.time, clock.sleep)
-        meter = ThrottledMeter(counters, buckets)
+        meter = RateLimitingRequestMeter(counters, buckets)
         meter.record_bytes_written(10**9)
         assert clock.slept == []
         meter.record_bytes_read(300)

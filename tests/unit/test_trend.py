@@ -8,7 +8,7 @@ from pathlib import Path
 from compactor.constants import HOUR_MS
 from compactor.daemon import trend
 from compactor.daemon.scheduling import PartitionStatus
-from compactor.daemon.trend import MOST_HOURS, MOST_TOPICS, HourlyStorageFigures, TierTrend, merged_trend, with_current_hour
+from compactor.daemon.trend import MOST_HOURS, MOST_TOPICS, HourlyStorageFigures, TierStorageTrend, merged_trend, with_current_hour
 from compactor.model.ids import TopicPartition
 from compactor.storage.factory import open_store
 
@@ -20,7 +20,7 @@ def status(topic: str, size: int, dirty: int = 0, freed: tuple[tuple[int, int], 
 
 
 def test_an_hour_is_the_sum_of_all_partitions_and_of_each_topic() -> None:
-    found = with_current_hour(TierTrend(), [status("a", 10, 3), status("b", 20, 4, ((NOW, 7),))], NOW)
+    found = with_current_hour(TierStorageTrend(), [status("a", 10, 3), status("b", 20, 4, ((NOW, 7),))], NOW)
     hour = NOW - NOW % HOUR_MS
     assert found.hours == (HourlyStorageFigures(hour, 40, 7, 7),)
     assert found.topics == {"a": (HourlyStorageFigures(hour, 15, 3, 0),), "b": (HourlyStorageFigures(hour, 25, 4, 7),)}
@@ -28,12 +28,12 @@ def test_an_hour_is_the_sum_of_all_partitions_and_of_each_topic() -> None:
 
 def test_what_was_reclaimed_is_completed_for_the_hours_of_the_last_day() -> None:
     before = tuple(HourlyStorageFigures((480_000 - back) * HOUR_MS, 1, 1, 2) for back in (30, 3))
-    found = with_current_hour(TierTrend(hours=before), [status("a", 10, freed=((NOW - 3 * HOUR_MS, 9),))], NOW)
+    found = with_current_hour(TierStorageTrend(hours=before), [status("a", 10, freed=((NOW - 3 * HOUR_MS, 9),))], NOW)
     assert [each.reclaimed for each in found.hours] == [2, 9, 0]
 
 
 def test_the_trend_is_bounded_by_hours_and_topics() -> None:
-    found = TierTrend()
+    found = TierStorageTrend()
     for back in range(MOST_HOURS + 20, -1, -1):
         found = with_current_hour(found, [status("a", 1)], NOW - back * HOUR_MS)
     assert len(found.hours) == len(found.topics["a"]) == MOST_HOURS
@@ -43,14 +43,14 @@ def test_the_trend_is_bounded_by_hours_and_topics() -> None:
     assert "t049" not in many.topics
     hours = [tuple(HourlyStorageFigures(NOW, 2**50 + at * 7919, 2**45 + at, 2**40) for _ in range(MOST_HOURS)) for at in range(MOST_TOPICS)]
     week = {f"a-topic-with-a-long-name-{at}": figures for at, figures in enumerate(hours)}
-    assert len(zlib.compress(TierTrend(topics=week).model_dump_json().encode())) < 1 << 20
+    assert len(zlib.compress(TierStorageTrend(topics=week).model_dump_json().encode())) < 1 << 20
 
 
 def test_trends_of_two_daemons_are_merged_by_hour() -> None:
     ours_by_hour = (HourlyStorageFigures(2 * HOUR_MS, 1, 1, 1),)
     theirs_by_hour = (HourlyStorageFigures(HOUR_MS, 9, 9, 9), HourlyStorageFigures(2 * HOUR_MS, 8, 8, 8))
-    ours = TierTrend(hours=ours_by_hour, topics={"a": ours_by_hour})
-    theirs = TierTrend(hours=theirs_by_hour, topics={"a": theirs_by_hour[:1]})
+    ours = TierStorageTrend(hours=ours_by_hour, topics={"a": ours_by_hour})
+    theirs = TierStorageTrend(hours=theirs_by_hour, topics={"a": theirs_by_hour[:1]})
     found = merged_trend(theirs, ours)
     assert [(each.hour_ms, each.stored) for each in found.hours] == [(HOUR_MS, 9), (2 * HOUR_MS, 1)]
     assert [each.stored for each in found.topics["a"]] == [9, 1]
@@ -59,7 +59,7 @@ def test_trends_of_two_daemons_are_merged_by_hour() -> None:
 def test_a_damaged_trend_is_begun_anew(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     store.put(trend.TREND_KEY, b"not a trend")
-    assert trend.read_trend(store) == TierTrend()
-    made = with_current_hour(TierTrend(), [status("a", 10)], NOW)
+    assert trend.read_trend(store) == TierStorageTrend()
+    made = with_current_hour(TierStorageTrend(), [status("a", 10)], NOW)
     trend.write_trend(store, made)
     assert trend.read_trend(store) == made

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from compactor.brokers.metadata_topic.codec import TOPIC
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
-from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka
+from compactor.brokers.metadata_topic.connection import KafkaConnection, LazyKafkaAdminClient, load_confluent_kafka
 from compactor.constants import LeaderEpoch
 from compactor.errors import NotFound, Refused, StoreError, Unavailable, UsageError
 from compactor.model.base import ReasonOrEmpty
@@ -114,7 +114,7 @@ class KafkaAdmin:
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._timeout_s = connection.timeout_s
-        self._session = AdminSession(connection)
+        self._session = LazyKafkaAdminClient(connection)
         self._broker_settings: dict[int, Mapping[str, KafkaSetting]] = {}
 
     def cluster_id(self) -> str:

@@ -32,7 +32,7 @@ MAX_FINISHED_IDS = 4096
 """How many finished ids a partition remembers, newest last: a zombie's late records come within its delivery timeout, not years later."""
 
 
-class MetadataFindingKind(StrEnum):
+class SuspiciousRecordFindingKind(StrEnum):
     """Kinds of metadata records that brokers ignore or should not have received."""
 
     DROPPED_TRANSITION = "dropped-transition"
@@ -43,13 +43,13 @@ class MetadataFindingKind(StrEnum):
     """A finished id was introduced again: its objects are gone or about to be."""
 
 
-class MetadataFinding(NamedTuple):
+class SuspiciousRecordFinding(NamedTuple):
     """A metadata record that brokers ignored or that should not have been written.
 
     offset: of the record in the metadata topic. segment_id: 16 bytes.
     """
 
-    kind: MetadataFindingKind
+    kind: SuspiciousRecordFindingKind
     partition: TopicIdPartition
     segment_id: bytes
     offset: int
@@ -147,8 +147,9 @@ class RemoteLogMetadataCache:
         other.epochs = {epoch: state.copy() for epoch, state in self.epochs.items()}
         return other
 
-    def apply_record(self, record: MetadataRecord, record_offset: int, *, topic: str = TOPIC) -> MetadataFinding | None:
-        """Apply one record, and return a MetadataFinding if brokers would ignore it, else None. Raises BadData if brokers would stop at it.
+    def apply_record(self, record: MetadataRecord, record_offset: int, *, topic: str = TOPIC) -> SuspiciousRecordFinding | None:
+        """Apply one record, and return a SuspiciousRecordFinding if brokers would ignore it, else None. Raises BadData if brokers would
+        stop at it.
 
         :param record_offset: of the record in the metadata topic; records at or below ``applied`` are ignored.
         :param topic: name of the metadata topic partition, for messages.
@@ -181,7 +182,7 @@ class RemoteLogMetadataCache:
         """Return all segments that are not deleted, in the order of introduction (Kafka's listAllRemoteLogSegments)."""
         return list(self.segments.values())
 
-    def _add_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> MetadataFinding | None:
+    def _add_segment(self, record: RemoteLogSegmentMetadataRecord, record_offset: int) -> SuspiciousRecordFinding | None:
         """Apply a record that introduces a segment. Return a finding if brokers would ignore the record or the segment was deleted before,
         else None.
         """
@@ -193,10 +194,12 @@ class RemoteLogMetadataCache:
         self.segments[record.segment_id] = record
         if record.segment_id in self.finished:
             message = "a segment whose deletion was finished is introduced again"
-            return MetadataFinding(MetadataFindingKind.REVIVED, self.partition, record.segment_id, record_offset, message)
+            return SuspiciousRecordFinding(SuspiciousRecordFindingKind.REVIVED, self.partition, record.segment_id, record_offset, message)
         return None
 
-    def _update_segment(self, update: RemoteLogSegmentMetadataUpdateRecord, record_offset: int, topic: str) -> MetadataFinding | None:
+    def _update_segment(
+        self, update: RemoteLogSegmentMetadataUpdateRecord, record_offset: int, topic: str
+    ) -> SuspiciousRecordFinding | None:
         """Apply a record that changes a segment's state. Return a finding if brokers would ignore the record, else None. Raises BadData if
         brokers would stop at it.
         """
@@ -204,7 +207,9 @@ class RemoteLogMetadataCache:
         if existing is None:
             what = "is finished" if update.segment_id in self.finished else "was never introduced"
             message = f"{update.state} of a segment that {what}"
-            return MetadataFinding(MetadataFindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, record_offset, message)
+            return SuspiciousRecordFinding(
+                SuspiciousRecordFindingKind.UNKNOWN_SEGMENT, self.partition, update.segment_id, record_offset, message
+            )
         if update.state is not existing.state and update.state not in TRANSITIONS[existing.state]:
             return self._dropped_transition_finding(existing.state, update.state, update.segment_id, record_offset)
         if update.state is SegmentState.COPY_SEGMENT_STARTED:
@@ -230,14 +235,16 @@ class RemoteLogMetadataCache:
             self.segments[update.segment_id] = found
         return None
 
-    def _dropped_transition_finding(self, before: SegmentState, after: SegmentState, raw_id: bytes, record_offset: int) -> MetadataFinding:
+    def _dropped_transition_finding(
+        self, before: SegmentState, after: SegmentState, raw_id: bytes, record_offset: int
+    ) -> SuspiciousRecordFinding:
         """Return the finding for a record that brokers drop because the state transition from ``before`` to ``after`` is invalid.
 
         :param raw_id: id of the segment, 16 bytes.
         :param record_offset: offset of the record in the metadata topic.
         """
         message = f"{before} cannot become {after}; brokers drop the record with an ERROR line"
-        return MetadataFinding(MetadataFindingKind.DROPPED_TRANSITION, self.partition, raw_id, record_offset, message)
+        return SuspiciousRecordFinding(SuspiciousRecordFindingKind.DROPPED_TRANSITION, self.partition, raw_id, record_offset, message)
 
     def _remember_deleted_id(self, raw_id: bytes) -> None:
         """Remember the id of a deleted segment; only the newest MAX_FINISHED_IDS are remembered."""

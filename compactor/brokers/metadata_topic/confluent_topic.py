@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.connection import (
     retry_until_answered,
     store_error_from_kafka_error,
 )
-from compactor.brokers.metadata_topic.ports import OffsetBounds, PollResult, RawMetadataTopicRecord, TopicIdentity
+from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets, PollResult, RawMetadataTopicRecord, TopicIdentity
 from compactor.errors import Refused, Unavailable
 
 _CONSUMER_GROUP = "tiered-compactor"
@@ -68,11 +68,11 @@ class ConfluentMetadataTopic:
         self._leaders = {one.id: one.leader.id for one in described.partitions if one.leader is not None and one.leader.id >= 0}
         return TopicIdentity(cluster_id or "", uuid_text(uuid_to_bytes(described.topic_id)), self._partitions)
 
-    def bounds(self) -> Mapping[int, OffsetBounds]:
+    def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
         if not self._partitions:
             self.identity()
         began, seconds = time.monotonic(), _FIRST_TIMEOUT_S
-        found: dict[int, OffsetBounds] = {}
+        found: dict[int, FirstAndEndOffsets] = {}
         while True:
             found |= self._fetch_bounds([number for number in self._leaders if number not in found], seconds)
             silent = frozenset(range(self._partitions)) - found.keys()
@@ -159,7 +159,7 @@ class ConfluentMetadataTopic:
         self._drop_producer()
         self._consumer = self._admin = None
 
-    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, OffsetBounds]:
+    def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, FirstAndEndOffsets]:
         """Return the bounds of partitions whose leader answers within ``timeout_s``. Each leader gets its own request, so that one cannot
         delay all.
         """
@@ -187,7 +187,7 @@ class ConfluentMetadataTopic:
                         raise detail from None
                 except TimeoutError:
                     pass
-        return {number: OffsetBounds(*both) for number, both in answers.items() if len(both) == 2}
+        return {number: FirstAndEndOffsets(*both) for number, both in answers.items() if len(both) == 2}
 
     def _request_topic_metadata(self, client: Any) -> Any:
         """Return the cluster's current metadata about this topic."""

@@ -260,7 +260,7 @@ class RetriedAdminRequest(Generic[K, T]):
             time.sleep(_FUTURE_POLL_S)
 
 
-class AdminSession:
+class LazyKafkaAdminClient:
     """Admin client that connects on first use; for one thread."""
 
     def __init__(self, connection: KafkaConnection) -> None:

@@ -23,7 +23,7 @@ from compactor.brokers.metadata_topic.persisted_state import (
     PersistedStateLost,
     TieredPartition,
 )
-from compactor.brokers.metadata_topic.ports import MetadataTopic, OffsetBounds, RawMetadataTopicRecord, TopicIdentity
+from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets, MetadataTopic, RawMetadataTopicRecord, TopicIdentity
 from compactor.brokers.metadata_topic.state_serde import LazilyDecodedSegments
 from compactor.brokers.metadata_topic.token_bucket import record_counts_with_timestamps_added
 from compactor.errors import BadData, NotFound, Unavailable
@@ -95,7 +95,7 @@ class MetadataFoldResult(NamedTuple):
 
 
 @dataclass
-class _ReadChunk:
+class _UnfoldedRecordChunk:
     """Records of one metadata partition that were read and not folded yet. reached: next offset to read."""
 
     records: list[RawMetadataTopicRecord]
@@ -150,7 +150,7 @@ class FoldingMetadataTopicReader:
                     return self._fold_until_end_or_deadline(deadline)._replace(refold_reason=why)
                 except (PersistedStateLost, _TopicChangedError) as error:
                     why = str(error)
-                    self._states.discard_all_states(why)
+                    self._states.discard_all_folded_states(why)
                     self._identity, self._forward_read = None, {}
                 except BaseException:
                     self._forward_read = {}  # the reader may be ahead of what was folded
@@ -200,11 +200,11 @@ class FoldingMetadataTopicReader:
             return dict(self._reached)
 
     @property
-    def leaderless_partitions(self) -> frozenset[int]:
+    def leaderless_metadata_partitions(self) -> frozenset[int]:
         """Return the metadata partitions that could not be read by the last fold_records_to_topic_end because no broker leads them."""
         return self._leaderless
 
-    def compactor_records_by_minute(self) -> Mapping[int, int]:
+    def compactor_metadata_record_counts_by_minute(self) -> Mapping[int, int]:
         """Return how many of the folded records were written by compactors, by minute since 1970. The token bucket limits their number."""
         with self._lock:
             total: Counter[int] = Counter()
@@ -224,12 +224,12 @@ class FoldingMetadataTopicReader:
         self._seek_unread_records(bounds)
         folded = 0
         while self._count_unread_records(bounds) and time.monotonic() < deadline:
-            read = self._read_chunk(bounds, deadline)
+            read = self._read_unfolded_record_chunks(bounds, deadline)
             for number in sorted(read):
-                folded += self._fold_chunk(number, read[number])
+                folded += self._fold_chunk_and_count_records(number, read[number])
         return MetadataFoldResult(folded, self._count_unread_records(bounds))
 
-    def _seek_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> None:
+    def _seek_unread_records(self, bounds: Mapping[int, FirstAndEndOffsets]) -> None:
         """Continue reading each metadata partition at its fold position. If the last folded record was not yet compared with the topic,
         begin at that record, so that it can be.
         """
@@ -251,7 +251,7 @@ class FoldingMetadataTopicReader:
             self._topic.seek(positions)
             self._forward_read = positions
 
-    def _count_unread_records(self, bounds: Mapping[int, OffsetBounds]) -> dict[int, int]:
+    def _count_unread_records(self, bounds: Mapping[int, FirstAndEndOffsets]) -> dict[int, int]:
         """Return the number of unread records by metadata partition. Partitions that are read to their end, or have a record at which
         brokers stop, are left out.
         """
@@ -262,9 +262,9 @@ class FoldingMetadataTopicReader:
                 behind[number] = end - reached.position
         return behind
 
-    def _read_chunk(self, bounds: Mapping[int, OffsetBounds], deadline: float) -> dict[int, _ReadChunk]:
+    def _read_unfolded_record_chunks(self, bounds: Mapping[int, FirstAndEndOffsets], deadline: float) -> dict[int, _UnfoldedRecordChunk]:
         """Read records until a chunk is full, the end is reached or the deadline has passed. Return them by metadata partition."""
-        read: dict[int, _ReadChunk] = {}
+        read: dict[int, _UnfoldedRecordChunk] = {}
         count = size = 0
         wanted = self._count_unread_records(bounds)
         while count < self._chunk_records and size < MAX_CHUNK_BYTES and time.monotonic() < deadline:
@@ -275,20 +275,20 @@ class FoldingMetadataTopicReader:
             except NotFound as error:
                 raise _TopicChangedError(str(error)) from error
             for record in polled.records:
-                known = read.setdefault(record.partition, _ReadChunk([], 0))
+                known = read.setdefault(record.partition, _UnfoldedRecordChunk([], 0))
                 known.records.append(record)
                 known.reached = record.offset + 1
                 size += len(record.value or b"")
             count += len(polled.records)
             for number, position in polled.reached.items():
-                known = read.setdefault(number, _ReadChunk([], 0))
+                known = read.setdefault(number, _UnfoldedRecordChunk([], 0))
                 known.reached = max(known.reached, position)
             self._forward_read |= {number: known.reached for number, known in read.items()}
             if all(number in read and read[number].reached >= bounds[number].end for number in wanted):
                 break
         return read
 
-    def _fold_chunk(self, metadata_partition: int, chunk: _ReadChunk) -> int:
+    def _fold_chunk_and_count_records(self, metadata_partition: int, chunk: _UnfoldedRecordChunk) -> int:
         """Fold the records read from one metadata partition, and return their number."""
         reached = self._reached[metadata_partition]
         records = self._verified_unfolded_records(metadata_partition, reached, chunk)
@@ -325,7 +325,7 @@ class FoldingMetadataTopicReader:
         )
         last = FoldPosition(position, reached.last, reached.digest, reached.missing, stopped, message)
         if done:
-            last = replace(last, last=done[-1].offset, digest=_value_digest(done[-1]))
+            last = replace(last, last=done[-1].offset, digest=_record_value_sha256_hex(done[-1]))
         if last != reached:
             self._states.save_fold_position(metadata_partition, last)
             self._reached[metadata_partition] = last
@@ -333,7 +333,7 @@ class FoldingMetadataTopicReader:
         return len(done)
 
     def _verified_unfolded_records(
-        self, metadata_partition: int, fold_position: FoldPosition, chunk: _ReadChunk
+        self, metadata_partition: int, fold_position: FoldPosition, chunk: _UnfoldedRecordChunk
     ) -> list[RawMetadataTopicRecord]:
         """Return the records of a chunk that are not folded yet. The first time, compare the last folded record with the one in the topic,
         to detect a topic that was truncated or created again.
@@ -342,7 +342,7 @@ class FoldingMetadataTopicReader:
         """
         if metadata_partition not in self._checked:
             first = chunk.records[0] if chunk.records else None
-            if first is None or first.offset != fold_position.last or _value_digest(first) != fold_position.digest:
+            if first is None or first.offset != fold_position.last or _record_value_sha256_hex(first) != fold_position.digest:
                 raise _TopicChangedError(
                     f"partition {metadata_partition} has another record at {fold_position.last} than was folded: truncated or created again"
                 )
@@ -379,6 +379,6 @@ class FoldingMetadataTopicReader:
         return decoded
 
 
-def _value_digest(record: RawMetadataTopicRecord) -> str:
+def _record_value_sha256_hex(record: RawMetadataTopicRecord) -> str:
     """Return the SHA-256 of a record's value, in hexadecimal."""
     return hashlib.sha256(record.value or b"").hexdigest()

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.brokers.metadata_topic.codec import uuid_text
 from compactor.brokers.metadata_topic.confluent_topic import uuid_to_bytes
-from compactor.brokers.metadata_topic.connection import AdminSession, KafkaConnection, load_confluent_kafka, store_error_from_kafka_error
+from compactor.brokers.metadata_topic.connection import (
+    KafkaConnection,
+    LazyKafkaAdminClient,
+    load_confluent_kafka,
+    store_error_from_kafka_error,
+)
 from compactor.constants import LeaderEpoch, TopicId
 from compactor.errors import Refused, StoreError
 from compactor.model.ids import TopicPartition
@@ -27,7 +32,7 @@ class ClusterLeaders:
 
 
 @dataclass(frozen=True)
-class LogEnd:
+class LeaderReportedLogEnd:
     """A leader's answer to ListOffsets. high_watermark: exclusive. leader_epoch: -1 if the leader does not return it."""
 
     leader_epoch: LeaderEpoch
@@ -42,12 +47,12 @@ class ClusterTopicIds:
     topic_ids: Mapping[str, TopicId]
 
 
-class KafkaLeaderQueries:
+class KafkaAgentClusterQueries:
     """Client that asks a cluster for partition leaders, end offsets, topic ids and topic settings. Connects on first use."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
-        self._admin = AdminSession(connection)
+        self._admin = LazyKafkaAdminClient(connection)
 
     def leaders(self) -> ClusterLeaders:
         """Return the leaders of all partitions, in one request. Raises Unavailable or Refused."""
@@ -95,7 +100,7 @@ class KafkaLeaderQueries:
         setting = KafkaAdmin(self._connection).describe_topics([topic])[topic].settings.get(name)
         return int(setting.value) if setting is not None else None
 
-    def log_ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogEnd | StoreError]:
+    def query_log_ends_from_leaders(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderReportedLogEnd | StoreError]:
         """Return the log end of each partition, in one request per broker; an error for partitions whose leader does not answer.
 
         Raises Refused if no client can be created.
@@ -110,7 +115,7 @@ class KafkaLeaderQueries:
         timeout = self._connection.timeout_s
         asked = admin.list_offsets(wanted, isolation_level=uncommitted, request_timeout=timeout)
         deadline = time.monotonic() + timeout + 1
-        found: dict[TopicPartition, LogEnd | StoreError] = {}
+        found: dict[TopicPartition, LeaderReportedLogEnd | StoreError] = {}
         for where, future in asked.items():
             name = TopicPartition(where.topic, where.partition)
             try:
@@ -123,5 +128,5 @@ class KafkaLeaderQueries:
             if answer is None or answer.offset < 0:  # librdkafka's own number beside the answers of other leaders
                 found[name] = StoreError(f"no broker told in {timeout:g} s where {name} ends", hint="It is retried")
             else:
-                found[name] = LogEnd(LeaderEpoch(-1 if answer.leader_epoch is None else answer.leader_epoch), answer.offset)
+                found[name] = LeaderReportedLogEnd(LeaderEpoch(-1 if answer.leader_epoch is None else answer.leader_epoch), answer.offset)
         return found

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from compactor.brokers.metadata_topic import state_serde as packed
-from compactor.brokers.metadata_topic.cache import MetadataFinding, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import RemoteLogMetadataCache, SuspiciousRecordFinding
 from compactor.brokers.metadata_topic.codec import (
     MetadataRecord,
     RemoteLogSegmentMetadataRecord,
@@ -93,7 +93,7 @@ class FoldedPartitionMetadata:
     """
 
     cache: RemoteLogMetadataCache
-    findings: list[MetadataFinding] = field(default_factory=list)
+    findings: list[SuspiciousRecordFinding] = field(default_factory=list)
     finding_count: int = 0
     finished: int = 0
     other: int = 0
@@ -160,7 +160,7 @@ class FoldedMetadataStore:
         self._stored = self._store.get([_TOPIC_KEY])[0]
         return dict(self._reached)
 
-    def discard_all_states(self, reason: str) -> None:
+    def discard_all_folded_states(self, reason: str) -> None:
         """Delete all stored states, so that load_fold_positions starts from the beginning of the topic. reason: for the log."""
         self._store.delete_all_entries(reason)
         self._memory.clear()

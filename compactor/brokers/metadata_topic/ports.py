@@ -21,7 +21,7 @@ class RawMetadataTopicRecord(NamedTuple):
     value: bytes | None
 
 
-class OffsetBounds(NamedTuple):
+class FirstAndEndOffsets(NamedTuple):
     """First existing offset and next offset to be written (exclusive end) of a metadata topic partition."""
 
     start: int
@@ -61,7 +61,7 @@ class MetadataTopic(Protocol):
     def identity(self) -> TopicIdentity:
         """Ask the cluster for the topic's identity. Never cached."""
 
-    def bounds(self) -> Mapping[int, OffsetBounds]:
+    def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
         """Return first and end offset (exclusive) by partition number. Partitions without a leader are left out."""
 
     def seek(self, positions: Mapping[int, int]) -> None:

@@ -214,7 +214,7 @@ class HighestOffsetMarker:
 
     segment: RemoteLogSegmentMetadataRecord
 
-    def marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
+    def highest_offset_marker_records(self, event_timestamp_ms: int) -> list[MetadataRecord]:
         """Return the records that introduce, finish and delete the marker. No object belongs to it."""
         begun = self.segment
         states = (_S.COPY_SEGMENT_FINISHED, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
@@ -334,7 +334,7 @@ def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence
     return first_divergent_offset(own, end, [entry for entry in lineage if entry.start_offset < end], end) is None
 
 
-def unfinished_copies(
+def unfinished_segment_copies_up_to_offset(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
 ) -> list[RemoteLogSegmentMetadataRecord]:
     """Return the copies of segments that brokers have begun and not finished, and that end at or below ``end_offset`` in a range where
@@ -361,7 +361,7 @@ def reason_to_refuse_finish(
     wanted = [
         record
         for marker in highest_offset_markers(cache, lineage, segment, event_timestamp_ms)
-        for record in marker.marker_records(event_timestamp_ms)
+        for record in marker.highest_offset_marker_records(event_timestamp_ms)
     ]
     for record in (*wanted, _state_change_record(segment, _S.COPY_SEGMENT_FINISHED)):
         why = reason_to_refuse_record(trial.cache, lineage, record)

@@ -8,7 +8,12 @@ from collections.abc import Iterator, MutableMapping
 
 from typing_extensions import override
 
-from compactor.brokers.metadata_topic.cache import LeaderEpochState, MetadataFinding, MetadataFindingKind, RemoteLogMetadataCache
+from compactor.brokers.metadata_topic.cache import (
+    LeaderEpochState,
+    RemoteLogMetadataCache,
+    SuspiciousRecordFinding,
+    SuspiciousRecordFindingKind,
+)
 from compactor.brokers.metadata_topic.codec import (
     PartitionDeleteState,
     RemoteLogSegmentMetadataRecord,
@@ -68,7 +73,7 @@ class LazilyDecodedSegments(MutableMapping[bytes, RemoteLogSegmentMetadataRecord
         self._segments[raw_id] = data
 
 
-def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[MetadataFinding]) -> bytes:
+def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[SuspiciousRecordFinding]) -> bytes:
     """Encode the folded segments and findings of a user partition for local storage."""
     segments = cache.segments
     held = (
@@ -91,7 +96,7 @@ def encode_folded_partition(cache: RemoteLogMetadataCache, findings: list[Metada
     return b"".join(parts)
 
 
-def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[MetadataFinding]]:
+def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[RemoteLogMetadataCache, list[SuspiciousRecordFinding]]:
     """Decode the folded segments and findings of a user partition from local storage, and return both. Raises ValueError or struct.error if
     the bytes are corrupt.
     """
@@ -124,7 +129,7 @@ def decode_folded_partition(data: bytes, partition: TopicIdPartition) -> tuple[R
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, {at} expected")
     return cache, [
-        MetadataFinding(MetadataFindingKind(kind), partition, bytes.fromhex(raw), offset, message)
+        SuspiciousRecordFinding(SuspiciousRecordFindingKind(kind), partition, bytes.fromhex(raw), offset, message)
         for kind, raw, offset, message in reported
     ]
 

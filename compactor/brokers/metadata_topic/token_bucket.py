@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from compactor.model.ids import TopicPartition
-from compactor.tier.ports import RateLimitWait
+from compactor.tier.ports import MetadataRecordRateLimitDelay
 
 MINUTE_MS = 60_000
 MINUTES_PER_HOUR = 60
@@ -64,7 +64,7 @@ class MetadataRecordReservation:
 
 
 @dataclass(frozen=True)
-class WaitingRound:
+class RoundAwaitingAdmission:
     """A round that was not admitted yet.
 
     records: the largest number of metadata records that it has asked for.
@@ -82,11 +82,11 @@ class MetadataTokenBucket:
     """
 
     reserved: Mapping[TopicPartition, MetadataRecordReservation] = field(default_factory=dict)
-    waiting: Mapping[TopicPartition, WaitingRound] = field(default_factory=dict)
+    waiting: Mapping[TopicPartition, RoundAwaitingAdmission] = field(default_factory=dict)
 
     def admit_round(
         self, written_by_minute: Mapping[int, int], partition: TopicPartition, records: int, max_records_per_hour: int, now_ms: int
-    ) -> tuple[MetadataTokenBucket, RateLimitWait | None]:
+    ) -> tuple[MetadataTokenBucket, MetadataRecordRateLimitDelay | None]:
         """Admit a round, or determine until when and why it has to wait. An admitted round may ask again for more records.
 
         :param written_by_minute: number of compactors' records in the topic, by minute.
@@ -107,8 +107,8 @@ class MetadataTokenBucket:
             waiting.pop(partition, None)
             return MetadataTokenBucket(reserved | {partition: replace(mine, round=wanted, counted_ms=now_ms)}, waiting), None
         until = _earliest_admission_ms(used, wanted, max_records_per_hour) if is_next else waiting[first].retry_at_ms
-        waiting[partition] = WaitingRound(wanted, max(until, now_ms + MINUTE_MS))
-        return MetadataTokenBucket(reserved, waiting)._bucket_without_round(partition), RateLimitWait(
+        waiting[partition] = RoundAwaitingAdmission(wanted, max(until, now_ms + MINUTE_MS))
+        return MetadataTokenBucket(reserved, waiting)._bucket_keeping_only_deletion_records(partition), MetadataRecordRateLimitDelay(
             waiting[partition].retry_at_ms, wanted
         )
 
@@ -118,22 +118,24 @@ class MetadataTokenBucket:
         :param records: number of appended records of the round itself.
         :param deletions: number of appended records that report deletions.
         """
-        return self._change_reservation(partition, -records, -deletions, now_ms)
+        return self._bucket_with_changed_reservation(partition, -records, -deletions, now_ms)
 
     def bucket_after_publication(self, partition: TopicPartition, deletions: int, now_ms: int) -> MetadataTokenBucket:
         """Return the bucket after a publication. It releases the records reserved for the partition's round, and reserves ``deletions``
         records, which report the deletion of the replaced segments after the grace period (the time for which these remain).
         """
         known = self.reserved.get(partition)
-        return self if known is None else self._change_reservation(partition, -known.round, deletions, now_ms)
+        return self if known is None else self._bucket_with_changed_reservation(partition, -known.round, deletions, now_ms)
 
-    def bucket_without_reservation(self, partition: TopicPartition) -> MetadataTokenBucket:
+    def bucket_after_round_ended(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket after the round of a partition has ended or is no longer due. Only the partition's records about deletions
         remain reserved.
         """
-        return replace(self, waiting={of: one for of, one in self.waiting.items() if of != partition})._bucket_without_round(partition)
+        return replace(
+            self, waiting={of: one for of, one in self.waiting.items() if of != partition}
+        )._bucket_keeping_only_deletion_records(partition)
 
-    def _change_reservation(
+    def _bucket_with_changed_reservation(
         self, partition: TopicPartition, records_change: int, deletions_change: int, now_ms: int
     ) -> MetadataTokenBucket:
         """Return the bucket after adding these numbers, which may be negative, to the reservation of a partition, if there is one."""
@@ -143,7 +145,7 @@ class MetadataTokenBucket:
         more = MetadataRecordReservation(max(0, known.round + records_change), max(0, known.deletions + deletions_change), now_ms)
         return replace(self, reserved={**self.reserved, partition: more})
 
-    def _bucket_without_round(self, partition: TopicPartition) -> MetadataTokenBucket:
+    def _bucket_keeping_only_deletion_records(self, partition: TopicPartition) -> MetadataTokenBucket:
         """Return the bucket in which a partition's reservation contains only the records that report deletions."""
         left = {of: replace(one, round=0) if of == partition else one for of, one in self.reserved.items()}
         return replace(self, reserved={of: one for of, one in left.items() if one.round or one.deletions})

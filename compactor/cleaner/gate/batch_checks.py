@@ -156,7 +156,7 @@ def transaction_outcomes_by_source(
     producer = _concatenate_columns([table.producer_id[some] for table, some in zip(tables, chosen, strict=True)])
     ids = np.unique(np.concatenate((producer, np.array(list(open_txn_offset_by_producer), np.int64))))
     pending_since = np.array([open_txn_offset_by_producer.get(each, -1) for each in ids.tolist()], np.int64)
-    aborted, idle, began = resolve_txn_outcomes_by_batch(
+    aborted, idle, began = compute_txn_outcomes_and_update_open_txns(
         _concatenate_columns([table.control[some] for table, some in zip(tables, chosen, strict=True)]),
         np.searchsorted(ids, producer),
         _concatenate_columns([table.base_offset[some] for table, some in zip(tables, chosen, strict=True)]),
@@ -174,7 +174,7 @@ def _concatenate_columns(columns: list[npt.NDArray[np.generic]]) -> Int64s:
 
 
 @kernel
-def resolve_txn_outcomes_by_batch(
+def compute_txn_outcomes_and_update_open_txns(
     control_kind: Int64s, producer_index: Int64s, base_offset: Int64s, open_txn_offset_by_producer: Int64s
 ) -> TxnOutcomeColumns:
     """Return the outcomes of all transactions of a log as three columns with one row per batch. A transaction consists of a producer's data
@@ -262,7 +262,7 @@ def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flag
     return np.logical_and.reduce(same)
 
 
-def is_possible_filler(batch_header: Int64s, end_offset: int) -> bool:
+def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
     """Return whether a batch header looks like a filler (an empty batch that extends a segment) that ends at ``end_offset``. The header of
     an emptied batch that must stay can look the same, so True does not prove a filler.
     """
@@ -271,7 +271,7 @@ def is_possible_filler(batch_header: Int64s, end_offset: int) -> bool:
     return all(int(batch_header[name]) == value for name, value in plain.items())
 
 
-def has_first_wrapper_without_offset(table: BatchTable) -> bool:
+def is_last_offset_of_first_batch_unstated(table: BatchTable) -> bool:
     """Return whether the first batch is a v0/v1 wrapper whose own offset was never set (old librdkafka): its header does not state its last
     offset.
     """
@@ -304,7 +304,7 @@ def match_output_batches_to_source(
     return origin, None
 
 
-def flag_batches_that_must_stay(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
+def flag_batches_whose_header_must_stay(headers: SourceBatchHeaders, retention_rules: RetentionRules) -> Flags:
     """Return a flag per batch: whether its header must stay even if all its records are removed. These are the last batch of each live
     producer, and the batch that ends at the high watermark.
     """
@@ -334,7 +334,10 @@ def find_header_problems(group: SourceAndOutputBatches, path_by_kind: Mapping[st
     of, out, rules = group.source.header_fields_of_batches(group.origin), group.output, group.rules
     aborted, idle = group.outcomes.aborted[group.origin], group.outcomes.idle[group.origin]
     v2, empty = of[col.MAGIC] == 2, out[col.COUNT] == 0
-    stays, gone = flag_batches_that_must_stay(group.source, rules), flag_removable_markers(group.source, group.outcomes, rules.now_ms)
+    stays, gone = (
+        flag_batches_whose_header_must_stay(group.source, rules),
+        flag_removable_markers(group.source, group.outcomes, rules.now_ms),
+    )
     yield from _first_flagged_batch_as_problem(out, "not of message format 2", out[col.MAGIC] != 2)
     elsewhere = (out[col.BASE] != of[col.BASE]) | (out[col.LAST] != of[col.LAST])
     yield from _first_flagged_batch_as_problem(out, "other offsets than its source batch", v2 & elsewhere)

@@ -3,7 +3,7 @@
     Gate(terms, table)          once per round
     collect_txn_outcomes_after_dirty_range, extract_key_table_rows_of_chunk, ...   pass 1, from the log's end: the last record of every key
     (``SecondReader``) compute_and_keep_txn_outcomes(...)   the transactions, computed once more from the log's beginning: both must agree
-    check_cleaned_group(...)            each group: GateReport, or GateFailed with key, offset and segment
+    check_cleaned_group(...)            each group: CleanedSegmentCheckReport, or GateFailed with key, offset and segment
 
 Of each source segment the gate knows how many records must be left and the sum of their fingerprints, looked up by keys under its own
 hash; the output must have the same. Records outside the dirty range are looked up while they are read for the output. Batches are compared
@@ -34,19 +34,19 @@ from compactor.cleaner.gate.batch_checks import (
     MatchedBatchesOfSource,
     SourceAndOutputBatches,
     SourceBatchHeaders,
+    compute_txn_outcomes_and_update_open_txns,
+    could_be_empty_filler_batch,
     find_batch_table_mismatch,
     find_changes_in_copied_batches,
     find_header_problems,
     find_headers_not_matching_records,
     find_index_problems,
-    flag_batches_that_must_stay,
+    flag_batches_whose_header_must_stay,
     flag_markers_given_delete_horizon,
     flag_removable_markers,
-    has_first_wrapper_without_offset,
     header_fields_of_batch_table,
-    is_possible_filler,
+    is_last_offset_of_first_batch_unstated,
     match_output_batches_to_source,
-    resolve_txn_outcomes_by_batch,
     transaction_outcomes_by_source,
 )
 from compactor.cleaner.gate.failures import GateFailed
@@ -55,11 +55,11 @@ from compactor.cleaner.gate.key_table import (
     FingerprintSumsBySegment,
     LatestRecordTable,
     Words,
+    allocate_zero_fingerprint_sums,
     pack_latest_record_rows,
-    zero_fingerprint_sums,
 )
 from compactor.cleaner.gate.new_segment_balance import NewSegmentBalanceBuilder
-from compactor.cleaner.gate.parameters import GateCheckParameters, GateReport
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters, CleanedSegmentCheckReport
 from compactor.cleaner.gate.parser import (
     KEYLESS_RECORD,
     NULL_VALUE,
@@ -80,7 +80,7 @@ from compactor.cleaner.second_reader import KeyTableRowsAndBatchCount
 from compactor.errors import CompactorError
 from compactor.kernels.common import Flags, RowCount, SegmentOrdinal
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, map_file
+from compactor.records.batches import ABORT, COMMIT, HORIZON, NOT_CONTROL, TRANSACTIONAL, BatchTable, Bytes, Int64s, memory_map_file
 from compactor.records.rows import BatchChunk
 
 MapSourceBytes = Callable[[SourceSegment], AbstractContextManager[None]]
@@ -106,7 +106,7 @@ class Gate:
 
     def __init__(
         self,
-        parameters: GateCheckParameters,
+        parameters: CleanedSegmentCheckParameters,
         latest_record_table: LatestRecordTable,
         txn_outcomes_by_ordinal: Mapping[SegmentOrdinal, BatchTransactionOutcomes] | None = None,
         expected_fingerprint_sums_by_ordinal: Mapping[SegmentOrdinal, CountAndFingerprintSum] | None = None,
@@ -132,7 +132,7 @@ class Gate:
         self._batches_read: Counter[int] = Counter()
         self._crcs: dict[int, npt.NDArray[np.uint32]] = {}
         self._outside: dict[int, _FingerprintSumsOutsideDirtyRange] = {}
-        self._key = (*parameters.hash_key_halves, parameters.inflate_limit)
+        self._key = (*parameters.gate_hash_key_halves, parameters.inflate_limit)
         self._reader = GateRecordParser(*self._key)
         self._output_reader = GateRecordParser(*self._key)
 
@@ -169,7 +169,7 @@ class Gate:
                 )
         self._settled = True
 
-    def restrict_outcomes_to_rewritten_batches(self, source: SourceSegment, batch_numbers: Int64s) -> None:
+    def keep_txn_outcomes_of_rewritten_batches_only(self, source: SourceSegment, batch_numbers: Int64s) -> None:
         """Keep the transaction outcomes of a segment, which must be known for all its batches, only for the batches with these numbers,
         which are those to be rewritten. ``source`` is a segment that consists of only these batches.
         """
@@ -186,7 +186,8 @@ class Gate:
         base = np.concatenate((table.base_offset[some].astype(np.int64), np.zeros(len(known), np.int64)))
         ids, places = np.unique(producer, return_inverse=True)
         # As if the next marker of each producer stood right behind the segment.
-        flags[some] = resolve_txn_outcomes_by_batch(kind, places.astype(np.int64), base, np.full(len(ids), -1, np.int64))[0][: len(some)]
+        never_opened = np.full(len(ids), -1, np.int64)
+        flags[some] = compute_txn_outcomes_and_update_open_txns(kind, places.astype(np.int64), base, never_opened)[0][: len(some)]
         markers = some[(table.control[some] == ABORT) | (table.control[some] == COMMIT)]
         for at in markers[::-1].tolist():
             self._outcomes[int(table.producer_id[at])] = int(table.control[at])
@@ -252,7 +253,7 @@ class Gate:
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
         self._outside[source.ordinal] = _FingerprintSumsOutsideDirtyRange(
-            ~self._flag_batches_to_read(source, is_outside_dirty_range=True), zero_fingerprint_sums(len(table))
+            ~self._flag_batches_to_read(source, is_outside_dirty_range=True), allocate_zero_fingerprint_sums(len(table))
         )
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, is_outside_dirty_range=False: chunk.body_size_bytes)
@@ -274,7 +275,7 @@ class Gate:
         """Add rows to the key table. While it is full, halve the range of keys that it holds and checks. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
-            self._table.halve_hash_range(self._terms.hash_point_of_checked_keys)
+            self._table.halve_hash_range(self._terms.hash_value_inside_checked_key_range)
             done += self._table.put_rows_until_full(chunk_rows.rows[done:])
         self._batches_read[source.ordinal] += chunk_rows.batches
 
@@ -324,7 +325,8 @@ class Gate:
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
     ) -> KeyTableRowsAndBatchCount:
         """Return key table rows: a row per record with a key in the dirty range, or below that range if ``is_outside_dirty_range``."""
-        digests, due, keyed = records.digest, self._flag_due_tombstones(records, headers, source), records.flags & KEYLESS_RECORD == 0
+        due = self._flag_tombstones_to_remove_this_round(records, headers, source)
+        digests, keyed = records.digest, records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
         if is_outside_dirty_range:
             picked &= ~due
@@ -336,7 +338,7 @@ class Gate:
             headers.shape[1], pack_latest_record_rows(records.hashes[picked], records.offset[picked], digests[picked])
         )
 
-    def _flag_due_tombstones(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
+    def _flag_tombstones_to_remove_this_round(self, records: GateRecords, headers: HeaderFields, source: SourceSegment) -> Flags:
         """Return a flag per record: whether it is a tombstone that this round must remove."""
         tombstones = records.flags & NULL_VALUE != 0
         if not tombstones.any():
@@ -376,7 +378,7 @@ class Gate:
         gone = (
             (latest_offset_of_key > records.offset)
             | (records.flags & KEYLESS_RECORD != 0)
-            | self._flag_due_tombstones(records, headers, source)
+            | self._flag_tombstones_to_remove_this_round(records, headers, source)
         )
         return gone & (records.offset <= self._rules.latest_offset)
 
@@ -398,9 +400,10 @@ class Gate:
     def _fingerprint_sums_of_dirty_segments(self) -> dict[SegmentOrdinal, CountAndFingerprintSum]:
         """Return, for each dirty segment, the number of its records that must remain and the sum of their fingerprints."""
         dirty = [self._dirty[ordinal] for ordinal in sorted(self._dirty)]
-        sums = zero_fingerprint_sums(len(dirty))
+        sums = allocate_zero_fingerprint_sums(len(dirty))
         if dirty:
-            self._table.add_expected_fingerprints(np.array([*(source.base for source in dirty), dirty[-1].end], np.int64), sums)
+            bounds = np.array([*(source.base for source in dirty), dirty[-1].end], np.int64)
+            self._table.add_fingerprint_sums_of_remaining_records(bounds, sums)
         return {source.ordinal: sums[number] for number, source in enumerate(dirty)}
 
     # ---- one group
@@ -414,7 +417,7 @@ class Gate:
         end_offset: int | None,
         map_bytes: MapSourceBytes = lambda source: nullcontext(),
         new_segment_balance: NewSegmentBalanceBuilder | None = None,
-    ) -> GateReport:
+    ) -> CleanedSegmentCheckReport:
         """Check that a cleaned segment holds exactly the records and batches that must be left of its sources. Return what was compared.
 
         :param path_by_kind: files of the cleaned segment by kind: log, index, timeindex, txnindex.
@@ -428,14 +431,14 @@ class Gate:
             if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, is_outside_dirty_range=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
-        output = map_file(path_by_kind["log"])
+        output = memory_map_file(path_by_kind["log"])
         headers = self._check_output_and_read_headers(output, sources[0].base, end_offset, name)
         if new_segment_balance:
             new_segment_balance.set_segment_bytes_and_headers(output, headers)
         for cause in find_index_problems(headers, sources[0].base, path_by_kind):
             raise GateFailed(cause, segment=name)
         group = self._match_output_to_sources(
-            sources, headers, end_offset, self._last_offset_of_wrapper_without_offset(sources[0], map_bytes), name
+            sources, headers, end_offset, self._unstated_last_offset_of_first_batch(sources[0], map_bytes), name
         )
         for cause, offset in find_header_problems(group, path_by_kind):
             raise GateFailed(cause, segment=name, offset=offset)
@@ -449,13 +452,13 @@ class Gate:
                     self.start_reading_segment(source)
             group.source.crc[begin : begin + len(source.table)] = self._crcs[source.ordinal]
             self._compare_markers_with_source(MatchedBatchesOfSource.select_matched_batches(group, source, begin, dated), output, map_bytes)
-            records += self._compare_records_with_source(
+            records += self._check_and_count_output_records(
                 MatchedBatchesOfSource.select_matched_batches(group, source, begin, data), output, map_bytes
             )
             begin += len(source.table)
         for cause, offset in find_changes_in_copied_batches(group):
             raise GateFailed(cause, segment=name, offset=offset)
-        return GateReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
+        return CleanedSegmentCheckReport(headers.shape[1], records, self._table.key_count, self.checked_key_share)
 
     def _check_output_and_read_headers(self, output: Bytes, base_offset: int, end_offset: int | None, segment_name: str) -> HeaderFields:
         """Return the batch headers of the cleaned segment after checking framing, checksums, order of offsets and the end offset. Raises
@@ -477,9 +480,9 @@ class Gate:
             raise GateFailed(f"it {found} and must end at {end_offset}", segment=segment_name, offset=end_offset)
         return headers
 
-    def _last_offset_of_wrapper_without_offset(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
+    def _unstated_last_offset_of_first_batch(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
         """Return the last offset of the first batch if its header does not state it (an old v0/v1 wrapper), else -1."""
-        if not has_first_wrapper_without_offset(source.table):
+        if not is_last_offset_of_first_batch_unstated(source.table):
             return -1
         with map_bytes(source):
             headers = header_fields_of_batch_table(source.table, slice(1))
@@ -500,9 +503,9 @@ class Gate:
         columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
         outcomes = BatchTransactionOutcomes(*columns)
         filler = False
-        if end_offset is not None and is_possible_filler(output[:, -1], end_offset):
+        if end_offset is not None and could_be_empty_filler_batch(output[:, -1], end_offset):
             # The header of a batch that must stay can look just like one.
-            filler = not np.any(flag_batches_that_must_stay(source, self._rules) & (source[col.LAST] == end_offset))
+            filler = not np.any(flag_batches_whose_header_must_stay(source, self._rules) & (source[col.LAST] == end_offset))
             if filler and len(source) and output[col.LEADER_EPOCH, -1] != source[col.LEADER_EPOCH][-1]:
                 raise GateFailed("a filler of another leader epoch than the last source batch", segment=segment_name, offset=end_offset)
         output = output[:, : output.shape[1] - int(filler)]
@@ -511,7 +514,7 @@ class Gate:
             raise GateFailed(problem[0], segment=segment_name, offset=problem[1])
         return SourceAndOutputBatches(source, outcomes, output, origin, self._rules)
 
-    def _compare_records_with_source(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
+    def _check_and_count_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes, map_bytes: MapSourceBytes) -> RowCount:
         """Check that exactly the records that must be left of a segment are in the output. Return the number of records compared."""
         found = np.zeros(2, np.uint64)
         for _, records in self._parse_and_check_output_records(pairs, output):
@@ -568,7 +571,7 @@ class Gate:
             if keyless.any():
                 offset = int(records.offset[keyless][0])
                 raise GateFailed("a record without a key, which compaction removes", segment=name, offset=offset)
-            due = self._flag_due_tombstones(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
+            due = self._flag_tombstones_to_remove_this_round(records, of, pairs.source) & (records.offset <= self._rules.latest_offset)
             if due.any():
                 raise failures.first_invalid_record_error(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records

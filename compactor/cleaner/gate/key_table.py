@@ -124,12 +124,12 @@ class LatestRecordTable:
         _find_latest_offset_of_each_key(self._cells, self._state, hashes, out)
         return out
 
-    def add_expected_fingerprints(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
+    def add_fingerprint_sums_of_remaining_records(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
         """Add, for each segment, the number and the sum of fingerprints of the table's records that must remain (all but due tombstones) to
         the row of the segment in ``out_sums``. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i +
         1]`` (exclusive).
         """
-        _add_expected_fingerprints(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
+        _add_fingerprint_sums_of_remaining_records(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_expected_fingerprints_outside_dirty_range(
         self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
@@ -202,7 +202,9 @@ def _stored_key_bits(h1: KeyHashHalf) -> np.uint64:
 
 
 @inline_kernel
-def _find_cell(cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64) -> CellOrComplement:
+def _find_key_cell_or_empty_cell_complement(
+    cells: LatestRecordCells, capacity: int, cell_tag: np.uint64, further_key_bits: np.uint64
+) -> CellOrComplement:
     """Return the cell of a key, or the bitwise complement of the empty cell where it would be stored.
 
     :param capacity: number of cells of the table.
@@ -269,7 +271,7 @@ def _remove_keys_of_other_ranges(cells: LatestRecordCells, state: LatestRecordTa
             continue
         cells[WORDS * cell] = 0
         if _is_hash_in_table_range(state, tag):
-            cell = ~_find_cell(cells, capacity, tag, rest & _KEY_BITS)
+            cell = ~_find_key_cell_or_empty_cell_complement(cells, capacity, tag, rest & _KEY_BITS)
             cells[WORDS * cell], cells[WORDS * cell + 1], cells[WORDS * cell + 2] = tag, offset, rest
             state[TABLE_ENTRIES] += 1
 
@@ -281,7 +283,7 @@ def _put_latest_record_rows(cells: LatestRecordCells, state: LatestRecordTableSt
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
         if not _is_hash_in_table_range(state, rows[row, 0]):
             continue
-        cell = _find_cell(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
+        cell = _find_key_cell_or_empty_cell_complement(cells, capacity, rows[row, 0], rows[row, 2] & _KEY_BITS)
         if cell < 0:
             if state[TABLE_ENTRIES] >= state[TABLE_LIMIT]:
                 return row
@@ -300,13 +302,15 @@ def _find_latest_offset_of_each_key(cells: LatestRecordCells, state: LatestRecor
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], hashes, row)
         tag = _nonzero_key_tag(hashes[row, 0])
         cell = (
-            _find_cell(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1])) if _is_hash_in_table_range(state, tag) else -1
+            _find_key_cell_or_empty_cell_complement(cells, state[TABLE_CAPACITY], tag, _stored_key_bits(hashes[row, 1]))
+            if _is_hash_in_table_range(state, tag)
+            else -1
         )
         out_offsets[row] = np.int64(cells[WORDS * cell + 1]) if cell >= 0 else ABSENT_KEY
 
 
 @kernel
-def _add_expected_fingerprints(
+def _add_fingerprint_sums_of_remaining_records(
     cells: LatestRecordCells, capacity: int, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
 ) -> None:
     for cell in range(capacity):
@@ -328,12 +332,12 @@ def _add_expected_fingerprints_outside_range(
         _prefetch_cell_of_row(cells, state[TABLE_CAPACITY], rows, row)
         if not _is_hash_in_table_range(state, rows[row, 0]):
             continue
-        if _find_cell(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
+        if _find_key_cell_or_empty_cell_complement(cells, state[TABLE_CAPACITY], rows[row, 0], rows[row, 2] & _KEY_BITS) < 0:
             segment = find_segment_number(rows[row, 1], segment_base_offsets)
             out_sums[segment, 0] += np.uint64(1)
             out_sums[segment, 1] += record_fingerprint(rows[row, 1], rows[row, 2])
 
 
-def zero_fingerprint_sums(segment_count: int) -> FingerprintSumsBySegment:
+def allocate_zero_fingerprint_sums(segment_count: int) -> FingerprintSumsBySegment:
     """Return an array for the record counts and fingerprint sums of ``segment_count`` segments, all zero."""
     return np.zeros((segment_count, 2), np.uint64)

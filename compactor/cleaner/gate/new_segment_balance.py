@@ -36,12 +36,12 @@ from compactor.records.balance import (
     first_half_of_record_digest,
     second_half_of_digest,
 )
-from compactor.records.batches import Bytes, Int64s, map_file
+from compactor.records.batches import Bytes, Int64s, memory_map_file
 
 
 class NewSegmentBalanceBuilder:
     """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
-    parses; ``compute_balance`` parses the others.
+    parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceKey, max_inflated_bytes: int) -> None:
@@ -62,13 +62,13 @@ class NewSegmentBalanceBuilder:
     def add_parsed_records(self, headers: HeaderFields, records: GateRecords) -> None:
         """Add the records of some batches of the segment. Batches that were added before are ignored."""
         batches = np.searchsorted(self._segment_bytes_and_headers()[1][POSITION], headers[POSITION])
-        _add_record_digests(
+        _add_record_digests_and_clear_wanted_flags(
             batches, self._wanted, records.buf, records.first_row, records.offset, records.key_start,
             records.key_length, *self._key.halves, self._records,
         )  # fmt: skip
 
     @measure_stage(WorkStage.GATE)
-    def compute_balance(self) -> Balance:
+    def compute_balance_of_kept_and_removed_records(self) -> Balance:
         """Return the balance of the new segment: counts and digest sums of its records and of what was removed. Parses the records first
         that were not passed to this object before.
 
@@ -79,7 +79,7 @@ class NewSegmentBalanceBuilder:
         self._begun = None  # whoever still knows this tally must not keep the file's room on the disk
         cleaned, sums = self._cleaned, self._cleaned.sums
         left, result = np.zeros(3, np.uint64), np.zeros(3, np.uint64)
-        _add_batch_digests(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
+        _add_batch_digests_to_unchanged_or_new_sums(buf, headers[POSITION], headers[MAGIC], self._anew, *self._key.halves, left, result)
         return Balance(
             sources=cleaned.sources,
             left=digest_sum_from_row(left),
@@ -94,7 +94,7 @@ class NewSegmentBalanceBuilder:
     def _segment_bytes_and_headers(self) -> tuple[Bytes, HeaderFields]:
         """Return the segment's bytes and headers, and read them if the gate has not."""
         if self._begun is None:
-            buf = map_file(self._cleaned.paths["log"])
+            buf = memory_map_file(self._cleaned.paths["log"])
             try:
                 headers = read_all_batch_headers(buf)
             except UnreadableBatchesError as problem:
@@ -127,7 +127,7 @@ class NewSegmentBalanceBuilder:
 
 
 @kernel
-def _add_record_digests(
+def _add_record_digests_and_clear_wanted_flags(
     batch_numbers: Int64s,
     wanted_flags: Flags,
     buf: Bytes,
@@ -160,7 +160,7 @@ def _add_record_digests(
 
 
 @kernel
-def _add_batch_digests(
+def _add_batch_digests_to_unchanged_or_new_sums(
     buf: Bytes,
     position: Int64s,
     magic: Int64s,

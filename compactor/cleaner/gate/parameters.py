@@ -17,7 +17,7 @@ _STRIDE: Final = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class GateReport:
+class CleanedSegmentCheckReport:
     """Summary of the gate's check of a group.
 
     batches, records: number of batches and of records that were compared.
@@ -32,7 +32,7 @@ class GateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class GateCheckParameters:
+class CleanedSegmentCheckParameters:
     """Parameters of a round against which its cleaned segments are checked.
 
     rules: the cleaner's rules.
@@ -50,12 +50,12 @@ class GateCheckParameters:
     opened: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def hash_key_halves(self) -> tuple[HashKeyHalf, HashKeyHalf]:
+    def gate_hash_key_halves(self) -> tuple[HashKeyHalf, HashKeyHalf]:
         """Return the gate's own hash key as two numbers. Keys that collide in the cleaner's map do not collide under it."""
         return siphash_key_halves(hashlib.sha256(b"gate" + self.hash_key).digest()[:16])
 
     @property
-    def hash_point_of_checked_keys(self) -> int:
+    def hash_value_inside_checked_key_range(self) -> int:
         """Return a position among the 2^64 values of the gate's key hash. If memory does not suffice for all keys, those in the hash range
         that contains it are checked. It depends on the first dirty offset, so that each round checks other keys.
         """

@@ -20,7 +20,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_hash_tag
+from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.cleaner.keys.key_set import (
     AHEAD,
     CAPACITY,
@@ -219,7 +219,7 @@ def second_key_hash_half_of_row(rows: KeyRows, row: int) -> np.uint64:
 @kernel
 def _pack_key_rows(hashes: Hashes, ordinals: RowOrdinals, out_rows: KeyRows) -> None:
     for row in range(len(hashes)):
-        out_rows[row, 0] = key_hash_tag(hashes[row, 0])
+        out_rows[row, 0] = nonzero_32_bit_tag_of_key_hash(hashes[row, 0])
         out_rows[row, 1] = np.uint32(hashes[row, 1] & np.uint64(0xFFFFFFFF))
         out_rows[row, 2] = np.uint32(hashes[row, 1] >> np.uint64(32))
         out_rows[row, 3] = ordinals[row]
@@ -229,7 +229,9 @@ def _pack_key_rows(hashes: Hashes, ordinals: RowOrdinals, out_rows: KeyRows) -> 
 def _flag_keys_in_part(hashes: Hashes, range_count: int, first_range: int, part_range_count: int, out_flags: Flags) -> None:
     for row in range(len(hashes)):
         out_flags[row] = (
-            first_range <= hash_range_of_first_word(np.uint64(key_hash_tag(hashes[row, 0])), range_count) < first_range + part_range_count
+            first_range
+            <= hash_range_of_first_word(np.uint64(nonzero_32_bit_tag_of_key_hash(hashes[row, 0])), range_count)
+            < first_range + part_range_count
         )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_hash_tag
+from bloom.siphash import nonzero_32_bit_tag_of_key_hash
 from compactor.config.units import format_size
 from compactor.errors import OutOfBudget
 from compactor.kernels.common import CellOrComplement, Hashes, KeyHashHalf, RowCount
@@ -78,7 +78,7 @@ def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1:
     """Add a key to the set unless it is there already or there is no space. Return 1 if it was added, 0 if it was there, -1 if there is
     no space.
     """
-    tag = key_hash_tag(h0)
+    tag = nonzero_32_bit_tag_of_key_hash(h0)
     cell = find_cell_or_complement(table, state[CAPACITY], tag, h1)
     if cell >= 0:
         return 0
@@ -95,7 +95,7 @@ def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1:
 @inline_kernel
 def is_key_in_table(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> bool:
     """Return whether the set holds a key."""
-    return find_cell_or_complement(table, state[CAPACITY], key_hash_tag(h0), h1) >= 0
+    return find_cell_or_complement(table, state[CAPACITY], nonzero_32_bit_tag_of_key_hash(h0), h1) >= 0
 
 
 @kernel
@@ -283,7 +283,7 @@ def put_rows_until_full(table: Hashes, state: KeySetState, hashes: Hashes, offse
 
 
 @kernel
-def find_latest_offsets(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
+def find_latest_offset_of_each_key(table: Hashes, state: KeySetState, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
     """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
     cells = state[CELLS]
     rows = len(hashes)
@@ -330,6 +330,6 @@ class BoundedOffsetMap:
         return put_rows_until_full(self.table, self.state, hashes, offsets)
 
     @measure_stage(WorkStage.MAP, lambda self, hashes, *_: hashes.nbytes)
-    def find_latest_offsets(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
+    def find_latest_offset_of_each_key(self, hashes: Hashes, out_offsets: npt.NDArray[np.int64]) -> None:
         """Set ``out_offsets[row]`` to the last offset that was put for the row's key, or to ABSENT."""
-        find_latest_offsets(self.table, self.state, hashes, out_offsets)
+        find_latest_offset_of_each_key(self.table, self.state, hashes, out_offsets)

@@ -152,7 +152,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
 
         for pieces in workers.yield_job_results_in_order(
             hash_keys_of_range_in_worker,
-            [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted_batch_flags[first:last].any()],
+            [(first, last) for first, last in source.split_batches_by_magic_and_compression() if wanted_batch_flags[first:last].any()],
         ):
             for piece in pieces:
                 rows = int(piece.first_row[-1])
@@ -162,7 +162,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
                 mine = np.zeros(rows, np.bool_)
                 mine[piece.picked[self._current_disk_map.flag_keys_in_part(piece.hashes)]] = True
                 added.append(np.packbits(mine))
-        bits.join_survivors_of_chunks()
+        bits.join_chunk_flags_to_segment_bitmap()
         self._clean.setdefault(source.ordinal, bits)
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 

@@ -196,7 +196,7 @@ class SegmentSurvivorBitmap:
         self._parts.append(np.packbits(survives_flags))
         self._size += len(self._parts[-1])
 
-    def join_survivors_of_chunks(self) -> None:
+    def join_chunk_flags_to_segment_bitmap(self) -> None:
         """Join the flags of all chunks to the segment's bitmap. Called after the last chunk was added."""
         if self._parts:
             self.packed = np.concatenate(self._parts)
@@ -285,7 +285,7 @@ class BackwardSurvivorScan:
         def batch_ranges_to_hash() -> Iterator[_BatchRangeToHash]:
             for source, wanted in segments_and_wanted_batches:
                 begun.append(self._prepare_segment_scan(source, cleans_chunks_while_reading))
-                for first, last in reversed(source.batch_ranges_of_one_kind()):
+                for first, last in reversed(source.split_batches_by_magic_and_compression()):
                     if wanted[first:last].any():
                         yield _BatchRangeToHash(begun[-1], first, last, wanted[first:last])
 
@@ -313,7 +313,7 @@ class BackwardSurvivorScan:
         ):
             pass
         for scanned in begun:
-            scanned.bits.join_survivors_of_chunks()
+            scanned.bits.join_chunk_flags_to_segment_bitmap()
 
     def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_while_reading: bool) -> _SegmentScanState:
         """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
@@ -333,7 +333,7 @@ class BackwardSurvivorScan:
         None (its survivors are not known yet), or if the chunk cannot be cleaned before all keys are known.
         """
         key_scan = self._scan
-        if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_space:
+        if decided is None or key_scan.rules is None or decided[0].decisions is None or not key_scan.finished.has_cache_space_left:
             return
         scanned, piece, survives = decided
         source, decisions, chunk, rows = scanned.source, decided[0].decisions, piece.chunk, piece.rows
@@ -414,7 +414,7 @@ class BoundedMapSurvivors:
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         keyed = np.flatnonzero((rows.key_length >= 0) & (rows.offset <= self.last_mapped_offset))
         latest = np.empty(len(keyed), np.int64)
-        self._table.find_latest_offsets(_hash_keys_of_rows(chunk, rows, keyed, self._scan.hash_key), latest)
+        self._table.find_latest_offset_of_each_key(_hash_keys_of_rows(chunk, rows, keyed, self._scan.hash_key), latest)
         superseded = np.zeros(len(rows), np.bool_)
         superseded[keyed] = rows.offset[keyed] < latest
         return superseded
@@ -456,7 +456,7 @@ def find_survivors_with_bounded_map(
     found = BoundedMapSurvivors(key_scan, bounded_map)
     for source, wanted in key_scan.dirty_segments_and_wanted_batch_flags():
         # Chunks without a record that may enter count as read too, so they are not left out.
-        jobs = [(source, first, last, wanted[first:last]) for first, last in source.batch_ranges_of_one_kind()]
+        jobs = [(source, first, last, wanted[first:last]) for first, last in source.split_batches_by_magic_and_compression()]
         for pieces in workers.yield_job_results_in_order(
             lambda buffers, job: key_scan.hash_keys_of_batch_range(buffers, *job, is_backwards=False), jobs
         ):

@@ -18,7 +18,7 @@ from compactor.cleaner.passes.worker_threads import ReusableJobBuffers
 from compactor.errors import BadData
 from compactor.kernels.common import FirstRowByBatch, Flags
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import DigestSumRows, digest_sums_by_account
+from compactor.records.balance import DigestSumRows, digest_sums_by_reason_not_copied
 from compactor.records.batches import NOT_CONTROL
 from compactor.records.encode import COPY, EncodedBatches, encode_cleaned_chunk
 from compactor.records.rows import BatchChunk, RecordRows
@@ -76,7 +76,7 @@ def clean_batches_of_chunk(
     counts = np.maximum(source.table.count[chunk.first : chunk.last].astype(np.int64), np.diff(first_row))
     sums = None
     if retention_rules.balance_key is not None:
-        sums = digest_sums_by_account(
+        sums = digest_sums_by_reason_not_copied(
             retention_rules.balance_key,
             source.buf,
             source.table,
@@ -151,7 +151,7 @@ class CleanedChunkCache:
         self._chunks: dict[tuple[int, int], CleanedChunk] = {}
 
     @property
-    def has_space(self) -> bool:
+    def has_cache_space_left(self) -> bool:
         """Return whether the budget has bytes left for another chunk."""
         return self._left > 0
 

@@ -16,7 +16,7 @@ from compactor.records.rows import RecordRowBuffers, parse_records
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentTimestampsAndCount:
+class SegmentTimestampsAndRecordCount:
     """Timestamps and number of records of a segment.
 
     max_timestamp_ms: largest timestamp, without control records, whose timestamps come from the broker's clock; -1 for none.
@@ -28,10 +28,10 @@ class SegmentTimestampsAndCount:
     records: int
 
 
-def summarize_timestamps_and_count(table: BatchTable) -> SegmentTimestampsAndCount:
+def summarize_timestamps_and_record_count(table: BatchTable) -> SegmentTimestampsAndRecordCount:
     """Return the timestamps and the number of records of a segment, computed from its batch table."""
     data = table.max_timestamp[(table.control == NOT_CONTROL) & ((table.count > 0) | (table.magic < 2))]
-    return SegmentTimestampsAndCount(
+    return SegmentTimestampsAndRecordCount(
         max_timestamp_ms=int(data.max(initial=-1)),
         first_timestamp_ms=int(table.max_timestamp[0]) if len(table) else -1,
         records=int(table.count.sum()),
@@ -46,7 +46,7 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
     due = _earliest_delete_horizon_of_markers_ms(table)
     maybe = _flag_batches_with_horizon(table) & (table.control == NOT_CONTROL) & (table.base_timestamp < due)
     buffers = RecordRowBuffers()
-    for first, last in source.batch_ranges_of_one_kind():
+    for first, last in source.split_batches_by_magic_and_compression():
         wanted = maybe[first:last]
         if not wanted.any():
             continue
@@ -97,7 +97,7 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
     one.
     """
     buffers, found = RecordRowBuffers(), 0
-    for first, last in source.batch_ranges_of_one_kind():
+    for first, last in source.split_batches_by_magic_and_compression():
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), inflate_limit, None):
             rows, _ = parse_records(source.table, chunk, buffers, source.name)
             found += int(np.count_nonzero(rows.timestamp < NO_TIMESTAMP))

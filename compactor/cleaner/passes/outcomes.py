@@ -22,7 +22,7 @@ UNDECIDED: Final = -1
 """Beside ABORT and COMMIT: no marker of the producer was seen yet, or the batch is not data of a transaction."""
 
 
-def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
+def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
     """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the
     first.
 
@@ -35,7 +35,9 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
     if len(some):
         ids, producer = np.unique(table.producer_id[some], return_inverse=True)
         outcome = np.array([next_outcome_by_producer.get(each, UNDECIDED) for each in ids.tolist()], np.int64)
-        kinds[some] = txn_outcomes_by_batch_from_columns(table.control[some], transactional[some], producer.astype(np.int64), outcome)
+        kinds[some] = find_txn_outcomes_in_columns_and_update_next(
+            table.control[some], transactional[some], producer.astype(np.int64), outcome
+        )
         next_outcome_by_producer.update(
             (each, kind) for each, kind in zip(ids.tolist(), outcome.tolist(), strict=True) if kind != UNDECIDED
         )
@@ -43,7 +45,7 @@ def txn_outcomes_by_batch(table: BatchTable, next_outcome_by_producer: dict[int,
 
 
 @kernel
-def txn_outcomes_by_batch_from_columns(
+def find_txn_outcomes_in_columns_and_update_next(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
     """Return for each batch the outcome of the transaction to which its data belongs: ABORT, COMMIT or UNDECIDED.

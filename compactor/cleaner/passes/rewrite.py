@@ -23,7 +23,7 @@ from compactor.errors import BadData
 from compactor.kernels.common import Flags
 from compactor.model.balance import CountAndDigestSum
 from compactor.profiling import WorkStage, measure_stage
-from compactor.records.balance import DigestSumRows, digest_sum_of_segment, zero_digest_sums_by_account
+from compactor.records.balance import DigestSumRows, allocate_zero_digest_sums_by_reason, batch_digest_sum_of_segment
 from compactor.records.batches import HEADER, HORIZON, NOT_CONTROL, BatchTable, Int64s
 from compactor.records.encode import COPY, DROP, EMPTY, FILTER, MAX_SEGMENT, EncodedBatches, encode_filler_batch
 from compactor.records.indexes import encode_offset_and_time_index
@@ -63,7 +63,7 @@ class _NewSegmentProgress:
     records_read: int = 0
     records_kept: int = 0
     sources: CountAndDigestSum = field(default_factory=CountAndDigestSum)
-    sums: DigestSumRows = field(default_factory=zero_digest_sums_by_account)
+    sums: DigestSumRows = field(default_factory=allocate_zero_digest_sums_by_reason)
     leader_epoch: int = -1
     end_epoch: int = -1
     mtime_ms: int = 0
@@ -189,11 +189,11 @@ class GroupRewriter:
                 if counts is not None:
                     _decide_batch_retention_by_survivor_count(source.table, decisions, counts, self.rules.now_ms)
                 if self.rules.balance_key is not None:
-                    progress.sources = progress.sources.plus(digest_sum_of_segment(source.buf, self.rules.balance_key))
+                    progress.sources = progress.sources.plus(batch_digest_sum_of_segment(source.buf, self.rules.balance_key))
                 progress.leader_epoch = int(source.table.leader_epoch[-1]) if len(source.table) else progress.end_epoch
                 progress.mtime_ms = source.mtime_ms
                 progress.txnindex += verdicts.txn_entries.tobytes()
-                for first, last in source.batch_ranges_of_one_kind():
+                for first, last in source.split_batches_by_magic_and_compression():
                     yield _BatchRangeWithDecisions(source, first, last, decisions.decisions_of_batch_slice(slice(first, last)))
                 if not isinstance(member, GroupSourceOpener):
                     yield BARRIER
@@ -218,7 +218,7 @@ class GroupRewriter:
         # Markers are copied, but Kafka reads them all the same, and refuses one that does not parse.
         wanted = (action == FILTER) | ((action == COPY) & (source.table.control[first_batch:end_batch] != NOT_CONTROL))
         if not wanted.any():
-            source.verify_crcs_once(first_batch, end_batch)
+            source.verify_batch_crcs_unless_verified(first_batch, end_batch)
             nowhere = np.zeros(end_batch - first_batch, np.int64)
             chunk = BatchChunk(first_batch, end_batch, source.buf[:0], nowhere, nowhere, wanted)
             none = np.empty(0, np.bool_)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bloom.directory import HAS_KEYLESS_RECORD, HAS_TOMBSTONE, KeyDirectory, hash_prefixes
-from bloom.sidecar import KeyCollector, RemovableRecordCounts, Sidecar
+from bloom.sidecar import RemovableRecordCounts, Sidecar, SidecarKeyHashCollector
 from bloom.siphash import hash_keys, siphash_key_halves
 from bloom.sizing import FilterDesign
 from compactor.cleaner.passes.source import SourceSegment
@@ -74,7 +74,7 @@ class SidecarBuilder:
         self._data = source.table.control == NOT_CONTROL
         self._hashing = counts_distinct_keys or collects_key_directory or filter_design is not None
         self._summaries: list[ChunkSummaryForSidecar] | None = [] if collects_key_directory else None
-        self._sidecar = KeyCollector(filter_design)
+        self._sidecar = SidecarKeyHashCollector(filter_design)
         self.hash_key = hash_key
         self._halves = siphash_key_halves(hash_key)
         self.due = RemovableRecordCounts()
@@ -117,7 +117,7 @@ class SidecarBuilder:
 
     def add_chunk_summary(self, summary: ChunkSummaryForSidecar) -> None:
         """Add the summary of a chunk. Must be called by one thread at a time."""
-        self._sidecar.add_hashes(summary.hashes)
+        self._sidecar.add_record_key_hashes(summary.hashes)
         if self._summaries is not None:
             self._summaries.append(summary)
         self.due = RemovableRecordCounts(
@@ -191,7 +191,8 @@ def add_segment_to_sidecar_builder(
         return [builder.summarize_chunk(chunk, *parse_records(source.table, chunk, buffers.rows, source.name)) for chunk in chunks]
 
     for found in workers.yield_job_results_in_order(
-        summarize_batch_range, [(first, last) for first, last in source.batch_ranges_of_one_kind() if wanted[first:last].any()]
+        summarize_batch_range,
+        [(first, last) for first, last in source.split_batches_by_magic_and_compression() if wanted[first:last].any()],
     ):
         for summary in found:
             builder.add_chunk_summary(summary)

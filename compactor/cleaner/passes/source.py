@@ -22,9 +22,9 @@ from compactor.records.batches import (
     BatchTable,
     Bytes,
     Int64s,
-    map_file,
+    memory_map_file,
+    parse_batch_headers_of_segment,
     read_only_view,
-    scan_batches,
     verify_crcs_of_batches,
 )
 from compactor.records.bulk import BatchUnreadableError, decompress_batch_bodies
@@ -71,7 +71,7 @@ class SourceSegment:
     def size(self) -> int:
         return len(self.buf)
 
-    def batch_ranges_of_one_kind(self) -> list[FirstAndEndBatch]:
+    def split_batches_by_magic_and_compression(self) -> list[FirstAndEndBatch]:
         """Return ranges of batches of one kind (magic, compressed or not) and bounded size, in file order.
 
         Markers, which are never compressed, join the compressed batches around them if they would otherwise cut these into many small
@@ -111,7 +111,7 @@ class SourceSegment:
         table = self.table
         return int(np.where(table.count > 0, np.minimum(table.count, 2 * table.size), table.size).sum())
 
-    def verify_crcs_once(self, first_batch: int, end_batch: int) -> None:
+    def verify_batch_crcs_unless_verified(self, first_batch: int, end_batch: int) -> None:
         """Verify the CRCs of the batches from ``first_batch`` up to ``end_batch`` (exclusive), unless that was done before. Raises
         BadData.
         """
@@ -136,7 +136,7 @@ class SourceSegment:
         :param inflate_buffer: buffer for inflated bodies; a chunk is valid until the next one is requested.
         :raises BadData: if a CRC does not match, or a body cannot be inflated or exceeds ``max_body_bytes``.
         """
-        self.verify_crcs_once(first_batch, end_batch)
+        self.verify_batch_crcs_unless_verified(first_batch, end_batch)
         if not self.table.codec_ids[first_batch:end_batch].any():
             yield chunk_of_uncompressed_batches(self.buf, self.table, first_batch, end_batch, wanted_flags)
             return
@@ -210,7 +210,7 @@ def open_source_segment(
     max_body_bytes: int,
     *,
     txn_entries: TxnEntries | None = None,
-    read_bytes: Callable[[Path], Bytes] = map_file,
+    read_bytes: Callable[[Path], Bytes] = memory_map_file,
 ) -> SourceSegment:
     """Map a segment and read its batch headers. Raises BadData.
 
@@ -221,7 +221,7 @@ def open_source_segment(
     :param read_bytes: returns the bytes of a file; given if the file may shrink, so that it must not be mapped.
     """
     buf = read_bytes(path)
-    table = scan_batches(buf, path.name, max(previous_last_offset, base_offset - 1))
+    table = parse_batch_headers_of_segment(buf, path.name, max(previous_last_offset, base_offset - 1))
     last = int(table.last_offset[-1]) if len(table) else base_offset - 1
     if end_offset is not None and last >= end_offset:
         raise BadData(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from compactor.cleaner.passes.outcomes import UNDECIDED, txn_outcomes_by_batch_from_columns
+from compactor.cleaner.passes.outcomes import UNDECIDED, find_txn_outcomes_in_columns_and_update_next
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.kernels.common import Flags
 from compactor.kernels.jit import kernel
@@ -64,7 +64,7 @@ def transaction_verdicts_by_source(
     in_transaction = _concatenate_columns([flags[some] for flags, some in zip(transactional, involved, strict=True)], np.bool_)
     producer = np.searchsorted(ids, pid)
     outcome = np.full(len(ids), UNDECIDED, np.int64)
-    aborted = txn_outcomes_by_batch_from_columns(control, in_transaction, producer, outcome) == ABORT
+    aborted = find_txn_outcomes_in_columns_and_update_next(control, in_transaction, producer, outcome) == ABORT
     discardable, indexed, first_offset, stable = _transaction_state_by_batch(
         control,
         in_transaction,

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from compactor import extras
 from compactor.agent.agent import UploadAgent
-from compactor.agent.file_events import new_segment_notifications
+from compactor.agent.file_events import watch_log_dirs_for_new_segments
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
+from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
 from compactor.cli import command_parser, serving, tiers
 from compactor.cli.output import Output
 from compactor.config.settings import Settings
 from compactor.errors import ExitCode, UsageError
-from compactor.tier.kinds import owned_root_settings_hint, tier_kind
+from compactor.tier.kinds import compactor_managed_tier_settings_hint, tier_kind
 from compactor.web.agent_pages import AgentPages
 from compactor.web.console import RequestRouter
 from compactor.web.server import serve_pages
@@ -30,14 +30,14 @@ def run_agent(args: argparse.Namespace, out: Output) -> ExitCode:
     in_force = _validate_agent_settings(command_parser.load_command_settings(args))
     tier = tiers.open_configured_tier(args, local_state=True)
     tell = serving.SERVICE_JOURNAL
-    brokers = KafkaLeaderQueries(replace(kafka_connection_settings(in_force), timeout_s=BROKER_SECONDS))
+    brokers = KafkaAgentClusterQueries(replace(kafka_connection_settings(in_force), timeout_s=BROKER_SECONDS))
     agent = UploadAgent(tier, brokers, log=tell)
     settings = in_force.agent
     shown = AgentPages(agent.status, getattr(args, "config", ""), settings.runbook_url)
     pages = RequestRouter(shown, agent.ms_since_latest_loop_pass, settings.interval_ms)
     with (
         serve_pages(settings.listen, pages, "agent.listen") as address,
-        new_segment_notifications(settings.log_dirs, agent.request_scan, tell),
+        watch_log_dirs_for_new_segments(settings.log_dirs, agent.request_scan, tell),
     ):
         tell(f"{tier.ports.holder} uploads to {tier.ports.layout.url}; status at http://{address}/")
         return serving.run_service(
@@ -60,6 +60,6 @@ def _validate_agent_settings(settings: Settings) -> Settings:
     if not tier_kind(settings).owns_root:
         raise UsageError(
             f"the agent uploads to a compactor-managed tier, not to one of kind {settings.tier.kind} with layout {settings.tier.layout}",
-            hint=f"Set {owned_root_settings_hint()}; a topic that brokers tier needs no agent",
+            hint=f"Set {compactor_managed_tier_settings_hint()}; a topic that brokers tier needs no agent",
         )
     return settings

@@ -19,7 +19,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
     except re.error as error:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
-    def is_requested_action(recorded: RecordedAction) -> bool:
+    def matches_requested_target_pattern(recorded: RecordedAction) -> bool:
         """Return whether the command's pattern matches a target of a recorded action, or no pattern was given.
 
         The target of a recorded action may itself be a pattern, as for a pause. It counts if it matches the text that the user gave.
@@ -32,7 +32,7 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
             or any(_matches_whole_text(each, args.pattern) for each in targets)
         )
 
-    found = [recorded for recorded in list_actions(tier.ports, args.since, args.limit) if is_requested_action(recorded)]
+    found = [recorded for recorded in list_actions(tier.ports, args.since, args.limit) if matches_requested_target_pattern(recorded)]
     rows = []
     for recorded in found:
         action, outcome = recorded.action, recorded.outcome

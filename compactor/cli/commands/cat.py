@@ -15,7 +15,7 @@ from compactor.cli.output import Output
 from compactor.consumer.damage import DamagedOffsetRange
 from compactor.consumer.messages import RecordBlock, iterate_byte_strings
 from compactor.consumer.ranges import read_record_blocks
-from compactor.decoding.fields import FieldDecoder, FieldFormat, parse_key_with_topic_schema
+from compactor.decoding.fields import FieldFormat, KeyAndValueDecoder, parse_key_with_topic_schema
 from compactor.errors import BadData, ExitCode, UsageError
 from compactor.views.time_formats import format_iso_time
 
@@ -34,7 +34,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
         skipped.append(damage)
         out.print_note(f"error: offsets {damage.first} to {damage.last} of {name} cannot be read: {damage.reason} ({damage.segment})")
 
-    decoder = FieldDecoder(tier.settings)
+    decoder = KeyAndValueDecoder(tier.settings)
     blocks = read_record_blocks(
         tier,
         name,
@@ -63,7 +63,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
         case _:
             out.write_chunks(_value_lines(count_and_pass_on_blocks()))
     if not count:
-        state = tier.open_partition_log(name).state
+        state = tier.open_control_log_of_partition(name).state
         first = max(state.start_offset, tier.first_readable_offset(state))
         held = f"it holds offsets {first} to {state.end_offset}" if state.has_segments else "it holds no segments yet"
         if first > state.end_offset >= 0:
@@ -72,7 +72,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     return BadData.exit_code if skipped else 0
 
 
-def _json_lines(blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
+def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
     """Yield for each block its records as lines of JSON, with decoded keys and values. ``formats``: that of keys, then that of values."""
     for block in blocks:
         lines = []
@@ -97,7 +97,7 @@ def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
-def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> dict[str, Any]:
+def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> dict[str, Any]:
     """Return the JSON fields of a key or value.
 
     They are ``NAME`` with the decoded data, or ``NAME_base64`` if it cannot be decoded; ``NAME_schema_id`` if the data names a schema; and
@@ -105,7 +105,7 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDe
 
     :param name: name of the field: key or value.
     """
-    found = decoder.decode_field(data, field_format)
+    found = decoder.decode_key_or_value(data, field_format)
     schema = {} if found.schema_id is None else {f"{name}_schema_id": found.schema_id}
     if found.is_decoded:
         return {name: found.value, **schema}
@@ -114,7 +114,7 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: FieldDe
 
 
 def _table_lines(
-    blocks: Iterable[RecordBlock], decoder: FieldDecoder, formats: tuple[FieldFormat, FieldFormat], width: int | None
+    blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: tuple[FieldFormat, FieldFormat], width: int | None
 ) -> Iterator[bytes]:
     """Yield for each block its records as lines of a table, so that the first records appear at once.
 
@@ -131,7 +131,11 @@ def _table_lines(
             shown = format_iso_time(time, "milliseconds") if kind and time != -1 else ""
             fields = (message.key(), message.value())
             rows.append(
-                (str(message.offset()), shown, *(_format_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)))
+                (
+                    str(message.offset()),
+                    shown,
+                    *(_format_key_or_value_cell(data, decoder, wanted) for data, wanted in zip(fields, formats, strict=True)),
+                )
             )
         heading = ("offset", "time", "key", "value")
         if widths is None:
@@ -146,10 +150,10 @@ def _table_lines(
         yield "".join(lines).encode()
 
 
-def _format_cell(data: bytes | None, decoder: FieldDecoder, field_format: FieldFormat) -> str:
+def _format_key_or_value_cell(data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> str:
     """Return a key or value as one line of text for a table cell: ``null`` for None, ``base64:...`` if it cannot be decoded."""
     if data is None:
         return "null"
-    found = decoder.decode_field(data, field_format)
-    text = found.format_text() if found.is_decoded else "base64:" + base64.b64encode(data).decode()
+    found = decoder.decode_key_or_value(data, field_format)
+    text = found.format_value_as_text() if found.is_decoded else "base64:" + base64.b64encode(data).decode()
     return text if text is not None and text.isprintable() else json.dumps(text, ensure_ascii=False)

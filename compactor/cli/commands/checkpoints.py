@@ -55,7 +55,7 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
         return _print_checkpoint_files([args.target], out)
     tier = tiers.open_configured_tier_read_only(args)
     (name,) = tier.list_partitions([args.target])
-    log = tier.open_partition_log(name)
+    log = tier.open_control_log_of_partition(name)
     log.refresh()
     found = checkpoint_document(tier.ports, log)
     offsets = Table(
@@ -80,7 +80,7 @@ def show_checkpoint(args: argparse.Namespace, out: Output) -> ExitCode:
 
 def show_compactor_epochs(args: argparse.Namespace, out: Output) -> None:
     tier, name = tiers.open_tier_and_partition(args)
-    log = tier.open_partition_log(name)
+    log = tier.open_control_log_of_partition(name)
     log.refresh()
     found = compactor_epoch_history_document(tier.ports, log)
     out.print_result(found, _compactor_epochs_tree(found, tier.ports.clock_ms()))
@@ -93,7 +93,7 @@ def show_checkpoint_diff(args: argparse.Namespace, out: Output) -> None:
 
     tier = tiers.open_configured_tier_read_only(args)
     (name,) = tier.list_partitions([args.target])
-    past = PartitionHistoryInControlLog(tier.open_partition_log(name))
+    past = PartitionHistoryInControlLog(tier.open_control_log_of_partition(name))
     around = past.history_points_around_run(args.before) if args.after is None else None
     before, after = around or (
         past.find_history_point(_relative_time_as_unix_ms_text(args.before)),
@@ -235,7 +235,7 @@ def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
     title = f"{tiers.partition_text_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
-    branches += [Tree(_describe_void_record(entry), ()) for entry in document["unowned"]]
+    branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in document["unowned"]]
     return Tree(title, branches or [Tree("no compactor has led it yet", ())])
 
 
@@ -247,7 +247,7 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
     label = f"epoch {epoch['leader_epoch']}  {epoch['holder']}  from slot {epoch['slot']} ({format_iso_time(epoch['at_ms'])})"
     if epoch["granted"] is not None:
         label += f", granted up to {epoch['granted']}"
-    branches = [Tree(_describe_run(run, epoch), ()) for run in epoch["runs"]]
+    branches = [Tree(_describe_compaction_round(run, epoch), ()) for run in epoch["runs"]]
     branches += [Tree(f"took back run {run_id}", ()) for run_id in epoch["undid"]]
     if epoch["cut_off"]:
         cut = epoch["cut_off"]
@@ -258,7 +258,7 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
                 (),
             )
         )
-    branches += [Tree(_describe_void_record(entry), ()) for entry in epoch["fenced"]]
+    branches += [Tree(_describe_fenced_control_record(entry), ()) for entry in epoch["fenced"]]
     if epoch["ended"] == "released":
         branches.append(Tree(f"released ({format_iso_time(epoch['ended_ms'] or 0)})", ()))
     if epoch["ended"] == "leading":
@@ -266,7 +266,7 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
     return Tree(label, branches)
 
 
-def _describe_run(run: Document, epoch: Document) -> str:
+def _describe_compaction_round(run: Document, epoch: Document) -> str:
     """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments, and the compactor that began it
     if that is not the leader of ``epoch``.
     """
@@ -279,7 +279,7 @@ def _describe_run(run: Document, epoch: Document) -> str:
     return f"{text}: {run['reason']}" if run["reason"] else text
 
 
-def _describe_void_record(entry: Document) -> str:
+def _describe_fenced_control_record(entry: Document) -> str:
     """Return one line about a void record: a record of the control log that has no effect."""
     claim = f" up to {entry['offset']}" if entry["offset"] is not None else ""
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"

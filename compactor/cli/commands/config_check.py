@@ -22,12 +22,12 @@ from compactor.storage.factory import open_store
 from compactor.storage.probe import probe_store
 from compactor.tier.kinds import MetadataSource, control_url, tier_kind
 from compactor.upkeep.brokers.check import (
-    check_cluster,
+    check_brokers_and_metadata_topic,
     check_known_kafka_problems,
-    check_metadata_record_budget,
-    check_metadata_topic_reading,
+    check_metadata_record_rate_limit,
     check_object_access,
-    check_topics,
+    check_topic_settings_and_permissions,
+    read_tiered_partitions_and_findings,
 )
 from compactor.views.checkpoints import read_only_tier
 
@@ -48,9 +48,9 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
         MetadataSource.METADATA_TOPIC: _check_broker_managed_tier,
-        MetadataSource.LISTING: _check_listed_tier,
+        MetadataSource.LISTING: _check_tier_known_only_by_listing,
     }
-    settings = _with_short_first_answer_timeout(command_parser.load_command_settings(args))
+    settings = _settings_with_short_store_timeout(command_parser.load_command_settings(args))
     with out.show_progress("trying the tier"):
         problems = [*_check_state_dir(settings), *checks[tier_kind(settings).metadata](settings)]
     ok = all(problem["severity"] != "error" for problem in problems)
@@ -64,7 +64,7 @@ def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
     return 0 if ok else StoreError.exit_code
 
 
-def _with_short_first_answer_timeout(settings: Settings) -> Settings:
+def _settings_with_short_store_timeout(settings: Settings) -> Settings:
     """Return a copy of the settings in which the wait for the first answer of a store is at most CHECK_FIRST_ANSWER_MS, because a person
     waits for the result of this command.
     """
@@ -79,21 +79,30 @@ def _check_compactor_managed_tier(settings: Settings) -> list[SettingFinding]:
 
     Nothing is written if the data belongs to another tier.
     """
-    problems = _check_tier_identity(settings)
+    problems = _check_tier_and_control_store_match(settings)
     if not problems:
-        problems = _check_stores(settings)
-        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns(settings)
-    return [*problems, *_check_storage_class(settings), *_check_topic_deletion_has_brokers(settings), *_find_ineffective_settings(settings)]
+        problems = _check_stores_accept_writes(settings)
+        problems += [] if any(problem["severity"] == "error" for problem in problems) else _check_topic_patterns_match_topics(settings)
+    return [
+        *problems,
+        *_check_storage_class_minimum_billed_time(settings),
+        *_check_topic_deletion_has_brokers(settings),
+        *_find_ineffective_settings(settings),
+    ]
 
 
 def _check_broker_managed_tier(settings: Settings) -> list[SettingFinding]:
     """Check brokers, store and contents of a broker-managed tier, and return the problems."""
-    return [*_check_brokers(settings), *_check_stores(settings)]
+    return [*_check_brokers(settings), *_check_stores_accept_writes(settings)]
 
 
-def _check_listed_tier(settings: Settings) -> list[SettingFinding]:
+def _check_tier_known_only_by_listing(settings: Settings) -> list[SettingFinding]:
     """Check that a listed tier (known only by listing its objects) can be read and that its settings make sense. Return the problems."""
-    return [*_check_listed_tier_can_be_read(settings), *_check_topic_patterns(settings), *_find_ineffective_settings(settings)]
+    return [
+        *_check_tier_listing_can_be_read(settings),
+        *_check_topic_patterns_match_topics(settings),
+        *_find_ineffective_settings(settings),
+    ]
 
 
 def _check_topic_deletion_has_brokers(settings: Settings) -> list[SettingFinding]:
@@ -119,7 +128,7 @@ def _find_ineffective_settings(settings: Settings) -> list[SettingFinding]:
     return [{"severity": "note", "kind": "settings", "object": key, "detail": detail, "hint": "Take it out of the configuration"}]
 
 
-def _check_storage_class(settings: Settings) -> list[SettingFinding]:
+def _check_storage_class_minimum_billed_time(settings: Settings) -> list[SettingFinding]:
     """Return a note on the minimum time for which S3 bills an object in the configured storage class, or an empty list if it has no
     minimum.
     """
@@ -142,7 +151,7 @@ def _check_state_dir(settings: Settings) -> list[SettingFinding]:
     return [{"severity": "error", "kind": "state-dir", "object": settings.tier.state_dir, "detail": detail, "hint": hint}]
 
 
-def _check_stores(settings: Settings) -> list[SettingFinding]:
+def _check_stores_accept_writes(settings: Settings) -> list[SettingFinding]:
     """Check each store to which this program writes by writing a small object and deleting it again. Return the problems."""
 
     # The control store lies inside the tier unless it has a place of its own; what holds for the tier then holds for it.
@@ -156,11 +165,11 @@ def _check_stores(settings: Settings) -> list[SettingFinding]:
     problems: list[SettingFinding] = []
     for url, prefix in stores:
         store = open_store(url, settings=settings, limits=settings.limits)
-        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, _system_clock_ms, prefix)]
+        problems += [{"object": url, **finding.model_dump()} for finding in probe_store(store, _system_clock_unix_ms, prefix)]
     return problems
 
 
-def _check_topic_patterns(settings: Settings) -> list[SettingFinding]:
+def _check_topic_patterns_match_topics(settings: Settings) -> list[SettingFinding]:
     """Return a warning for each [topics] table whose pattern matches no topic, because regular expressions are easily mistaken for shell
     patterns. Return none if the topics cannot be listed, which another check reports.
     """
@@ -190,7 +199,7 @@ def _hint_for_unmatched_topic_pattern(pattern: str) -> str:
     return "It is a regular expression over whole names; `topics` lists them"
 
 
-def _check_listed_tier_can_be_read(settings: Settings) -> list[SettingFinding]:
+def _check_tier_listing_can_be_read(settings: Settings) -> list[SettingFinding]:
     """Check that a listed tier (known only by listing its objects) can be read. Return the problem, or a warning if there are no
     segments.
     """
@@ -198,7 +207,7 @@ def _check_listed_tier_can_be_read(settings: Settings) -> list[SettingFinding]:
         tier = open_tier(settings)
         names = tier.list_partitions()
         if names:
-            tier.open_partition_log(names[0]).refresh()
+            tier.open_control_log_of_partition(names[0]).refresh()
     except CompactorError as error:
         kind = "settings" if isinstance(error, UsageError) else "reading"
         return [{"severity": "error", "kind": kind, "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
@@ -216,7 +225,7 @@ def _check_brokers(settings: Settings) -> list[SettingFinding]:
     connection = kafka_connection_settings(settings) if servers else None
     if connection is not None:
         first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
-        found += check_cluster(first_admin, servers, needs_append_right=bool(control_url(settings)))
+        found += check_brokers_and_metadata_topic(first_admin, servers, needs_append_right=bool(control_url(settings)))
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:
@@ -224,27 +233,29 @@ def _check_brokers(settings: Settings) -> list[SettingFinding]:
     except CompactorError as error:
         kind = "metadata" if isinstance(error, BadData | StoreError) else "settings"
         return [{"severity": "error", "kind": kind, "object": "[kafka]", "detail": error.message, "hint": error.hint}]
-    names, problems = check_metadata_topic_reading(tier)
+    names, problems = read_tiered_partitions_and_findings(tier)
     found += problems
     if connection is not None:
         admin = KafkaAdmin(connection)
         topics = sorted({name.topic for name in names})
-        found += check_topics(admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy)
+        found += check_topic_settings_and_permissions(
+            admin, topics, lambda topic: tier.settings.cleaner_settings_for_topic(topic).cleanup_policy
+        )
         found += check_known_kafka_problems(admin, topics)
     found += check_object_access(tier, names) if names else []
-    found += check_metadata_record_budget(tier, names)
+    found += check_metadata_record_rate_limit(tier, names)
     return [finding._asdict() for finding in found]
 
 
-def _check_tier_identity(settings: Settings) -> list[SettingFinding]:
+def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFinding]:
     """Check that the stores can be reached, and that tier and control store belong together. Return the problem, if any.
 
-    An empty tier with an empty control store passes. A store error other than Unavailable is left to ``_check_stores``.
+    An empty tier with an empty control store passes. A store error other than Unavailable is left to ``_check_stores_accept_writes``.
     """
     tier = open_tier(settings)
     try:
         state = tier.catalog.refresh()
-        tier.ownership.require_no_other_owner(tier.ports, state)
+        tier.ownership.require_data_root_not_owned_by_other_tier(tier.ports, state)
         tier.ownership.require_data_root_is_unowned(tier.ports, state)
     except Unavailable as error:  # a second wait for the same store would say the same
         return [{"severity": "error", "kind": "store", "object": settings.tier_url, "detail": error.message, "hint": error.hint}]
@@ -256,5 +267,5 @@ def _check_tier_identity(settings: Settings) -> list[SettingFinding]:
     return []
 
 
-def _system_clock_ms() -> int:
+def _system_clock_unix_ms() -> int:
     return int(time.time() * 1000)

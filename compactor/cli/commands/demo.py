@@ -15,7 +15,7 @@ from compactor.config.units import count_noun
 from compactor.demo.demo import Demo, DemoComparison, count_keys_with_value
 from compactor.errors import BadData, CompactorError, ExitCode
 from compactor.model.status import RoundStatus
-from compactor.transfer.import_options import ImportProgress
+from compactor.transfer.import_options import ImportProgressCallbacks
 
 
 def run_demo(args: argparse.Namespace, out: Output) -> ExitCode:
@@ -34,7 +34,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     now_ms = int(time.time() * 1000)
     demo = Demo(folder, now_ms, args.tier, command_parser.load_command_settings(args)) if args.tier else Demo(folder, now_ms)
     compile_kernels(out, load_into_process=True)
-    seconds = _run_demo_steps(demo, out)
+    seconds = _run_demo_and_return_round_seconds(demo, out)
     compared = demo.compare_last_values()
     ok = not compared.differences
     keys = count_keys_with_value(compared.written)
@@ -61,7 +61,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     return 0 if ok else CompactorError.exit_code
 
 
-def _run_demo_steps(demo: Demo, out: Output) -> float:
+def _run_demo_and_return_round_seconds(demo: Demo, out: Output) -> float:
     """Run all steps of the demo (generate, import, forecast, compact, verify, export), and return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.generate_topic(progress.advance)
@@ -69,7 +69,7 @@ def _run_demo_steps(demo: Demo, out: Output) -> float:
         f"1. make      {demo.shape.records:,} changes of a customers table, as a broker writes them: all codecs, deletes, transactions"
     )
     with out.show_progress("importing", unit="bytes") as progress:
-        imported = demo.import_topic(ImportProgress(progress.begin_step_with_new_total, progress.advance))
+        imported = demo.import_topic(ImportProgressCallbacks(progress.begin_step_with_new_total, progress.advance))
     offsets = f"offsets {imported.start_offset} to {imported.end_offset}"
     out.print_note(f"2. import    {count_noun(imported.segments, 'segment')}, {format_size(imported.bytes)}, {offsets}")
     plan = demo.forecast_round()

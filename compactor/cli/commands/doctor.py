@@ -9,7 +9,7 @@ from compactor.brokers.metadata_topic.admin import KafkaAdmin
 from compactor.cli import tiers
 from compactor.cli.output import Output
 from compactor.errors import BadData, ExitCode, UsageError
-from compactor.upkeep.brokers.checkup import examine_tier
+from compactor.upkeep.brokers.checkup import find_tier_health_problems
 from compactor.views.prices import price_table_of_tier
 from compactor.views.time_formats import count_noun
 
@@ -26,7 +26,7 @@ def diagnose_broker_managed_tier(args: argparse.Namespace, out: Output) -> ExitC
         with out.show_progress("examining", len(names), "partitions") as progress:
             prices = price_table_of_tier(tier.settings.tier_url, args.prices)
             expected_topics = () if args.partitions else tier.settings.kafka.topics
-            found = examine_tier(tier, admin, names, prices, progress.advance, expected_topics)
+            found = find_tier_health_problems(tier, admin, names, prices, progress.advance, expected_topics)
     finally:
         admin.close()
     severe = sum(finding.severity in ("error", args.fail_on) for finding in found)

@@ -13,19 +13,19 @@ from compactor.access.tier import Tier
 from compactor.cli import audit, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
-from compactor.control.pauses import pause_reason
+from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.decoding.fields import parse_text_or_base64_key
 from compactor.errors import ExitCode, UsageError
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.erasure.holders import KeyRemovalRound
 from compactor.upkeep.erasure.partition import KeySearchRequest
 from compactor.upkeep.erasure.topic import (
     ErasureReportHeader,
-    TopicKeySurvey,
+    TopicKeySearchResult,
     erasure_report_json,
     expedite_erasure,
-    key_digest,
+    keyed_digest_of_record_key,
     partitions_of_topic,
     survey_objects_holding_keys_in_topic,
 )
@@ -51,14 +51,16 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
     )
     details = {"keys": len(keys), "shorten_grace": args.shorten_grace}
     with tier, audit.record_audited_action_if(args.expedite, args, tier.settings, out, "erasure --expedite", [args.topic], **details):
-        document, code = _erasure_report(tier, args, keys, out)
+        document, code = _search_keys_and_build_erasure_report(tier, args, keys, out)
     if args.to is not None:
         args.to.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    _print_report(document, keys, out)
+    _print_erasure_report(document, keys, out)
     return code
 
 
-def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output) -> tuple[dict[str, Any], ExitCode]:
+def _search_keys_and_build_erasure_report(
+    tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output
+) -> tuple[dict[str, Any], ExitCode]:
     """Search the topic for the keys. Return the erasure report, which lists the objects that hold one of them, and the exit code.
 
     With ``--expedite``, run rounds that remove the keys and search again before the report is made.
@@ -72,26 +74,26 @@ def _erasure_report(tier: Tier, args: argparse.Namespace, keys: list[bytes], out
         question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
         place = {name: number for number, name in enumerate(names, 1)}
 
-        def show_partition(partition: TopicPartition) -> None:
+        def show_partition_being_searched(partition: TopicPartition) -> None:
             progress.begin_part_of_same_total(f"searching {partition} ({place[partition]} of {len(names)})")
 
-        found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
+        found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
         if args.expedite and found.holders:
-            removals = _run_rounds_to_erase(tier, found, question, args, outcomes, done, out)
+            removals = _run_compaction_rounds_to_erase_keys(tier, found, question, args, outcomes, done, out)
             question = replace(question, now_ms=tier.ports.clock_ms())
-            found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition)
+            found = survey_objects_holding_keys_in_topic(tier, names, question, show_partition_being_searched)
     for name, error in found.failed:
         outcomes.record_failure(str(name), error)
     settings = tier.settings
     tier_fields = {"id": tier.catalog.state.tier_id, "url": settings.tier_url, "kind": settings.tier.kind, "layout": settings.tier.layout}
-    header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(key_digest(key, secret) for key in keys))
+    header = ErasureReportHeader(tier_fields, args.topic, question.now_ms, tuple(keyed_digest_of_record_key(key, secret) for key in keys))
     document = erasure_report_json(header, found, done, removals)
     return document, outcomes.exit_code() or (0 if document["erased"] else NOT_YET)
 
 
-def _run_rounds_to_erase(
+def _run_compaction_rounds_to_erase_keys(
     tier: Tier,
-    survey: TopicKeySurvey,
+    survey: TopicKeySearchResult,
     question: KeySearchRequest,
     args: argparse.Namespace,
     outcomes: tiers.PartitionOutcomes,
@@ -108,10 +110,10 @@ def _run_rounds_to_erase(
     """
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
-    process_spool_folder(tier.state_dir)
+    spool_folder_of_this_process(tier.state_dir)
     compile_kernels(out)
 
-    def record_step(text: str) -> None:
+    def record_erasure_step(text: str) -> None:
         done.append(text)
         out.print_note(text)
 
@@ -119,11 +121,11 @@ def _run_rounds_to_erase(
     for one in survey.surveys:
         if not one.holders:
             continue
-        if why := pause_reason(tier.catalog.state, one.partition):
-            record_step(f"{one.partition}: nothing was done, it is {why}")
+        if why := round_pause_reason_or_empty(tier.catalog.state, one.partition):
+            record_erasure_step(f"{one.partition}: nothing was done, it is {why}")
             continue
         try:
-            after = expedite_erasure(tier, one, question, shorten_grace=args.shorten_grace, report_step=record_step)
+            after = expedite_erasure(tier, one, question, shorten_grace=args.shorten_grace, report_step=record_erasure_step)
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             outcomes.record_failure(str(one.partition), error)
@@ -144,7 +146,7 @@ def _requested_keys(args: argparse.Namespace) -> list[bytes]:
     return list(dict.fromkeys(parse_text_or_base64_key(text) for text in texts))
 
 
-def _print_report(document: dict[str, Any], keys: list[bytes], out: Output) -> None:
+def _print_erasure_report(document: dict[str, Any], keys: list[bytes], out: Output) -> None:
     """Print the erasure report: a table of the objects that hold a key, and a sentence that says whether the keys are erased."""
     texts = {entry["digest"]: key.decode("utf-8", "backslashreplace") for entry, key in zip(document["keys"], keys, strict=True)}
     rows = [

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from compactor.access.tier import Tier
 from compactor.cli import command_parser, tiers
 from compactor.cli.output import Output, Table
-from compactor.decoding.fields import DecodedField, FieldDecoder, parse_key_with_topic_schema
+from compactor.decoding.fields import DecodedKeyOrValue, KeyAndValueDecoder, parse_key_with_topic_schema
 from compactor.model.ids import TopicPartition
 from compactor.views import explain as explaining
 
@@ -41,10 +41,10 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
     total = tiers.sum_stored_bytes(tier, [partition], out, with_replaced=True) if searches else None
     with out.show_progress(f"reading {partition}", total, "bytes") as progress:
         if args.key is not None:
-            decoder = FieldDecoder(tier.settings)
+            decoder = KeyAndValueDecoder(tier.settings)
             key = parse_key_with_topic_schema(args.key, partition.topic, decoder)
-            decoded = decoder.decode_field(key) if decoder.has_registry else DecodedField()
-            shown = f"{decoded.format_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
+            decoded = decoder.decode_key_or_value(key) if decoder.is_schema_registry_configured else DecodedKeyOrValue()
+            shown = f"{decoded.format_value_as_text()} by schema {decoded.schema_id}" if decoded.is_json else ""
             return explaining.explain_key(tier, partition, key, now, progress.advance, shown)
         if args.offset is not None:
             return explaining.explain_offset(tier, partition, args.offset, now, progress.advance)

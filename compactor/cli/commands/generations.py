@@ -28,11 +28,11 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
     target = configured_generation_target(tier)
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
 
-    def record_outcome(partition: TopicPartition, outcome: GenerationReport | CompactorError) -> None:
+    def record_generation_outcome(partition: TopicPartition, outcome: GenerationReport | CompactorError) -> None:
         if isinstance(outcome, CompactorError):
             outcomes.record_failure(str(partition), outcome)
         else:
-            outcomes.record_success()
+            outcomes.record_partition_success()
 
     names = [name for name in tiers.select_partitions(tier, args.partitions) if wanted(name)]
     if not names:
@@ -40,7 +40,7 @@ def write_generations_command(args: argparse.Namespace, out: Output) -> ExitCode
             f"warning: no topic of the tier matches {args.topics!r} as a whole" if args.topics else "warning: there is no partition"
         )
     with out.show_progress("writing", tiers.sum_stored_bytes(tier, names, out), "bytes") as progress:
-        found = write_generations(tier, target, names, on_bytes=progress.advance, on_partition=record_outcome)
+        found = write_generations(tier, target, names, on_bytes=progress.advance, on_partition=record_generation_outcome)
     done = [report for report in found if isinstance(report, GenerationReport)]
     rows = [
         (f"{r.topic}-{r.partition}", r.status, r.generation, r.objects, format_size(r.bytes), r.start_offset, r.end_offset) for r in done
@@ -63,7 +63,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
         except CompactorError as error:
             outcomes.record_failure(str(name), error)
             continue
-        outcomes.record_success()
+        outcomes.record_partition_success()
         current, earlier = known.current, known.earlier
         if current is None:
             continue
@@ -82,7 +82,7 @@ def list_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def retire_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def delete_generations_command(args: argparse.Namespace, out: Output) -> ExitCode:
     wanted = topic_name_filter(args.topics)
     tier = tiers.open_configured_tier_read_only(args) if args.dry_run else tiers.open_configured_tier(args)
     target = configured_generation_target(tier)
@@ -91,7 +91,7 @@ def retire_generations_command(args: argparse.Namespace, out: Output) -> ExitCod
     for name in filter(wanted, partitions_with_generations(target)):
         try:
             found += retire_generations(target, name, dry_run=args.dry_run)
-            outcomes.record_success()
+            outcomes.record_partition_success()
         except CompactorError as error:
             outcomes.record_failure(str(name), error)
     gone, kept = [one for one in found if one.deleted], [one for one in found if not one.deleted]

@@ -13,7 +13,7 @@ from typing import Any
 
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection_settings, open_tier
-from compactor.brokers.metadata_topic.leaders import KafkaLeaderQueries
+from compactor.brokers.metadata_topic.leaders import KafkaAgentClusterQueries
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
@@ -23,7 +23,7 @@ from compactor.model.ids import TopicPartition
 from compactor.tier.kinds import tier_kind
 from compactor.transfer.from_tier import import_tier, partitions_to_import
 from compactor.transfer.import_ import import_directory
-from compactor.transfer.import_options import ImportOptions, ImportProgress
+from compactor.transfer.import_options import ImportOptions, ImportProgressCallbacks
 from compactor.transfer.import_root import (
     PartitionImportResult,
     has_partition_directories,
@@ -31,7 +31,7 @@ from compactor.transfer.import_root import (
     list_partition_directories,
     partition_of_directory,
 )
-from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmation, record_confirmed_topics
+from compactor.transfer.incarnations import AskTopicIds, TopicRecreationConfirmationSources, record_cluster_of_topics
 from compactor.transfer.log_identity import read_topic_id
 from compactor.views.checkpoints import read_only_tier
 from compactor.views.overview import read_partition_summaries_or_errors
@@ -48,7 +48,7 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
         gaps=args.allow_gaps,
         accept_truncation=args.accept_truncation,
         accept_loss=args.accept_loss,
-        opening=TopicRecreationConfirmation(
+        opening=TopicRecreationConfirmationSources(
             _topic_id_query_of_brokers(command_parser.load_command_settings(args)), by_hand=args.new_incarnation
         ),
     )
@@ -89,7 +89,7 @@ def _audit_import_with_safety_overrides(
 
 def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
     """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
-    return KafkaLeaderQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
+    return KafkaAgentClusterQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
 def _record_cluster_of_imported_topics(
@@ -101,7 +101,7 @@ def _record_cluster_of_imported_topics(
     if options.opening.ask is not None:
         tier.catalog.refresh()
         try:
-            record_confirmed_topics(tier.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
+            record_cluster_of_topics(tier.catalog, {name.topic: read_topic_id(path) for name, path in directories}, options.opening.ask)
         except StoreError as error:
             out.print_note(f"note: which cluster has these topics is not recorded: {error.message}")
 
@@ -114,7 +114,7 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
     policy = tier.cleaner_settings_for_topic(name.topic).cleaner_policy()
     compile_kernels(out)
     with _audit_import_with_safety_overrides(args, tier, out, [str(name)]), out.show_progress("importing", unit="bytes") as bar:
-        progress = ImportProgress(lambda step, size: bar.begin_step_with_new_total(f"{step} {name}", size), bar.advance)
+        progress = ImportProgressCallbacks(lambda step, size: bar.begin_step_with_new_total(f"{step} {name}", size), bar.advance)
         report = import_directory(tier, args.log_dir, name, policy, progress, options)
     _record_cluster_of_imported_topics(tier, [(name, args.log_dir)], options, out)
     for note in report.notes:
@@ -196,11 +196,11 @@ def _import_with_progress(
 
     halves: Counter[TopicPartition] = Counter()
 
-    def count_bytes(partition: TopicPartition, size: int) -> None:
+    def add_imported_bytes_to_progress(partition: TopicPartition, size: int) -> None:
         halves[partition] += size // 2  # each segment is reported twice: checked and uploaded
         bar.advance(size // 2)
 
-    def report_partition(result: PartitionImportResult) -> None:
+    def report_imported_partition(result: PartitionImportResult) -> None:
         bar.advance(sizes[result.partition] - halves[result.partition])
         if result.error is not None:
             outcomes.record_failure(str(result.partition), result.error)
@@ -208,7 +208,7 @@ def _import_with_progress(
             out.print_note(f"note: {result.failure_or_notes_text}")
 
     with out.show_progress("importing", sum(sizes.values()), "bytes") as bar:
-        done = import_all(report_partition, count_bytes)
+        done = import_all(report_imported_partition, add_imported_bytes_to_progress)
     rows = [_import_row(entry) for entry in done]
     columns = ("topic", "partition", "status", "segments", "bytes", "start_offset", "end_offset", "reason")
     shown = [tuple(format_size(row[c]) if c == "bytes" else row[c] for c in columns) for row in rows]

@@ -21,7 +21,7 @@ from compactor.views.time_formats import format_duration
 T = TypeVar("T")
 
 
-def write_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def update_view_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier(args)
     writer = configured_output_writer(tier, lambda store: store)
     if writer is None:
@@ -34,7 +34,7 @@ def write_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
     return code
 
 
-def list_outputs_command(args: argparse.Namespace, out: Output) -> ExitCode:
+def list_tables_command(args: argparse.Namespace, out: Output) -> ExitCode:
     tier = tiers.open_configured_tier_read_only(args)
     if not tier.settings.outputs.iceberg.topics:
         raise UsageError("no topic has an Iceberg table", hint="Name topics under [outputs.iceberg]; `generations list` has Pinterest's")
@@ -75,6 +75,6 @@ def _query_each_partition(
             if isinstance(done, CompactorError):
                 outcomes.record_failure(str(name), done)
             else:
-                outcomes.record_success()
+                outcomes.record_partition_success()
                 found.append((name, done))
     return found, outcomes.exit_code()

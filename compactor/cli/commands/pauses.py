@@ -9,16 +9,22 @@ import re
 
 from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table
-from compactor.control.pauses import pattern_matches, pause_reason, pause_rounds, request_round, resume_rounds
+from compactor.control.pauses import (
+    add_round_pause_unless_present,
+    end_round_pause_with_pattern,
+    pattern_matches,
+    request_round,
+    round_pause_reason_or_empty,
+)
 from compactor.views.time_formats import format_duration, format_iso_time
 
 
-def pause_rounds_command(args: argparse.Namespace, out: Output) -> None:
+def pause_compaction_rounds_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier_read_only(args) if args.pattern is None else tiers.open_tier_for_control_store_writes(args)
     names = tier.list_partitions()
     if args.pattern is not None:
         with audit.record_audited_action(args, tier.settings, out, "pause", [args.pattern]):
-            anew = pause_rounds(tier.catalog, args.pattern, audit.operator_name(), args.reason)
+            anew = add_round_pause_unless_present(tier.catalog, args.pattern, audit.operator_name(), args.reason)
         if not anew:
             out.print_note(f"{args.pattern} was paused already")
         if not any(pattern_matches(args.pattern, name) for name in names):
@@ -38,24 +44,24 @@ def pause_rounds_command(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def resume_rounds_command(args: argparse.Namespace, out: Output) -> None:
+def resume_compaction_rounds_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_tier_for_control_store_writes(args)
     names = tier.list_partitions()
     with audit.record_audited_action(args, tier.settings, out, "resume", [args.pattern]):
-        resume_rounds(tier.catalog, args.pattern, audit.operator_name())
-    still = [str(name) for name in names if pattern_matches(args.pattern, name) and pause_reason(tier.catalog.state, name)]
+        end_round_pause_with_pattern(tier.catalog, args.pattern, audit.operator_name())
+    still = [str(name) for name in names if pattern_matches(args.pattern, name) and round_pause_reason_or_empty(tier.catalog.state, name)]
     summary = f"{args.pattern} is not paused any more"
     if still:
         summary += f"; {len(still)} of its partitions still are, by another pattern: {', '.join(still[:5])}"
     out.print_result({"pattern": args.pattern, "still_paused": still}, summary=summary)
 
 
-def request_daemon_rounds(args: argparse.Namespace, out: Output) -> None:
+def request_compaction_rounds_of_daemon(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_tier_for_control_store_writes(args)
     names = tiers.select_partitions(tier, args.partitions)
     with audit.record_audited_action(args, tier.settings, out, "wake", [*map(str, names)]):
         for name in names:
-            if why := pause_reason(tier.catalog.state, name):
+            if why := round_pause_reason_or_empty(tier.catalog.state, name):
                 out.print_note(f"note: {name} is {why}; it is taken up once that is over")
             request_round(tier.catalog, name, audit.operator_name())
     reported = f"{names[0]} is" if len(names) == 1 else f"{len(names)} partitions are"

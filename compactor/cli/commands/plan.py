@@ -12,17 +12,17 @@ from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Table, format_size
 from compactor.cli.shared_arguments import SAMPLED_PARTITIONS
 from compactor.consumer.sampling import estimate_saving_from_samples
-from compactor.control.pauses import pause_reason
+from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.errors import CompactorError, ExitCode
 from compactor.storage.probe import does_delete_free_space
-from compactor.views.forecast import RoundForecast, forecast_from_summary, read_sidecar_heads_for_forecast
+from compactor.views.forecast import RoundForecast, forecast_from_summary, read_bloom_sidecar_headers_for_forecast
 from compactor.views.prices import PriceTable, price_table_of_tier
 from compactor.views.time_formats import count_noun
 
 DEFAULT_SAMPLE_BYTES = 8 << 20
 
 
-def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
+def print_compaction_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
     with tiers.open_configured_tier(args, local_state=True) as tier:
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
         prices = price_table_of_tier(tier.settings.tier_url, args.prices)
@@ -30,11 +30,11 @@ def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
         frees = does_delete_free_space(tier.ports.data)
         now, found = command_parser.now_ms_from_arguments(args), []
         for summary in summaries:
-            known = read_sidecar_heads_for_forecast(tier, summary, now, force=args.force)
+            known = read_bloom_sidecar_headers_for_forecast(tier, summary, now, force=args.force)
             one = forecast_from_summary(tier, summary, frees, now, force=args.force, sidecar_evidence=known, prices=prices)
             found.append(one)
         if frees:
-            found = _sample_savings(tier, found, args.sample, out, prices)
+            found = _estimate_savings_by_sampling(tier, found, args.sample, out, prices)
     rows = [
         (
             str(f.topic_partition),
@@ -65,10 +65,10 @@ def print_round_forecasts(args: argparse.Namespace, out: Output) -> ExitCode:
     if not tier.kind.compacts:
         notes.append(f"a tier of layout {tier.settings.tier.layout} is only read: this is what a round would do once it was imported")
     for f in found:
-        why = pause_reason(tier.catalog.state, f.topic_partition) if f.due else ""
+        why = round_pause_reason_or_empty(tier.catalog.state, f.topic_partition) if f.due else ""
         notes += [f"{f.topic_partition}: no round starts, it is {why}"] if why else []
         notes += [f"{f.topic_partition}: {f.retention}"] if f.segments_expired or f.one_to_one or (f.retention and len(found) == 1) else []
-    notes += _automatic_ratio_lines(found) + _storage_cost_lines(found, prices)
+    notes += _automatic_dirty_ratio_lines(found) + _storage_cost_lines(found, prices)
     out.print_result({"partitions": documents, "prices": prices.document()}, table, summary="\n".join(notes))
     return outcomes.exit_code()
 
@@ -88,7 +88,7 @@ def _saving_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     return [f"{rounds} due: {amount} of {format_size(sum(f.bytes_to_read for f in due))} read will be saved{source}"]
 
 
-def _automatic_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
+def _automatic_dirty_ratio_lines(forecasts: Sequence[RoundForecast]) -> list[str]:
     """Return one line about the dirty ratios that were chosen from storage costs (``min_cleanable_dirty_ratio = "auto"``); an empty list if
     none was.
     """
@@ -122,7 +122,7 @@ def _format_saving(forecast: RoundForecast) -> str:
     return f"at least {format_size(forecast.expected_saving_bytes)}{error}"
 
 
-def _sample_savings(
+def _estimate_savings_by_sampling(
     tier: Tier, forecasts: Sequence[RoundForecast], sample_bytes: int | None, out: Output, prices: PriceTable
 ) -> list[RoundForecast]:
     """Return the forecasts, some with savings that are estimated from samples of their partitions.
@@ -155,7 +155,7 @@ def _with_sampled_saving(tier: Tier, forecast: RoundForecast, sample_bytes: int,
         out.show_progress(f"sampling {forecast.topic_partition}", unit="bytes") as progress,
         tier.counters.transfers_reported_to(progress.advance),
     ):
-        sample = estimate_saving_from_samples(tier, tier.open_partition_log(forecast.topic_partition).refresh(), sample_bytes)
+        sample = estimate_saving_from_samples(tier, tier.open_control_log_of_partition(forecast.topic_partition).refresh(), sample_bytes)
     return replace(
         forecast,
         expected_saving_bytes=sample.at_least_bytes,

@@ -81,7 +81,7 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
         if inspection.error is not None:
             outcomes.record_failure(str(inspection.partition), inspection.error)
             continue
-        outcomes.record_success()
+        outcomes.record_partition_success()
         status = "left_alone" if inspection.is_skipped else "would_be_cleaned"
         reason = inspection.reason + (
             "" if inspection.is_skipped else f"; {count_noun(inspection.segments, 'segment')} from the log's start on"
@@ -108,7 +108,7 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
     elif report is not None and report.status == RoundStatus.QUARANTINED:
         outcomes.record_quarantine(str(finished.partition), report.reason)
     else:
-        outcomes.record_success()
+        outcomes.record_partition_success()
         if report is not None and report.status == RoundStatus.WAITING:
             out.print_note(f"{finished.partition}: {report.reason}")
         if report is not None and report.segments_out:

@@ -10,17 +10,23 @@ from functools import partial
 from compactor.access.rounds import create_round
 from compactor.access.tier import Tier
 from compactor.bootstrap import kafka_connection_settings
-from compactor.brokers.topic_ids import query_topic_ids
+from compactor.brokers.topic_ids import query_which_topic_ids_exist
 from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import NEVER_MS
-from compactor.control.logs import PartitionLog, collect_queued_hints
+from compactor.control.logs import PartitionLog, move_queued_change_hints_into_catalog
 from compactor.control.records import RetireCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
-from compactor.upkeep.retire import MAX_UNHINTED_INSPECTIONS, GraceClock, RetireReport, partitions_to_inspect, retire_partition
-from compactor.upkeep.uploads import abort_unfinished_uploads
+from compactor.upkeep.retire import (
+    MAX_UNHINTED_INSPECTIONS,
+    GraceClock,
+    RetireReport,
+    partitions_to_inspect_for_deletions,
+    retire_partition,
+)
+from compactor.upkeep.uploads import abort_due_uploads_and_return_urls
 from compactor.views.time_formats import count_noun, format_iso_time
 
 NOTED_TOGETHER = 100
@@ -28,7 +34,7 @@ NOTED_TOGETHER = 100
 
 
 @dataclass
-class _InspectionRecorder:
+class _RetireInspectionRecorder:
     """Collector of the results of inspecting partitions. It records them in the catalog, many partitions per record.
 
     records_next_deletion_times: whether to record also, for each partition, the time before which it has nothing to delete.
@@ -43,21 +49,21 @@ class _InspectionRecorder:
     behind: list[PartitionLog] = field(default_factory=list)
     looks: dict[str, RetireCheckResult] = field(default_factory=dict)
 
-    def record_partition(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
+    def add_partition_inspection(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
         """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
-        if log.state.slot > self.tier.min_control_log_slot(partition):
+        if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
             self.looks[self.tier.log_name(partition)] = RetireCheckResult(log.state.slot, report.next_ms, self.now_ms)
         if max(len(self.behind), len(self.looks)) >= NOTED_TOGETHER:
-            self.write_inspections()
+            self.write_inspections_to_catalog()
 
-    def write_inspections(self) -> None:
+    def write_inspections_to_catalog(self) -> None:
         """Record the collected results in the catalog."""
         if self.behind:
-            self.tier.change_notifier.record_reached_slots(self.behind)
+            self.tier.control_log_change_notifier.save_last_record_numbers_of_control_logs(self.behind)
         if self.looks:
-            self.tier.change_notifier.record_retire_inspections(self.looks)
+            self.tier.control_log_change_notifier.record_retire_check_results(self.looks)
         self.behind.clear()
         self.looks.clear()
 
@@ -87,16 +93,16 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
     swept: list[str] = []
     waiting: list[str] = []
     sizes: dict[str, int] = {}
-    usual = args.now is None and not args.dry_run and tier.kind.has_complete_log
+    usual = args.now is None and not args.dry_run and tier.kind.is_content_determined_by_control_logs
     removed = _delete_topics_deleted_in_cluster(tier, outcomes) if usual else []
     every = tier.list_partitions()
     # Machines go by one another's looks: by the store's clock.
     now_ms = (tier.ports.control if usual else tier.ports).clock_ms()
     names = every
     if usual and not args.all:
-        collect_queued_hints(tier.catalog)
-        names = partitions_to_inspect(tier.catalog.state, every, now_ms, tier.log_name)
-    noted = _InspectionRecorder(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
+        move_queued_change_hints_into_catalog(tier.catalog)
+        names = partitions_to_inspect_for_deletions(tier.catalog.state, every, now_ms, tier.log_name)
+    noted = _RetireInspectionRecorder(tier, usual and len(every) > MAX_UNHINTED_INSPECTIONS, now_ms)
     moments = [inspection.next_ms for inspection in tier.catalog.state.looks.values()]
     with out.show_progress("retiring", len(names), "partitions") as progress:
         for name in names:
@@ -104,16 +110,16 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
             try:
                 # An open intent is resumed first, as `run` would.
                 work = create_round(tier, name, tier.ports.clock_ms())
-                log = tier.open_partition_log(name, leads=True)
+                log = tier.open_control_log_of_partition(name, leads=True)
                 report = retire_partition(tier.ports, log, tier.lease, tier.retention, clock=clock, dry_run=args.dry_run, round_steps=work)
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 outcomes.record_failure(str(name), error)
                 continue
             finally:
                 progress.advance()
-            outcomes.record_success()
+            outcomes.record_partition_success()
             if not args.dry_run:
-                noted.record_partition(name, log, report)
+                noted.add_partition_inspection(name, log, report)
             sizes |= report.sizes
             deleted += report.deleted
             swept += report.swept
@@ -121,8 +127,8 @@ def _retire_replaced_segments_of_partitions(args: argparse.Namespace, out: Outpu
             reported = zip(states, (report.deleted, report.swept, report.waiting), strict=True)
             rows += [(state, name, *_count_segments_objects_and_format_size(keys, sizes)) for state, keys in reported if keys]
             moments.append(report.next_ms)
-    noted.write_inspections()
-    unfinished = _sweep_unfinished_uploads(tier, args, outcomes)
+    noted.write_inspections_to_catalog()
+    unfinished = _abort_unfinished_uploads_of_dead_writers(tier, args, outcomes)
     swept += unfinished
     rows += [(states[1], "unfinished uploads", *_count_segments_objects_and_format_size(unfinished, sizes))] if unfinished else []
     rows.sort(key=lambda row: states.index(str(row[0])))
@@ -147,14 +153,14 @@ def _delete_topics_deleted_in_cluster(tier: Tier, outcomes: tiers.PartitionOutco
     Return the names of the deleted partitions. A failure is recorded in ``outcomes``, and the list is empty.
     """
     try:
-        ask = partial(query_topic_ids, kafka_connection_settings(tier.settings))
+        ask = partial(query_which_topic_ids_exist, kafka_connection_settings(tier.settings))
         return [str(name) for name in delete_partitions_of_missing_topics(tier, ask)]
     except CompactorError as error:
         outcomes.record_failure("topics that their cluster has deleted", error)
         return []
 
 
-def _sweep_unfinished_uploads(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
+def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespace, outcomes: tiers.PartitionOutcomes) -> tuple[str, ...]:
     """Abort unfinished uploads of dead writers, and return the objects that were being uploaded; with ``--dry-run`` only return them.
 
     A failure is recorded in ``outcomes``, and the result is empty.
@@ -163,7 +169,7 @@ def _sweep_unfinished_uploads(tier: Tier, args: argparse.Namespace, outcomes: ti
         now = tier.ports.clock_ms()
         if args.now is not None:
             now = args.now if args.force_now else min(now, args.now)
-        return abort_unfinished_uploads(tier, now, dry_run=args.dry_run)
+        return abort_due_uploads_and_return_urls(tier, now, dry_run=args.dry_run)
     except CompactorError as error:
         outcomes.record_failure("unfinished uploads", error)
         return ()

@@ -14,13 +14,13 @@ from compactor.cli.kernels import compile_kernels
 from compactor.cli.output import Output, Progress
 from compactor.cli.profile import CommandProfile
 from compactor.control.leadership import current_lease
-from compactor.control.pauses import pause_reason
+from compactor.control.pauses import round_pause_reason_or_empty
 from compactor.control.stages import RoundStage
 from compactor.control.summary import PartitionSummary
 from compactor.daemon.progress import JobProgress
 from compactor.daemon.scheduling import DaemonAction, PartitionJob
 from compactor.errors import ExitCode
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import CompactionPlan
 from compactor.model.status import RoundStatus
@@ -30,7 +30,7 @@ from compactor.views.forecast import forecast_from_summary
 from compactor.views.overview import read_partition_summaries_or_errors
 
 
-def run_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
+def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
     with tiers.open_configured_tier(args, local_state=True, writing_command="run") as tier:
         names = tiers.select_partitions(tier, args.partitions)
         outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=bool(args.partitions))
@@ -40,7 +40,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
         for summary in _read_present_summaries(tier, names, out):
             if summary.leader is not None and not summary.leader.released:
                 held.append(summary.topic_partition)
-            why = pause_reason(tier.catalog.state, summary.topic_partition)
+            why = round_pause_reason_or_empty(tier.catalog.state, summary.topic_partition)
             idle = (
                 paused_round_report(summary, why)
                 if why and not summary.open_run
@@ -48,7 +48,7 @@ def run_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
             )
             if idle is not None:
                 rows[summary.topic_partition] = tiers.report_document(idle) | {"requests": 0, "seconds": 0.0}
-                outcomes.record_success()
+                outcomes.record_partition_success()
             else:
                 forecast = forecast_from_summary(tier, summary, None, now, force=args.force)
                 expected[summary.topic_partition] = forecast.bytes_to_read + forecast.bytes_to_write
@@ -83,7 +83,7 @@ def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> N
 
     A process that was killed leaves its lease unreleased.
     """
-    log = tier.open_partition_log(partition)
+    log = tier.open_control_log_of_partition(partition)
     log.refresh()
     lease = current_lease(tier.ports, log)
     left_ms = lease.expires_ms - tier.ports.control.clock_ms() if lease else 0
@@ -108,7 +108,7 @@ def _run_due_rounds(
     :param led_elsewhere: partitions that another process leads, or led when it was killed.
     :param outcomes: receives the success or failure of each partition.
     """
-    process_spool_folder(tier.state_dir)  # before anything is announced that could not be worked on
+    spool_folder_of_this_process(tier.state_dir)  # before anything is announced that could not be worked on
     if tier.engines is not None:
         for name in partitions:
             tier.engines(tier, name)  # a machine without Java lacks it for every partition
@@ -135,7 +135,7 @@ def _run_due_rounds(
                 else:
                     if report.reason:  # why it waits, what was given up first, what brokers had deleted meanwhile
                         out.print_note(f"{name}: {report.reason}")
-                    outcomes.record_success()
+                    outcomes.record_partition_success()
             except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
                 report = failed_round_report(name, outcomes.record_failure(str(name), error))
             requests = tier.counters.usage().usage_since(before).total_requests

@@ -8,7 +8,7 @@ from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.state import RunHistoryEntry
 from compactor.errors import ExitCode, UsageError
-from compactor.views.history import find_state_and_run_id, run_document, undo_problem
+from compactor.views.history import find_state_and_run_id, run_history_entry_document, undo_problem
 from compactor.views.time_formats import format_duration, format_iso_time
 
 SHORT = 8
@@ -40,7 +40,7 @@ def list_runs(args: argparse.Namespace, out: Output) -> ExitCode:
     ]
     columns = ("partition", "run", "status", "began", "took", "segments", "read", "written", "offsets", "by", "epoch", "reason")
     table = Table("", columns, rows, minor=("epoch", "by", "offsets", "segments", "took", "read"), below=1)
-    out.print_result({"runs": [run_document(state, run) for state, run in found]}, table)
+    out.print_result({"runs": [run_history_entry_document(state, run) for state, run in found]}, table)
     return outcomes.exit_code()
 
 
@@ -67,13 +67,13 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
         ("segments", f"{run.sources} -> {run.outputs}" if run.outputs else ""),
         ("saved", _format_saved_bytes(run)),
         *((name.replace("_", " "), _format_stat(name, value)) for name, value in run.stats.items()),
-        *_batch_and_record_balance_rows(run),
+        *_kept_and_removed_record_balance_rows(run),
         ("undo", f"no: {undoing}" if undoing else f"tiered-compactor undo {run.run_id}"),
     ]
-    out.print_result(run_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
+    out.print_result(run_history_entry_document(state, run), Table(f"run {run.run_id}", ("", ""), [row for row in rows if row[1] != ""]))
 
 
-def _batch_and_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
+def _kept_and_removed_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
     """Return table rows with a run's balance: counts and digest sums which show that each batch and record of its sources was kept or
     removed. An empty list if the run recorded no balance.
     """

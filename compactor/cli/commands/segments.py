@@ -7,15 +7,17 @@ from typing import Any
 
 from compactor.cli import tiers
 from compactor.cli.output import Output, Table, format_size
-from compactor.views.dump import dump_segment, list_segments, rows_of_unread_broker_segments
+from compactor.views.dump import dump_segment, list_segments, rows_of_broker_segments_unused_by_readers
 
 
 def list_segments_command(args: argparse.Namespace, out: Output) -> None:
     tier = tiers.open_configured_tier(args)
     names, found, live = tiers.select_partitions(tier, [args.partition]), [], set()
     for name in names:
-        state = tier.open_partition_log(name).refresh()
-        listed = list_segments(state, tier.open_sidecar_store(name).stored_sidecar_sizes(), rows_of_unread_broker_segments(tier, state))
+        state = tier.open_control_log_of_partition(name).refresh()
+        listed = list_segments(
+            state, tier.open_sidecar_store(name).stored_sidecar_sizes(), rows_of_broker_segments_unused_by_readers(tier, state)
+        )
         found += [{**tiers.partition_name_fields(name), **segment} for segment in listed]
         live |= {segment.id for segment in state.live}
     rows = [
@@ -60,7 +62,7 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
             b["kind"],
             b["producer_id"],
             *map(r.get, fields),
-            *_header_cells(r, is_shown=args.whole),
+            *_record_header_cells(r, is_shown=args.whole),
         )
         for b in document["batches"]
         for r in b["records"] or [{}]
@@ -71,6 +73,6 @@ def dump_segment_command(args: argparse.Namespace, out: Output) -> None:
     )
 
 
-def _header_cells(record: dict[str, Any], *, is_shown: bool) -> tuple[str, ...]:
+def _record_header_cells(record: dict[str, Any], *, is_shown: bool) -> tuple[str, ...]:
     """Return a tuple with a record's headers as one cell, or an empty tuple if headers are not shown."""
     return (" ".join(f"{each['key']}={each['value']}" for each in record.get("headers", ())),) if is_shown else ()

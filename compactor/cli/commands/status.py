@@ -41,7 +41,7 @@ def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
         out.print_result(
             document.model_dump(mode="json", exclude={"schema_version"}),
             _partitions_table(document),
-            summary=_totals_lines(document) + watched,
+            summary=_tier_totals_text(document) + watched,
         )
         if not args.watch:
             return 0 if document.verdict.level == "ok" else BadData.exit_code
@@ -71,7 +71,7 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
     return Table(document.verdict.text, columns, rows, minor=("next",), below=2)
 
 
-def _totals_lines(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
+def _tier_totals_text(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
     """Return a few lines of text with the tier's totals: partitions, bytes stored, dirty, saved but not deleted yet, and reclaimed in 24
     hours.
     """

@@ -11,7 +11,7 @@ from compactor.cli import audit, command_parser, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.constants import TopicId
 from compactor.control.deletion import delete_partition, restart_lost_log
-from compactor.control.importing import record_topic_adoption
+from compactor.control.importing import record_topic_id_adoption
 from compactor.control.incarnations import superseding_topic_id
 from compactor.control.pauses import pattern_matches
 from compactor.control.records import BadControlRecord, TopicAdopted
@@ -20,7 +20,7 @@ from compactor.tier.kinds import control_url, tier_kind
 from compactor.views.time_formats import count_noun, format_duration
 
 
-def list_topics(args: argparse.Namespace, out: Output) -> ExitCode:
+def list_topics_in_tier(args: argparse.Namespace, out: Output) -> ExitCode:
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=False)
     with tiers.open_configured_tier(args, local_state=True) as tier:
         found = [summary for summary in tiers.read_partition_summaries(tier, tier.list_partitions(), out, outcomes) if summary.segments]
@@ -40,7 +40,7 @@ def list_topics(args: argparse.Namespace, out: Output) -> ExitCode:
     return outcomes.exit_code()
 
 
-def _refuse_on_broker_managed_tier(args: argparse.Namespace, what_brokers_decide: str, hint: str) -> None:
+def _raise_if_tier_is_broker_managed(args: argparse.Namespace, what_brokers_decide: str, hint: str) -> None:
     """Raise UsageError on a broker-managed tier, where brokers decide which topics and partitions exist.
 
     :param what_brokers_decide: ``topics`` or ``partitions``, for the message.
@@ -52,19 +52,19 @@ def _refuse_on_broker_managed_tier(args: argparse.Namespace, what_brokers_decide
 
 
 def delete_topic_partition(args: argparse.Namespace, out: Output) -> None:
-    _refuse_on_broker_managed_tier(args, "partitions", "Delete the topic there")
+    _raise_if_tier_is_broker_managed(args, "partitions", "Delete the topic there")
     with tiers.open_configured_tier(args) as tier:
         (name,) = tier.list_partitions([args.partition])
-        log = tier.open_partition_log(name)
+        log = tier.open_control_log_of_partition(name)
         with audit.record_audited_action(args, tier.settings, out, "topics delete", [str(name)]):
             try:
                 before, _ = delete_partition(tier.ports, log, tier.lease)
             except BadControlRecord as error:
                 out.print_note(f"{error.message}. What can still be read of this control log is given up")
-                tier.ports.require_ownership(is_recheck=True)
+                tier.ports.require_data_root_ownership(is_recheck=True)
                 before = restart_lost_log(log)
         later = superseding_topic_id(tier.catalog.state, name.topic, before.topic_id)
-        tier.change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.publish_control_log_changes([log])
     grace = tier.retention.grace_ms
     document = {
         **tiers.partition_name_fields(name),
@@ -111,8 +111,8 @@ def delete_records_command(args: argparse.Namespace, out: Output) -> None:
     out.print_result(document, table)
 
 
-def adopt_topic_command(args: argparse.Namespace, out: Output) -> ExitCode:
-    _refuse_on_broker_managed_tier(args, "topics", "There is nothing to adopt")
+def set_topic_id_or_next_import_offset_command(args: argparse.Namespace, out: Output) -> ExitCode:
+    _raise_if_tier_is_broker_managed(args, "topics", "There is nothing to adopt")
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     rows = []
     with tiers.open_configured_tier(args) as tier:
@@ -127,7 +127,7 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> ExitCode:
         given = {"topic_id": args.topic_id} if args.topic_id else {"seam": args.seam}
         with audit.record_audited_action(args, tier.settings, out, "topics adopt", [*map(str, names)], **given):
             for name in names:
-                log = tier.open_partition_log(name)
+                log = tier.open_control_log_of_partition(name)
                 before = log.refresh_and_check_gaps()
                 seam = -1 if args.seam is None else args.seam
                 body = TopicAdopted(
@@ -139,10 +139,10 @@ def adopt_topic_command(args: argparse.Namespace, out: Output) -> ExitCode:
                 )
                 status, reason, after = "adopted", "", before
                 try:
-                    after = record_topic_adoption(log, body)
+                    after = record_topic_id_adoption(log, body)
                     status = "unchanged" if after.slot == before.slot else status
-                    tier.change_notifier.publish_control_log_changes([log])
-                    outcomes.record_success()
+                    tier.control_log_change_notifier.publish_control_log_changes([log])
+                    outcomes.record_partition_success()
                 except CompactorError as error:
                     status, reason = "refused", outcomes.record_failure(str(name), error).message
                 adopted = {"topic_id": after.topic_id, "previous_id": before.topic_id, "seam": after.adopted_seam}

@@ -9,7 +9,7 @@ from compactor.cli import audit, tiers
 from compactor.cli.output import Output, Table, format_size
 from compactor.control.undo import undo_round, was_round_undone
 from compactor.errors import UsageError
-from compactor.model.status import RunStatus
+from compactor.model.status import RunHistoryStatus
 from compactor.upkeep.operator_changes import undo_run_by_publishing_copies
 from compactor.views.history import find_state_and_run_id, undo_problem
 from compactor.views.time_formats import format_iso_time
@@ -25,7 +25,7 @@ def _run_id_needed_error(tier: Tier, given_name: str) -> UsageError:
     except UsageError as error:
         is_near_miss = error.hint.startswith("Did you mean")
         return UsageError(f"no partition remembers a run {given_name}", hint=error.hint if is_near_miss else "`runs list` shows the rounds")
-    states = [tier.open_partition_log(name).refresh() for name in names]
+    states = [tier.open_control_log_of_partition(name).refresh() for name in names]
     runs = [(state, run) for state in states for run in state.runs if not undo_problem(state, run.run_id)]
     if not runs:
         return UsageError(f"no round of {given_name} can be undone", hint=f"`runs list {given_name}` shows its rounds")
@@ -51,18 +51,18 @@ def undo_round_command(args: argparse.Namespace, out: Output) -> None:
         out.print_note(f"{name}: run {run_id} was undone before; nothing to do")
         state = before
     else:
-        log = tier.open_partition_log(name, leads=True)
+        log = tier.open_control_log_of_partition(name, leads=True)
         with audit.record_audited_action(args, tier.settings, out, "undo", [str(name)], run=run_id):
             state = (
                 undo_run_by_publishing_copies(tier, log, run_id)
                 if tier.kind.undo_copies
                 else undo_round(tier.ports, log, tier.lease, run_id)
             )
-        tier.change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.publish_control_log_changes([log])
     document = {
         **tiers.partition_name_fields(name),
         "run_id": run_id,
-        "status": RunStatus.REVERTED,
+        "status": RunHistoryStatus.REVERTED,
         "cleaner_offsets": [tiers.report_document(entry) for entry in state.vector],
         "first_dirty_offset": state.first_dirty_offset,
         "segments": len(state.live),

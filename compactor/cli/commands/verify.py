@@ -13,8 +13,8 @@ from compactor.cli.output import Output
 from compactor.errors import ExitCode, UsageError
 from compactor.tier.kinds import MetadataSource
 from compactor.upkeep.brokers.verify import verify_broker_partition
-from compactor.upkeep.verify_listed import verify_listed_partition
-from compactor.upkeep.verify_tier import verify_catalog, verify_partition, verify_uploads
+from compactor.upkeep.verify_listed import verify_partition_known_by_listing
+from compactor.upkeep.verify_tier import verify_no_stale_unfinished_uploads, verify_partition, verify_tier_wide_control_log
 
 Finding = TypeVar("Finding")
 REPAIRABLE = ("missing", "size", "digest")
@@ -28,16 +28,16 @@ def verify_tier_command(args: argparse.Namespace, out: Output) -> ExitCode:
     checks = {
         MetadataSource.CONTROL_LOG: _verify_control_logs,
         MetadataSource.METADATA_TOPIC: _verify_broker_managed_tier,
-        MetadataSource.LISTING: _verify_listed_tier,
+        MetadataSource.LISTING: _verify_tier_known_only_by_listing,
     }
     return checks[tier.kind.metadata](tier, args, out)
 
 
 def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    found = verify_catalog(tier)
+    found = verify_tier_wide_control_log(tier)
     if not found:
         found = _verify_each_partition(tier, args, out, partial(verify_partition, deep=args.deep))
-    code = tiers.print_findings([*found, *verify_uploads(tier)], out)
+    code = tiers.print_findings([*found, *verify_no_stale_unfinished_uploads(tier)], out)
     for name in dict.fromkeys(f"{one.topic}-{one.partition}" for one in found if one.severity == "error" and one.kind in REPAIRABLE):
         out.print_note(
             f"`repair {name} --from LOG_DIR|CONFIG` makes {name} good from a log directory, a replica's or a backup's, or another tier"
@@ -45,8 +45,8 @@ def _verify_control_logs(tier: Tier, args: argparse.Namespace, out: Output) -> E
     return code
 
 
-def _verify_listed_tier(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
-    return tiers.print_findings(_verify_each_partition(tier, args, out, verify_listed_partition), out)
+def _verify_tier_known_only_by_listing(tier: Tier, args: argparse.Namespace, out: Output) -> ExitCode:
+    return tiers.print_findings(_verify_each_partition(tier, args, out, verify_partition_known_by_listing), out)
 
 
 def _verify_each_partition(tier: Tier, args: argparse.Namespace, out: Output, verify: Callable[..., list[Finding]]) -> list[Finding]:

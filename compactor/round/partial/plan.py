@@ -26,7 +26,7 @@ from compactor.records.batches import EMPTIED, HORIZON, NOT_CONTROL, BatchTable,
 from compactor.records.encode import COPY, FILTER
 from compactor.records.headers import crc32c_of_batches_from_headers
 from compactor.records.producer_runs import extract_producer_runs_and_markers
-from compactor.storage.port import ComposeSource, CopiedRange, CopyLimits, FileRange
+from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectRangeToCopy
 
 LEAST_COPY: Final = 256 << 10
 """Smallest range in bytes that is worth a server-side copy of its own."""
@@ -73,12 +73,12 @@ class PartialRewritePlan:
     version: str
 
     @property
-    def batch_numbers_read(self) -> Int64s:
+    def numbers_of_batches_to_read(self) -> Int64s:
         """Return the numbers of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
     @property
-    def byte_ranges_read(self) -> tuple[PositionAndLength, ...]:
+    def byte_ranges_to_read(self) -> tuple[PositionAndLength, ...]:
         """Return (position, length) in bytes of each range of the log that is read."""
         return tuple(byte_range_of_batches(self.table, stretch) for stretch in self.stretches if not stretch.copied_batch_flags)
 
@@ -86,7 +86,7 @@ class PartialRewritePlan:
     def copied_batch_flags(self) -> Flags:
         """Return for each batch whether the store copies it."""
         stays = np.ones(len(self.table), np.bool_)
-        stays[self.batch_numbers_read] = False
+        stays[self.numbers_of_batches_to_read] = False
         return stays
 
     @property
@@ -222,7 +222,7 @@ def pieces_of_new_log(plan: PartialRewritePlan, source_key: str, rewritten_log: 
         if stretch.copied_batch_flags:
             start, length = byte_range_of_batches(plan.table, stretch)
             crc = crc32c_of_batches_from_headers(headers[stretch.first : stretch.last])
-            made.append(CopiedRange(source_key, start, length, plan.version, crc))
+            made.append(ObjectRangeToCopy(source_key, start, length, plan.version, crc))
         elif last > first:
             made.append(
                 FileRange(rewritten_log, *byte_range_of_batches(rewritten_batches, BatchRange(first, last, copied_batch_flags=False)))

@@ -33,7 +33,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.balance import BalanceKey, digest_sum_of_headers
 from compactor.records.batches import BatchTable, Int64s, batch_table_from_headers, select_batches_of_table
 from compactor.records.encode import MAX_SEGMENT
-from compactor.records.headers import copy_batch_headers, digest_of_headers
+from compactor.records.headers import copy_batch_headers, sha256_of_batch_headers
 from compactor.round.partial.plan import (
     PartialRewritePlan,
     divide_into_read_and_copied_ranges,
@@ -77,7 +77,7 @@ class SegmentPartToRead:
         if len(source.buf) != length or not np.array_equal(copy_batch_headers(source.buf, source.table.position), wanted):
             raise WholeSegmentNeededError(f"{source.name}: its batches do not match its key directory")
         try:
-            source.verify_crcs_once(0, len(source.table))
+            source.verify_batch_crcs_unless_verified(0, len(source.table))
         except BadData as wrong:
             raise WholeSegmentNeededError(str(wrong)) from None
 
@@ -99,7 +99,9 @@ class KeyDirectoryCache:
         """
         found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
-            is_its = directory is not None and digest_of_headers(directory.headers) == segment.recorded_size_and_digests("log").batches
+            is_its = (
+                directory is not None and sha256_of_batch_headers(directory.headers) == segment.recorded_size_and_digests("log").batches
+            )
             yield directory if is_its else None, fetched
 
     def add_key_directory(self, directory: KeyDirectory) -> None:
@@ -187,7 +189,7 @@ class PartToReadSearch:
             return None  # reading the whole segment reports the error
         self.directories.add_key_directory(directory)
         splice = PartialRewritePlan(partial(self.directories.load_key_directory, segment), table, stretches, version)
-        rows = splice.batch_numbers_read
+        rows = splice.numbers_of_batches_to_read
         flags = (of_all.aborted[rows], of_all.discardable[rows], of_all.indexed[rows])
         source = replace(whole, table=select_batches_of_table(table, rows))
         return SegmentPartToRead(splice, whole, of_all, rows, source, TransactionVerdicts(*flags, of_all.txn_entries))

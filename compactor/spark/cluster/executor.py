@@ -25,7 +25,7 @@ from compactor.model.plan import CompactionPlan
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.pass_two import LocalWorker
 from compactor.round.ports import RoundCosts
-from compactor.round.skip import FilterUsageStatistics, design_bloom_filter
+from compactor.round.skip import BloomFilterUsageStatistics, design_bloom_filter
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.publishers import ControlLogPublisher
 from compactor.tier.sidecars import SidecarStore
@@ -41,7 +41,7 @@ class BloomFilterSettings:
     """
 
     log_prefix: str
-    record: FilterUsageStatistics
+    record: BloomFilterUsageStatistics
     probes: int
 
 

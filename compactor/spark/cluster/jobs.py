@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from compactor.errors import CompactorError, OutOfBudget, StoreError, Unavailable
 from compactor.model.plan import CompactionPlan
-from compactor.round.pass_two import executor_fingerprint
+from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.spark.cluster.executor import TaskCost
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _run_work_and_catch_errors(index: int, work: Callable[[TaskCost], Any], plan
 
 def _require_version_of_plan(plan: CompactionPlan | None) -> None:
     """Raise VersionMismatch if the plan was made by another version than this executor runs."""
-    if plan is not None and plan.fingerprint != executor_fingerprint():
-        raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {executor_fingerprint()}")
+    if plan is not None and plan.fingerprint != program_and_codec_versions_fingerprint():
+        raise VersionMismatch(f"the plan is for {plan.fingerprint}, an executor is {program_and_codec_versions_fingerprint()}")
 
 
 class _TaskOutcomeAccumulator(AccumulatorParam[list[tuple[int, TaskOutcome]]]):

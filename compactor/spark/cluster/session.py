@@ -146,9 +146,9 @@ def _first_reported_version(gathered: tuple[int, Iterable[str]]) -> str:
 
 def _code_version_of_this_process() -> str:
     """Return the version of our code and the codec libraries in this process."""
-    from compactor.round.pass_two import executor_fingerprint
+    from compactor.round.pass_two import program_and_codec_versions_fingerprint
 
-    return executor_fingerprint()
+    return program_and_codec_versions_fingerprint()
 
 
 def _start_session(settings: SparkSettings, app_name: str, folder: Path) -> SparkSession:

@@ -35,7 +35,7 @@ IndexRange = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class IndexedSegment:
+class SegmentIndexedInPassOne:
     """Result of pass 1 for one segment.
 
     table: headers of those batches only that decide about transactions.
@@ -75,14 +75,14 @@ class BatchScanSummary:
 
 
 @dataclass(frozen=True)
-class IndexedBundle:
+class SegmentBundleIndexedInPassOne:
     """Result of one pass 1 task over a bundle (neighbouring segments that one task reads).
 
     keys: where the bundle's key rows are stored; None if no keys were wanted.
     gate: where the rows for the gate (the independent check of the output) are stored; None without a gate.
     """
 
-    segments: tuple[IndexedSegment, ...]
+    segments: tuple[SegmentIndexedInPassOne, ...]
     keys: StoredKeyRows | None
     gate: StoredGateRows | None = None
 
@@ -100,7 +100,7 @@ class RowNumberRange:
     end: int
 
 
-def max_record_count(segment: RemoteLogSegmentMetadata) -> int:
+def record_count_upper_bound_of_segment(segment: RemoteLogSegmentMetadata) -> int:
     """Return an upper bound of a segment's record count, because brokers do not report the count."""
     return segment.records or min(segment.end_offset - segment.start_offset + 1, segment.size_bytes // MIN_RECORD_BYTES + 1)
 
@@ -116,7 +116,7 @@ def plan_segment_bundles(
     :param row_bytes: bytes of rows per record, including the rows for the gate (the independent check of the output).
     """
     sizes = np.array([max(1, segment.size_bytes) for segment in segments], np.int64)
-    records = np.array([max_record_count(segment) for segment in segments], np.int64)
+    records = np.array([record_count_upper_bound_of_segment(segment) for segment in segments], np.int64)
     if not len(sizes):
         return []
     ideal = min(MAX_BUNDLE_BYTES, -(-int(sizes.sum()) // (task_slots * BUNDLES_PER_SLOT)))
@@ -133,7 +133,7 @@ def plan_segment_bundles(
     return [*runs, (begin, len(sizes))]
 
 
-def row_number_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tuple[RowNumberRange, ...]:
+def row_number_ranges(newest_first: Sequence[tuple[int, SegmentIndexedInPassOne]]) -> tuple[RowNumberRange, ...]:
     """Return the ranges of row numbers that belong to these segments, newest first.
 
     Neighbours in one bundle (the segments that one task has read) are merged, so most bundles have a single range.
@@ -155,8 +155,8 @@ def row_number_ranges(newest_first: Sequence[tuple[int, IndexedSegment]]) -> tup
 _TABLE_COLUMNS: Final = BatchTable._fields
 
 
-def encode_bundle_result(bundle: IndexedBundle, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
-    """Encode the result of a pass 1 task as arrays, which ``decode_bundle_result`` and ``decode_scan_summaries`` restore.
+def encode_pass_one_result_of_bundle(bundle: SegmentBundleIndexedInPassOne, scan_summaries: Mapping[str, BatchScanSummary]) -> Arrays:
+    """Encode the result of a pass 1 task as arrays, which ``decode_pass_one_result_of_bundle`` and ``decode_scan_summaries`` restore.
 
     :param bundle: the result for the segments that the task has read.
     :param scan_summaries: facts about batches by segment id, for the segments whose keys were indexed.
@@ -183,7 +183,7 @@ def encode_bundle_result(bundle: IndexedBundle, scan_summaries: Mapping[str, Bat
 _NUMBER_FIELDS: Final = ("batches", "undecided", "first", "ordinals", "rows")
 
 
-def decode_bundle_result(stored_arrays: Arrays, object_key: str, object_bytes: int) -> IndexedBundle:
+def decode_pass_one_result_of_bundle(stored_arrays: Arrays, object_key: str, object_bytes: int) -> SegmentBundleIndexedInPassOne:
     """Restore the result of a pass 1 task from the arrays that are stored at the end of its scratch object.
 
     :param object_key: key of the scratch object.
@@ -201,10 +201,12 @@ def decode_bundle_result(stored_arrays: Arrays, object_key: str, object_bytes: i
         batches, undecided, first, ordinals, rows = (int(stored_arrays[number][at]) for number in _NUMBER_FIELDS)
         table = BatchTable(**{column: stored_arrays[f"table_{column}"][some] for column in _TABLE_COLUMNS})
         txn = np.frombuffer(raw.tobytes(), TXN_ENTRY)
-        segments.append(IndexedSegment(name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows))
+        segments.append(
+            SegmentIndexedInPassOne(name, batches, stored_arrays["places"][some], table, txn, bool(undecided), first, ordinals, rows)
+        )
     ranges, ordinals, dirty, clean = (int(number) for number in stored_arrays["keys"])
     gate = [StoredGateRows(name, *(int(number) for number in stored_arrays["gate_rows"])) for name in _decode_lines(stored_arrays["gate"])]
-    return IndexedBundle(
+    return SegmentBundleIndexedInPassOne(
         tuple(segments), StoredKeyRows(object_key, object_bytes, ranges, ordinals, dirty, clean), gate[0] if gate else None
     )
 

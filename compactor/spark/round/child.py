@@ -95,7 +95,7 @@ class SparkChild:
             if child is None:
                 return self._problem
             _log.info("%s goes to Spark on %s: %s", state.topic_partition, tier.settings.spark.master, why)
-            return self._request_round(child, _RoundRequest(tier.settings, state.topic_partition, now_ms, force), check_stop)
+            return self._run_round_in_child_process(child, _RoundRequest(tier.settings, state.topic_partition, now_ms, force), check_stop)
         finally:
             self._lock.release()
 
@@ -107,7 +107,9 @@ class SparkChild:
             return self._child
         context = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve_rounds, args=(settings, theirs), daemon=True, name="tiered-compactor-spark")
+        process = context.Process(
+            target=_serve_round_requests_in_child_process, args=(settings, theirs), daemon=True, name="tiered-compactor-spark"
+        )
         process.start()
         theirs.close()
         child = self._child = _SparkChildProcess(process, pipe, settings.spark)
@@ -121,7 +123,7 @@ class SparkChild:
         _log.warning("large partitions are %s", self._problem)
         return None
 
-    def _request_round(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
+    def _run_round_in_child_process(self, child: _SparkChildProcess, request: _RoundRequest, check_stop: Callable[[], None]) -> RoundReport:
         """Have the child run a round and return its report. Raises the round's error, and Unavailable if the child has ended."""
         try:
             child.pipe.send(request)
@@ -161,7 +163,7 @@ class SparkChild:
             self._child = None
 
 
-def _serve_rounds(settings: Settings, pipe: Connection) -> None:
+def _serve_round_requests_in_child_process(settings: Settings, pipe: Connection) -> None:
     """Start Spark, send None or the error to the parent, and run the requested rounds until none was requested for ``[spark] idle_ms``
     milliseconds. Runs in the child process.
     """
@@ -186,11 +188,11 @@ def _run_requested_round(request: _RoundRequest, cluster: SparkCluster) -> Round
     try:
         tier = open_tier(request.settings)
         if tier.kind.is_broker_managed:
-            tier.identity.ensure_catalog()
+            tier.identity.read_or_create_catalog()
         cleaner = tier.cleaner_settings_for_topic(request.partition.topic)
         engine = RemoteEngine("spark", lambda stats: SparkWorker(lambda: cluster, tier, cleaner, stats))
         return create_round(tier, request.partition, request.now_ms, force=request.force, engine=engine).execute_round(
-            tier.open_partition_log(request.partition, leads=True)
+            tier.open_control_log_of_partition(request.partition, leads=True)
         )
     except CompactorError as error:
         return error

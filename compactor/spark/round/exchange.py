@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from bloom.siphash import key_hash_tag, siphash128
+from bloom.siphash import nonzero_32_bit_tag_of_key_hash, siphash128
 from compactor.cleaner.keys.disk_map import KEY_ROW_BYTES, stored_key_hashes_of_rows
 from compactor.cleaner.keys.survivors import SurvivorCountsByBatch
 from compactor.cleaner.passes.source import SourceSegment
@@ -71,7 +71,7 @@ class StoredKeyRows:
 
     row_bytes: ClassVar[int] = KEY_ROW_BYTES
 
-    def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
         """Read at which row numbers the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line per
         range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one. Raises BadData if the numbers
         are inconsistent.
@@ -119,7 +119,7 @@ class ScratchObjectPart:
     sha256: str
 
 
-def write_spooled_rows(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
+def write_rows_by_section_and_hash_range(spool: HashRangeRowFile, file: BinaryIO) -> tuple[Int64s, npt.NDArray[np.uint32]]:
     """Append all collected rows to ``file``, section by section (dirty, then clean) and hash range by hash range.
 
     :return: the row number at which each range and the end begin in both sections, shape (ranges + 1, 2), and a CRC-32 of each range in
@@ -158,7 +158,7 @@ def pack_key_rows(
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
-        : _pack_key_rows(
+        : _pack_key_rows_and_return_count(
             chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *key_halves, first_offset, end_offset, out
         )
     ]
@@ -249,7 +249,7 @@ def encode_surviving_row_numbers(rows: ExchangeRows, survival_bitmap: Bytes) -> 
     """
     chosen = rows[np.unpackbits(survival_bitmap, count=len(rows)).astype(np.bool_), 3]
     out = np.empty(MAX_GAP_BYTES * len(chosen), np.uint8)
-    return out[: encode_ordinal_gaps(chosen, out)].tobytes()
+    return out[: encode_row_number_gaps(chosen, out)].tobytes()
 
 
 def pack_arrays(arrays: Arrays, *, skip_compression: bool = False) -> bytes:
@@ -352,7 +352,7 @@ def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) ->
 
 
 @kernel
-def _pack_key_rows(
+def _pack_key_rows_and_return_count(
     buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
     first_offset: int, end_offset: int, out: ExchangeRows,
 ) -> int:  # fmt: skip
@@ -369,7 +369,7 @@ def _pack_key_rows(
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
             if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
-                out[count, 0] = key_hash_tag(h0)
+                out[count, 0] = nonzero_32_bit_tag_of_key_hash(h0)
                 out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
                 out[count, 2] = np.uint32(h1 >> np.uint64(32))
                 out[count, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)
@@ -378,7 +378,7 @@ def _pack_key_rows(
 
 
 @kernel
-def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCount:
+def encode_row_number_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCount:
     """Write ascending row numbers to ``out`` as varints: for each, how many numbers lie between it and the one before. Return the number of
     bytes written.
     """
@@ -397,9 +397,9 @@ def encode_ordinal_gaps(ordinals: npt.NDArray[np.uint32], out: Bytes) -> ByteCou
 
 
 @kernel
-def try_decode_ordinal_gaps(data: Bytes, bitmap: Bytes) -> bool:
-    """Set the bit of each row number that ``encode_ordinal_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data is
-    malformed.
+def try_decode_row_number_gaps_to_bitmap(data: Bytes, bitmap: Bytes) -> bool:
+    """Set the bit of each row number that ``encode_row_number_gaps`` wrote. Return False if a row number lies beyond the bitmap or the data
+    is malformed.
     """
     place = np.int64(-1)
     gap = np.int64(0)

@@ -15,7 +15,7 @@ from compactor.cleaner.gate.key_table import (
     FingerprintSumsBySegment,
     LatestRecordRows,
     LatestRecordTable,
-    zero_fingerprint_sums,
+    allocate_zero_fingerprint_sums,
 )
 from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
@@ -41,14 +41,16 @@ class GateInputOfAllHashRanges:
     bounds: HashBounds
 
 
-def compute_and_encode_gate_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
+def encode_expected_sums(shared: RoundTaskSettings, ranges: range, gate_input: GateInputOfAllHashRanges, cost: TaskCost) -> bytes:
     """Compute checksums over the records that must remain of each segment, for some ranges of the key hash.
 
     The gate, an independent check of the output, later compares them with the rewritten segments. Return the sums encoded, followed by the
     number of keys.
     """
     store = open_task_tier(shared).ports.control
-    sums, keys = compute_gate_sums(store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds)
+    sums, keys = compute_sums_of_records_that_must_remain(
+        store, gate_input.bundles, ranges, shared.ranges, shared.map_budget_bytes, gate_input.bounds
+    )
     cost.gate_keys += keys
     cost.gate_coverage = 1.0
     record_peak_memory(cost)
@@ -61,7 +63,7 @@ def write_expected_sums(
     """Add up the sums of all tasks over hash ranges and write the total as one scratch object. The gate, an independent check, expects
     these sums in the output.
     """
-    sums, keys = zero_fingerprint_sums(len(gate_input.bounds) - 1), 0
+    sums, keys = allocate_zero_fingerprint_sums(len(gate_input.bounds) - 1), 0
     for answer in answers:
         sums += np.frombuffer(answer[:-8], np.uint64).reshape(-1, 2)
         keys += int.from_bytes(answer[-8:], "little")
@@ -76,7 +78,7 @@ def write_expected_sums(
 
 
 @dataclass(frozen=True)
-class StoredGateRange:
+class StoredGateRowsOfHashRange:
     """Rows of one hash range that tasks have stored for the gate (the independent check of the output), from all bundles (the output of
     one task each). They can be read several times.
     """
@@ -99,7 +101,7 @@ class StoredGateRange:
             yield np.ascontiguousarray(rows)
 
 
-def compute_gate_sums(
+def compute_sums_of_records_that_must_remain(
     store: ObjectStore, bundles: Sequence[StoredGateRows], ranges: range, range_count: int, budget_bytes: int, bounds: HashBounds
 ) -> tuple[FingerprintSumsBySegment, KeyCount]:
     """Return, for adjacent hash ranges, the fingerprint sums of the records that must remain, by segment, and the number of their keys.
@@ -109,14 +111,19 @@ def compute_gate_sums(
     :param budget_bytes: memory for the keys.
     :param bounds: first offset of each segment, and the end of the last one.
     """
-    by_place, sums, keys, table = dict(enumerate(bundles)), zero_fingerprint_sums(len(bounds) - 1), 0, LatestRecordTable(budget_bytes, 0)
+    by_place, sums, keys, table = (
+        dict(enumerate(bundles)),
+        allocate_zero_fingerprint_sums(len(bounds) - 1),
+        0,
+        LatestRecordTable(budget_bytes, 0),
+    )
     for number, found in read_hash_ranges(store, by_place, ranges):
-        keys += add_sums_of_gate_range(StoredGateRange(by_place, found), table, range_count, number, bounds, sums)
+        keys += add_sums_of_gate_range(StoredGateRowsOfHashRange(by_place, found), table, range_count, number, bounds, sums)
     return sums, keys
 
 
 def add_sums_of_gate_range(
-    gate_range: StoredGateRange,
+    gate_range: StoredGateRowsOfHashRange,
     table: LatestRecordTable,
     range_count: int,
     range_number: int,
@@ -142,7 +149,7 @@ def add_sums_of_gate_range(
                 add_sums_of_gate_range(gate_range, table, range_count * parts, range_number * parts + part, bounds, sums)
                 for part in range(parts)
             )
-    table.add_expected_fingerprints(bounds, sums)
+    table.add_fingerprint_sums_of_remaining_records(bounds, sums)
     for rows in gate_range.read_section_rows(OUTSIDE):
         table.add_expected_fingerprints_outside_dirty_range(rows, bounds, sums)
     return table.key_count

@@ -26,14 +26,14 @@ import numpy.typing as npt
 from compactor.cleaner.gate.batch_checks import BatchTransactionOutcomes
 from compactor.cleaner.gate.gate import Gate
 from compactor.cleaner.gate.key_table import GATE_ROW_BYTES, WORDS, FingerprintSumsBySegment, LatestRecordRows, LatestRecordTable, Words
-from compactor.cleaner.gate.parameters import GateCheckParameters
+from compactor.cleaner.gate.parameters import CleanedSegmentCheckParameters
 from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.row_spool import HashRangeRowFile
 from compactor.errors import BadData, CompactorError
 from compactor.model.plan import CompactionPlan
 from compactor.records.batches import Int64s
 from compactor.round.pass_two import retention_rules_of_plan
-from compactor.spark.round.exchange import Arrays, read_scratch_bytes, write_spooled_rows
+from compactor.spark.round.exchange import Arrays, read_scratch_bytes, write_rows_by_section_and_hash_range
 from compactor.storage.port import ObjectStore
 
 DIRECTORY_ENTRY_BYTES: Final = 24
@@ -65,7 +65,7 @@ class StoredGateRows:
 
     row_bytes: ClassVar[int] = GATE_ROW_BYTES
 
-    def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
+    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> npt.NDArray[np.int64]:
         """Read at which row numbers the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line per
         range and one for the end of the last range. Column 0 is the section of rows in the dirty range, column 1 that of the others, column
         2 holds the CRCs of both. Raises BadData if the numbers are inconsistent.
@@ -95,7 +95,7 @@ def write_gate_rows_and_directory(spool: HashRangeRowFile, path: Path, object_ke
     Return their location in the object ``object_key``, to which the caller uploads the file. Raises StoreError if the disk fails.
     """
     with path.open("wb") as file:
-        begins, crcs = write_spooled_rows(spool, file)
+        begins, crcs = write_rows_by_section_and_hash_range(spool, file)
         file.write(np.column_stack((begins, np.append(crcs.view(np.int64), 0))).tobytes())
         dirty, total = begins[-1].tolist()
         return StoredGateRows(object_key, file.tell(), spool.ranges.count, dirty, total - dirty)
@@ -167,7 +167,7 @@ class ExpectedRecordSums:
         """Restore the sums from the arrays of a scratch object."""
         return ExpectedRecordSums(arrays["gate_bounds"], arrays["gate_sums"], int(arrays["gate_keys"][0]))
 
-    def expected_sum_of_segment(self, source: SourceSegment) -> Words:
+    def expected_count_and_checksum_sum_of_segment(self, source: SourceSegment) -> Words:
         """Return the number of records that must remain of one segment and the sum of their checksums. Raises CompactorError if these sums
         were not computed for the segment.
         """
@@ -204,10 +204,16 @@ def create_gate_checking_rewritten_groups(
     :param expected_sums: the sums that the output must have; None if nothing is dirty, so that no record is superseded.
     """
     known = {source.ordinal: fate for source, fate in zip(sources, outcomes, strict=True)}
-    left = {} if expected_sums is None else {source.ordinal: expected_sums.expected_sum_of_segment(source) for source in sources}
+    left = (
+        {}
+        if expected_sums is None
+        else {source.ordinal: expected_sums.expected_count_and_checksum_sum_of_segment(source) for source in sources}
+    )
     return Gate(_gate_parameters_of_plan(plan, hash_key), LatestRecordTable(0, 0), known, left)
 
 
-def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> GateCheckParameters:
+def _gate_parameters_of_plan(plan: CompactionPlan, hash_key: bytes) -> CleanedSegmentCheckParameters:
     """Return the rules and limits that the gate takes from the plan."""
-    return GateCheckParameters(retention_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes)
+    return CleanedSegmentCheckParameters(
+        retention_rules_of_plan(plan), plan.first_dirty_offset, hash_key, plan.policy.max_decompressed_batch_bytes
+    )

@@ -22,7 +22,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.drive import SCOUTED, scratch_key_prefix
 from compactor.round.engines import DraftPlanAtTime
 from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.round.bundles import decode_bundle_result
+from compactor.spark.round.bundles import decode_pass_one_result_of_bundle
 from compactor.spark.round.exchange import is_scratch_object_of_kind, read_arrays_at_object_end
 from compactor.spark.round.pass_one_tasks import GATE_PREFIX, KEYS_PREFIX
 from compactor.spark.round.segment_index import PassOneSegmentResults
@@ -31,7 +31,7 @@ from compactor.storage.port import ObjectInfo, ObjectStore
 _SCOUTED: Final = re.compile(rf"({SCOUTED}(\d+)-[0-9a-f]+/).+")
 
 
-def unannounced_scratch_prefix(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
+def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_segments: Sequence[RemoteLogSegmentMetadata]) -> str:
     """Return the key prefix of scratch objects that are written while a plan is only a draft, before it is recorded in the control log.
     Attempts at the same plan share the prefix.
     """
@@ -60,7 +60,7 @@ def plan_time_of_resumable_attempt_ms(
     places = sorted({(int(match[2]), f"{prefix}{match[1]}") for match in found if match and int(match[2]) <= now_ms}, reverse=True)
     for at_ms, place in places:
         plan = draft_at(at_ms)
-        if plan is not None and unannounced_scratch_prefix(log, plan, live_segments) == place:
+        if plan is not None and scratch_prefix_of_draft_plan(log, plan, live_segments) == place:
             return at_ms
     return now_ms
 
@@ -95,7 +95,7 @@ def add_matching_leftover_bundles(jobs: RoundJobRunner, index: PassOneSegmentRes
         if not is_scratch_object_of_kind(KEYS_PREFIX, info.key):
             continue
         try:
-            bundle = decode_bundle_result(read_arrays_at_object_end(jobs.control, info.key, info.size), info.key, info.size)
+            bundle = decode_pass_one_result_of_bundle(read_arrays_at_object_end(jobs.control, info.key, info.size), info.key, info.size)
         except (BadData, StoreError):
             continue  # damaged, or its writer lives and has deleted it
         shared = jobs.shared

@@ -43,12 +43,12 @@ from compactor.spark.cluster.executor import (
 )
 from compactor.spark.round.bundles import (
     BatchScanSummary,
-    IndexedBundle,
-    IndexedSegment,
     RowNumberRange,
+    SegmentBundleIndexedInPassOne,
+    SegmentIndexedInPassOne,
     StoredSurvivorLocations,
     decode_scan_summaries,
-    encode_bundle_result,
+    encode_pass_one_result_of_bundle,
 )
 from compactor.spark.round.exchange import (
     ExchangeRows,
@@ -62,8 +62,8 @@ from compactor.spark.round.exchange import (
     pack_arrays,
     pack_arrays_for_object_end,
     pack_key_rows,
-    try_decode_ordinal_gaps,
-    write_spooled_rows,
+    try_decode_row_number_gaps_to_bitmap,
+    write_rows_by_section_and_hash_range,
 )
 from compactor.spark.round.gate_rows import (
     DIRECTORY_ENTRY_BYTES,
@@ -127,7 +127,9 @@ class SparseTransactionVerdicts:
         return TransactionVerdicts(**flags, txn_entries=self.verdicts.txn_entries)
 
 
-def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost) -> IndexedBundle:
+def index_segments_of_bundle(
+    shared: RoundTaskSettings, segments: tuple[SegmentToIndex, ...], cost: TaskCost
+) -> SegmentBundleIndexedInPassOne:
     """Read the headers of some neighbouring segments (a bundle) and, where wanted, write their keys as rows of one scratch object. Return
     what was found and where the rows are stored.
 
@@ -142,10 +144,12 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
         def reserve_disk_bytes(size: int) -> None:
             """Reserve disk until the task ends. Raises OutOfBudget."""
             reserved.enter_context(
-                staging.reserved_space_without_waiting(size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}")
+                staging.reserved_disk_space_without_waiting(
+                    size, f"the keys of {count_noun(len(segments), 'segment')} of {shared.partition}"
+                )
             )
 
-        def open_row_spool(name: str, words: int, dtype: type[np.generic]) -> HashRangeRowFile:
+        def open_hash_range_row_file(name: str, words: int, dtype: type[np.generic]) -> HashRangeRowFile:
             """Open an empty spool for rows that consist of ``words`` numbers."""
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
@@ -157,14 +161,14 @@ def index_segments_of_bundle(shared: RoundTaskSettings, segments: tuple[SegmentT
             )
             return reserved.enter_context(spool)
 
-        bundle = _BundleWriter(
+        bundle = _KeyRowWriterOfSegmentBundle(
             shared,
             shared.open_segments(staging, [item.metadata for item in segments]),
-            open_row_spool("keys", 4, np.uint32),
-            open_row_spool("gate", WORDS, np.uint64) if shared.gate else None,
+            open_hash_range_row_file("keys", 4, np.uint32),
+            open_hash_range_row_file("gate", WORDS, np.uint64) if shared.gate else None,
         )
         indexed = [bundle.index_segment(ordinal, item) for ordinal, item in enumerate(segments)]
-        done = IndexedBundle(tuple(indexed), None)
+        done = SegmentBundleIndexedInPassOne(tuple(indexed), None)
         if any(item.rows for item in segments):
             done = bundle.write_bundle(done, name, staging.folder / "keys", reserve_disk_bytes)
             cost.rows += bundle.key_rows.row_count
@@ -183,7 +187,7 @@ class _TaskDiskReservation:
 
 
 @dataclass
-class _BundleWriter:
+class _KeyRowWriterOfSegmentBundle:
     """Collector of the key rows of a bundle (the segments that one task reads), which it then writes as scratch objects.
 
     next_ordinal: the next row number.
@@ -196,7 +200,7 @@ class _BundleWriter:
     facts: dict[str, BatchScanSummary] = field(default_factory=dict)
     next_ordinal: int = 0
 
-    def index_segment(self, ordinal: int, item: SegmentToIndex) -> IndexedSegment:
+    def index_segment(self, ordinal: int, item: SegmentToIndex) -> SegmentIndexedInPassOne:
         """Read one segment, and collect its key rows if they are wanted and the outcome of its transactions is known.
 
         :param ordinal: position of the segment in the task's reader.
@@ -214,7 +218,9 @@ class _BundleWriter:
             self.next_ordinal = -(-(first + ordinals_) // 8) * 8
             rows = self.key_rows.row_count - before
         self.reading.staging.delete_cached_copies([self.reading.log_file_to_stage(ordinal)])
-        return IndexedSegment(name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows)
+        return SegmentIndexedInPassOne(
+            name, len(table), places, table.select_rows(places), source.txn_entries, undecided, first, ordinals_, rows
+        )
 
     def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
         """Collect the key rows of one segment and return how many row numbers they take."""
@@ -228,7 +234,9 @@ class _BundleWriter:
             )
         return count
 
-    def write_bundle(self, bundle: IndexedBundle, name: str, path: Path, reserve_bytes: Callable[[int], None]) -> IndexedBundle:
+    def write_bundle(
+        self, bundle: SegmentBundleIndexedInPassOne, name: str, path: Path, reserve_bytes: Callable[[int], None]
+    ) -> SegmentBundleIndexedInPassOne:
         """Create the scratch objects of the bundle, and return its result with their locations.
 
         The object with the rows for the gate (the independent check of the output) is created first, so that it exists whenever the object
@@ -246,11 +254,11 @@ class _BundleWriter:
             create_scratch_object_idempotently(store, gate.key, path)
         reserve_bytes(self.key_rows.row_count * KEY_ROW_BYTES)
         with path.open("wb") as file:
-            begins, _ = write_spooled_rows(self.key_rows, file)
+            begins, _ = write_rows_by_section_and_hash_range(self.key_rows, file)
             file.write(begins.tobytes())
             dirty, total = begins[-1].tolist()
             keys = StoredKeyRows(f"{shared.scratch}{KEYS_PREFIX}{name}", 0, shared.ranges, self.next_ordinal, dirty, total - dirty)
-            tail = pack_arrays_for_object_end(encode_bundle_result(replace(bundle, keys=keys, gate=gate), self.facts))
+            tail = pack_arrays_for_object_end(encode_pass_one_result_of_bundle(replace(bundle, keys=keys, gate=gate), self.facts))
             reserve_bytes(len(tail))
             file.write(tail)
         size = create_scratch_object_idempotently(store, keys.key, path).size
@@ -279,7 +287,7 @@ def _collect_key_rows(
     limit = plan.policy.max_decompressed_batch_bytes
     tombstones = np.zeros(len(table), np.bool_)
     counts = np.where(selected_batches, table.count.astype(np.int64), 0)
-    for first, last in reversed(source.batch_ranges_of_one_kind()):
+    for first, last in reversed(source.split_batches_by_magic_and_compression()):
         if not selected_batches[first:last].any():
             continue
         for chunk in source.read_chunks(first, last, selected_batches[first:last], limit, buffers.bodies, is_backwards=True):
@@ -339,7 +347,7 @@ def query_bloom_filters(shared: RoundTaskSettings, item: BloomFilterQuery, cost:
 
 
 @dataclass(frozen=True)
-class HashRangeInput:
+class InputOfAllHashRangeTasks:
     """Input of all tasks over hash ranges.
 
     bundles: locations of the stored key rows; each bundle holds those of the segments that one task has indexed.
@@ -356,7 +364,7 @@ class HashRangeInput:
 class SegmentWithSurvivors:
     """Segment whose surviving records are to be written to scratch objects. If it has no key rows, none of its records is superseded."""
 
-    indexed: IndexedSegment
+    indexed: SegmentIndexedInPassOne
     verdicts: SparseTransactionVerdicts
     outcomes: SparseTransactionOutcomes
 
@@ -375,7 +383,7 @@ class SurvivorBundle:
 
 
 def find_survivors_of_ranges(
-    shared: RoundTaskSettings, ranges: range, range_input: HashRangeInput, cost: TaskCost
+    shared: RoundTaskSettings, ranges: range, range_input: InputOfAllHashRangeTasks, cost: TaskCost
 ) -> Iterator[BundleAnswer]:
     """Find the surviving records of neighbouring hash ranges and yield (bundle index, encoded row numbers of survivors). A bundle, the
     segments that one task has indexed, may appear several times or never.
@@ -388,7 +396,7 @@ def find_survivors_of_ranges(
 
 
 def _find_survivors_of_range(
-    shared: RoundTaskSettings, range_number: int, range_input: HashRangeInput, range_rows: HashRangeRows, cost: TaskCost
+    shared: RoundTaskSettings, range_number: int, range_input: InputOfAllHashRangeTasks, range_rows: HashRangeRows, cost: TaskCost
 ) -> Iterator[BundleAnswer]:
     """Find the surviving records of one hash range and yield (bundle index, encoded row numbers of survivors). If the keys exceed the
     memory budget, the range is split and its rows are read again for each part; survivors may then be yielded twice.
@@ -455,7 +463,7 @@ def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: It
     if item.keys is not None:
         bitmap = np.zeros(item.keys.ordinals // 8 + 1, np.uint8)
         for answer in answers:
-            if not try_decode_ordinal_gaps(np.frombuffer(answer, np.uint8), bitmap):
+            if not try_decode_row_number_gaps_to_bitmap(np.frombuffer(answer, np.uint8), bitmap):
                 raise CompactorError(f"an answer does not fit {item.keys.key}", hint="This is a bug; please report it")
             cost.exchanged_bytes += len(answer)
         facts = decode_scan_summaries(item.keys.read_stored_pass_one_results(store))
@@ -489,4 +497,4 @@ def load_kernels() -> None:
     rows = np.frombuffer(bytes(16), np.uint32).reshape(-1, 4)
     mark_newest_row_of_each_key(keys.table, keys.state, rows, 0, 1, 0, kept)
     mark_rows_with_absent_keys(keys.table, keys.state, rows, 1, 0, kept)
-    try_decode_ordinal_gaps(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)
+    try_decode_row_number_gaps_to_bitmap(np.frombuffer(encode_surviving_row_numbers(rows, kept), np.uint8), kept)

@@ -31,7 +31,7 @@ class StoredHashRangeRows(Protocol):
     def row_bytes(self) -> int:
         """Return the size of one row in bytes."""
 
-    def read_hash_range_directory(self, store: ObjectStore, first_range: int, end_range: int) -> Directory:
+    def read_first_row_numbers_of_hash_ranges(self, store: ObjectStore, first_range: int, end_range: int) -> Directory:
         """Read the row numbers at which the hash ranges from ``first_range`` to ``end_range`` (exclusive) begin, as an array with a line
         per range and one for the end of the last range. Column 0 is the dirty section, column 1 the clean one.
         """
@@ -104,7 +104,7 @@ def read_hash_ranges(store: ObjectStore, bundles: Mapping[int, StoredHashRangeRo
     is damaged.
     """
     with ThreadPoolExecutor(PREFETCHED_BUNDLES) as pool:
-        found = pool.map(lambda bundle: bundle.read_hash_range_directory(store, ranges.start, ranges.stop), bundles.values())
+        found = pool.map(lambda bundle: bundle.read_first_row_numbers_of_hash_ranges(store, ranges.start, ranges.stop), bundles.values())
         directories = dict(zip(bundles, found, strict=True))
         for some in _group_ranges_for_fetching(ranges, directories, max((bundle.row_bytes for bundle in bundles.values()), default=0)):
             first, last = some.start - ranges.start, some.stop - ranges.start

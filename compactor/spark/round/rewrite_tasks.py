@@ -41,7 +41,7 @@ class GroupRewriteWork:
 @dataclass(frozen=True)
 class StoredPassOneAnswers:
     """Results of pass 1 for the source segments of one group, read from scratch objects for pass 2. Implements
-    round.pass_two.SurvivorScanAnswers.
+    round.pass_two.SurvivorScanResultsForRewrite.
     """
 
     reading: StagedSegmentReader

@@ -22,12 +22,12 @@ from compactor.cleaner.passes.source import SourceSegment
 from compactor.cleaner.passes.transactions import TransactionVerdicts, transaction_verdicts_by_source
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.spark.cluster.round_jobs import RoundJobRunner
-from compactor.spark.round.bundles import IndexedBundle, IndexedSegment, plan_segment_bundles, row_number_ranges
+from compactor.spark.round.bundles import SegmentBundleIndexedInPassOne, SegmentIndexedInPassOne, plan_segment_bundles, row_number_ranges
 from compactor.spark.round.exchange import StoredKeyRows
 from compactor.spark.round.gate_ranges import GateInputOfAllHashRanges
 from compactor.spark.round.gate_rows import SparseTransactionOutcomes, StoredGateRows
 from compactor.spark.round.pass_one_tasks import (
-    HashRangeInput,
+    InputOfAllHashRangeTasks,
     SegmentToIndex,
     SegmentWithSurvivors,
     SparseTransactionVerdicts,
@@ -53,7 +53,7 @@ class PassOneSegmentResults:
 
     live: Sequence[RemoteLogSegmentMetadata]
     stand_ins: Mapping[str, Sidecar]
-    segments: dict[str, IndexedSegment] = field(default_factory=dict)
+    segments: dict[str, SegmentIndexedInPassOne] = field(default_factory=dict)
     folded: dict[str, tuple[SourceSegment, TransactionVerdicts, BatchTransactionOutcomes]] = field(default_factory=dict)
     bundles: list[StoredKeyRows] = field(default_factory=list)
     gate_bundles: list[StoredGateRows] = field(default_factory=list)
@@ -80,7 +80,7 @@ class PassOneSegmentResults:
         undecided = [segment for segment in self.live if segment.id in self.segments and self.segments[segment.id].undecided]
         self._index_bundles(jobs, [self._segment_to_index_with_keys(segment) for segment in undecided], " with transactions")
 
-    def add_bundle_unless_known(self, bundle: IndexedBundle) -> bool:
+    def add_bundle_unless_known(self, bundle: SegmentBundleIndexedInPassOne) -> bool:
         """Add the result of a pass 1 task to the index, and return True. Return False, without adding it, if the index has the keys of one
         of its segments already.
         """
@@ -97,7 +97,7 @@ class PassOneSegmentResults:
             self.gate_bundles.append(bundle.gate)
         return True
 
-    def hash_range_input(self, source_ids: AbstractSet[str]) -> HashRangeInput:
+    def input_of_all_hash_range_tasks(self, source_ids: AbstractSet[str]) -> InputOfAllHashRangeTasks:
         """Return the input of the tasks over hash ranges.
 
         :param source_ids: ids of the segments whose survivors are wanted.
@@ -106,7 +106,7 @@ class PassOneSegmentResults:
         dirty = [
             (self.bundle_places[segment.id], segment) for segment in with_rows if self.bundles[self.bundle_places[segment.id]].dirty_rows
         ]
-        return HashRangeInput(
+        return InputOfAllHashRangeTasks(
             tuple(self.bundles),
             row_number_ranges(dirty),
             frozenset(self.bundle_places[name] for name in source_ids if name in self.bundle_places),

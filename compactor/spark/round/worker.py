@@ -35,17 +35,17 @@ from compactor.round.engines import DraftPlanAtTime
 from compactor.round.plan import PlanInputs, RoundAssessment, draft_plan
 from compactor.round.ports import LeadershipCheck, RoundCosts, RoundWorkerSession
 from compactor.round.skip import (
+    BloomFilterUsageStatistics,
     CleanSegmentVerdicts,
-    FilterUsageStatistics,
-    ReadDecisionBySidecar,
+    SegmentReadDecisionFromSidecar,
     build_clean_verdicts,
-    decide_read_by_sidecar,
+    decide_whether_to_read,
+    delete_horizon_passed_reason,
     estimate_distinct_keys,
     estimate_record_count,
-    expected_dirty_keys_of_next_rounds,
+    expected_dirty_key_count_of_next_rounds,
     filter_stats_for_run_history,
     filter_usage_of_runs,
-    horizon_passed_reason,
 )
 from compactor.spark.cluster.binpack import pack_item_indexes_into_bins
 from compactor.spark.cluster.executor import BloomFilterSettings, RoundTaskSettings, TaskCost
@@ -53,18 +53,18 @@ from compactor.spark.cluster.jobs import JobListener, SparkCluster, TaskOutcome,
 from compactor.spark.cluster.round_jobs import RoundJobRunner
 from compactor.spark.round.bundles import StoredSurvivorLocations
 from compactor.spark.round.exchange import ScratchObjectPart, is_scratch_object_of_kind, read_arrays_at_object_end
-from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInputOfAllHashRanges, compute_and_encode_gate_sums, write_expected_sums
+from compactor.spark.round.gate_ranges import GATE_SUMS_NAME, GateInputOfAllHashRanges, encode_expected_sums, write_expected_sums
 from compactor.spark.round.leftover_bundles import (
     add_matching_leftover_bundles,
     list_leftover_bundles_and_delete_others,
     list_stored_bundles,
     plan_time_of_resumable_attempt_ms,
-    unannounced_scratch_prefix,
+    scratch_prefix_of_draft_plan,
 )
 from compactor.spark.round.pass_one_tasks import (
     SURVIVORS_PREFIX,
     BloomFilterQuery,
-    HashRangeInput,
+    InputOfAllHashRangeTasks,
     SurvivorBundle,
     WrittenSurvivors,
     find_survivors_of_ranges,
@@ -115,7 +115,7 @@ class SparkWorker:
         none. ``draft_at``: returns the plan that would be made at a time.
         """
         return plan_time_of_resumable_attempt_ms(
-            self.tier.ports.control, self.tier.open_partition_log(state.topic_partition), state.live, now_ms, draft_at
+            self.tier.ports.control, self.tier.open_control_log_of_partition(state.topic_partition), state.live, now_ms, draft_at
         )
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
@@ -124,9 +124,9 @@ class SparkWorker:
         """
         self.delete_unused_scan_results()
         state, plan = plan_inputs.state, draft_plan(plan_inputs)
-        place = self.unannounced_scratch_prefix(plan, state)
+        place = self.scratch_prefix_of_draft_plan(plan, state)
         jobs = self.create_job_runner(plan, state, f"{place}{self.tier.ports.new_id()}/", check)
-        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_partition_log(state.topic_partition), place)
+        left = list_leftover_bundles_and_delete_others(jobs, self.tier.open_control_log_of_partition(state.topic_partition), place)
         sidecars = self.open_sidecars(state)
         if sidecars is None or not plan_inputs.assessment.clean:
             jobs.delete_scratch_objects([info.key for info in left])
@@ -159,7 +159,7 @@ class SparkWorker:
         if self._prepared is not None and self._prepared.matches_plan(plan):
             prepared, self._prepared = self._prepared, None
         try:
-            yield from _AnnouncedPlanRun(self, plan, tasks, session, prepared).run_tasks()
+            yield from _RecordedPlanRun(self, plan, tasks, session, prepared).run_tasks()
         except VersionMismatch as error:
             yield CompactionFailure(run_id=plan.run_id, group=tasks[0].group, kind="version", message=error.message)
         except GateFailed as refused:
@@ -177,11 +177,11 @@ class SparkWorker:
         shared = create_round_task_settings(self.cluster, self.tier, self.cleaner, plan, scratch_prefix, state)
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
-    def unannounced_scratch_prefix(self, plan: CompactionPlan, state: PartitionState) -> str:
+    def scratch_prefix_of_draft_plan(self, plan: CompactionPlan, state: PartitionState) -> str:
         """Return the key prefix of scratch objects that are written while this plan is only a draft, before it is recorded in the control
         log.
         """
-        return unannounced_scratch_prefix(self.tier.open_partition_log(state.topic_partition), plan, state.live)
+        return scratch_prefix_of_draft_plan(self.tier.open_control_log_of_partition(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
         """Return access to the partition's sidecars, or None if filters are switched off."""
@@ -220,9 +220,9 @@ def create_round_task_settings(
     filters = None
     if cleaner.bloom:
         filters = BloomFilterSettings(
-            tier.open_partition_log(state.topic_partition).prefix,
+            tier.open_control_log_of_partition(state.topic_partition).prefix,
             filter_usage_of_runs(state.runs),
-            expected_dirty_keys_of_next_rounds(cleaner, state.runs, 0),
+            expected_dirty_key_count_of_next_rounds(cleaner, state.runs, 0),
         )
     hash_key, topic_id = tier.identity.hash_key(), tier.metadata.topic_id(state.topic_partition)
     return RoundTaskSettings(tier.settings, hash_key, lean, scratch_prefix, ranges, budget, disk, gate, filters, topic_id)
@@ -235,7 +235,7 @@ def _dirty_segments(live_segments: Sequence[RemoteLogSegmentMetadata], plan: Com
     ]
 
 
-class _AnnouncedPlanRun:
+class _RecordedPlanRun:
     """Work on one plan that was recorded in the control log, from pass 1 to the receipts.
 
     prepared: results of pass 1 from ``find_skippable_clean_segments``; None if this process has none.
@@ -366,7 +366,7 @@ class _AnnouncedPlanRun:
     def _list_bundles_of_earlier_attempts(self) -> list[ObjectInfo]:
         """Return the stored pass 1 results of all attempts at this plan, from before and after it was recorded in the control log."""
         store = self._worker.tier.ports.control
-        places = (self._session.scratch_object_key(""), self._worker.unannounced_scratch_prefix(self._plan, self._session.state))
+        places = (self._session.scratch_object_key(""), self._worker.scratch_prefix_of_draft_plan(self._plan, self._session.state))
         return [info for place in places for info in list_stored_bundles(store, place)]
 
     def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
@@ -392,7 +392,7 @@ class _AnnouncedPlanRun:
         Ranges are answered from the newest record to the oldest; Spark's shuffle brings the answers about each bundle together.
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
-        range_input = index.hash_range_input(ids)
+        range_input = index.input_of_all_hash_range_tasks(ids)
         beside: list[SurvivorBundle | GateInputOfAllHashRanges] = list(index.plan_survivor_bundles(ids))
         targets = {place: number for number, place in enumerate(sorted(range_input.wanted_bundles))}
         gate_input = index.gate_input() if index.gate_bundles else None
@@ -436,7 +436,7 @@ class HashRangeTask:
     """
 
     shared: RoundTaskSettings
-    range_input: HashRangeInput
+    range_input: InputOfAllHashRangeTasks
     targets: Mapping[int, int]
     gate_input: GateInputOfAllHashRanges | None
     gate_place: int
@@ -457,7 +457,7 @@ class HashRangeTask:
             (self.targets[place], answer) for place, answer in find_survivors_of_ranges(self.shared, ranges, self.range_input, cost)
         )
         if self.gate_input is not None:
-            yield self.gate_place, compute_and_encode_gate_sums(self.shared, ranges, self.gate_input, cost)
+            yield self.gate_place, encode_expected_sums(self.shared, ranges, self.gate_input, cost)
 
 
 @dataclass(frozen=True)
@@ -528,7 +528,7 @@ def index_dirty_and_find_skippable_segments(
     state: PartitionState,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     sidecars: SidecarStore,
-    statistics: FilterUsageStatistics,
+    statistics: BloomFilterUsageStatistics,
     leftovers: Sequence[ObjectInfo],
 ) -> PreparedPassOneResults | None:
     """Index the dirty segments and decide which clean segments can be skipped.
@@ -562,7 +562,7 @@ def _find_skippable_clean_segments(
     index: PassOneSegmentResults,
     assessment: RoundAssessment[RemoteLogSegmentMetadata],
     heads: dict[str, SidecarHead],
-    statistics: FilterUsageStatistics,
+    statistics: BloomFilterUsageStatistics,
 ) -> CleanSegmentVerdicts:
     """Decide for each clean segment whether it can be skipped, using its sidecar header and, if needed, its Bloom filter."""
     now_ms = jobs.shared.plan.now_ms
@@ -572,14 +572,18 @@ def _find_skippable_clean_segments(
     # Without a key every clean segment may be skipped, so 0 is said only where there is none.
     keys = max(1, min(rows, estimate)) if rows else 0
     due: dict[str, str] = {}
-    inspections: dict[str, ReadDecisionBySidecar] = {}
+    inspections: dict[str, SegmentReadDecisionFromSidecar] = {}
     for segment in assessment.clean:
         source, verdicts, _ = index.folded[segment.id]
         why = reason_markers_must_be_read(source.table, verdicts.aborted, verdicts.discardable, now_ms)
         if why:
             due[segment.id] = why
-        inspections[segment.id] = decide_read_by_sidecar(
-            heads[segment.id], why or horizon_passed_reason(segment, now_ms), dirty_key_count=keys, filter_usage=statistics, now_ms=now_ms
+        inspections[segment.id] = decide_whether_to_read(
+            heads[segment.id],
+            why or delete_horizon_passed_reason(segment, now_ms),
+            dirty_key_count=keys,
+            filter_usage=statistics,
+            now_ms=now_ms,
         )
     asked = [name for name, decision in inspections.items() if decision.askable and not decision.must and not decision.may]
     sizes = {segment.id: segment.size_bytes for segment in assessment.clean}

@@ -15,7 +15,7 @@ from typing_extensions import override
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
-from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
+from compactor.tier.names import SegmentObjectNameStem, TopicIdOf, segment_object_name_stem
 from compactor.tier.plain import ParsedFileName, PlainLayout
 from compactor.tier.ports import SegmentRef
 
@@ -41,12 +41,12 @@ class KafkaLocalLayout(PlainLayout):
 
     @override
     def file_name(self, segment: SegmentRef, file_kind: str) -> str:
-        return f"{object_stem(segment)}.{_SUFFIXES[file_kind]}"
+        return f"{segment_object_name_stem(segment)}.{_SUFFIXES[file_kind]}"
 
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:
         first, _, suffix = file.partition(".")
-        parsed, kind = ObjectStem.parse(first), _KINDS.get(suffix)
+        parsed, kind = SegmentObjectNameStem.parse(first), _KINDS.get(suffix)
         return ParsedFileName(parsed.segment_id, parsed.start_offset, kind) if parsed and kind else None
 
     @override

@@ -13,7 +13,7 @@ from typing_extensions import override
 from compactor.model.ids import INCARNATION_SUFFIX, TopicPartition
 from compactor.model.segment import FILE_KINDS
 from compactor.storage.port import ObjectStore
-from compactor.tier.names import md5_prefix_bits, object_stem
+from compactor.tier.names import md5_prefix_bits, segment_object_name_stem
 from compactor.tier.plain import ComposableLayout, ParsedFileName
 from compactor.tier.ports import SegmentRef
 
@@ -37,7 +37,7 @@ class NativeLayout(ComposableLayout):
 
     @override
     def file_name(self, segment: SegmentRef, file_kind: str) -> str:
-        return f"{object_stem(segment)}.{file_kind}"
+        return f"{segment_object_name_stem(segment)}.{file_kind}"
 
     @override
     def parse_file_name(self, file: str) -> ParsedFileName | None:

@@ -34,7 +34,7 @@ class ConfigCheckFinding(NamedTuple):
     hint: str
 
 
-def check_cluster(admin: AdminQueries, bootstrap_servers: str, *, needs_append_right: bool) -> list[ConfigCheckFinding]:
+def check_brokers_and_metadata_topic(admin: AdminQueries, bootstrap_servers: str, *, needs_append_right: bool) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic, and return the problems found.
 
     :param bootstrap_servers: addresses of brokers, for messages.
@@ -43,7 +43,7 @@ def check_cluster(admin: AdminQueries, bootstrap_servers: str, *, needs_append_r
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
-        found += _broker_findings(cluster)
+        found += _broker_version_and_permission_findings(cluster)
         topic = admin.describe_metadata_topic(needs_append_right=needs_append_right)
     except StoreError as error:
         return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
@@ -55,7 +55,7 @@ def check_cluster(admin: AdminQueries, bootstrap_servers: str, *, needs_append_r
     return found
 
 
-def check_topics(
+def check_topic_settings_and_permissions(
     admin: AdminQueries, topics: Sequence[str], cleanup_policy_of: Callable[[str], str] = lambda topic: "compact"
 ) -> list[ConfigCheckFinding]:
     """Check the settings, permissions and leaders of these topics, and return the problems found.
@@ -108,7 +108,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
     url = tier.settings.tier_url
     for name in partitions:
         try:
-            live = tier.open_partition_log(name).refresh().live
+            live = tier.open_control_log_of_partition(name).refresh().live
             if not live:
                 continue
             if not any(one.segment_id for one in layout.list_objects(name)):
@@ -121,7 +121,7 @@ def check_object_access(tier: Tier, partitions: Sequence[TopicPartition]) -> lis
     return [ConfigCheckFinding("note", "tier", url, "no partition has a segment yet, so that reading could not be tried", "")]
 
 
-def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
+def read_tiered_partitions_and_findings(tier: Tier) -> tuple[list[TopicPartition], list[ConfigCheckFinding]]:
     """Read the metadata topic. Return the tiered partitions (none if it cannot be read) and the problems found."""
     try:
         tier.broker_metadata.refresh(max_age_s=0.0)
@@ -138,7 +138,7 @@ def check_metadata_topic_reading(tier: Tier) -> tuple[list[TopicPartition], list
     return names, []
 
 
-def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
+def check_metadata_record_rate_limit(tier: Tier, partitions: Sequence[TopicPartition]) -> list[ConfigCheckFinding]:
     """Check that the metadata records of a first round over each partition fit within [publish] metadata_records_per_hour, and return the
     problems found.
     """
@@ -163,7 +163,7 @@ def check_metadata_record_budget(tier: Tier, partitions: Sequence[TopicPartition
     return [ConfigCheckFinding("warning", "budget", "publish.metadata_records_per_hour", explanation, hint)]
 
 
-def _broker_findings(cluster: ClusterDescription) -> Iterator[ConfigCheckFinding]:
+def _broker_version_and_permission_findings(cluster: ClusterDescription) -> Iterator[ConfigCheckFinding]:
     """Yield findings about broker versions and missing permissions."""
     for broker in cluster.brokers:
         where = f"broker {broker.id} ({broker.address})"

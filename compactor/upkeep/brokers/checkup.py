@@ -15,7 +15,7 @@ from compactor.errors import BadData, Refused
 from compactor.model.ids import TopicPartition
 from compactor.upkeep.brokers.doctor import FirstUntieredRecord, PartitionHealthFacts, partition_findings
 from compactor.upkeep.brokers.known_problems import HealthFinding, describe_topics, known_kafka_problem_findings, metadata_growth_findings
-from compactor.upkeep.brokers.objects import inspect_partition_objects
+from compactor.upkeep.brokers.objects import list_partition_objects_and_metadata
 from compactor.views.prices import PriceTable
 
 UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
@@ -33,7 +33,7 @@ class ClusterHealthQueries(AdminQueries, Protocol):
         """
 
 
-def examine_tier(
+def find_tier_health_problems(
     tier: Tier,
     admin: ClusterHealthQueries,
     partitions: Sequence[TopicPartition],
@@ -59,7 +59,7 @@ def examine_tier(
     segments = 0
     for name in partitions:
         try:
-            facts = _examine_partition(tier, admin, name, topics)
+            facts = _gather_partition_health_facts(tier, admin, name, topics)
             segments += len(facts.segments)
             found += partition_findings(facts, tier.ports.clock_ms(), prices)
         except BadData as error:
@@ -76,10 +76,10 @@ def examine_tier(
     return [*found, *metadata_growth_findings(metadata_topic, segments)]
 
 
-def _examine_partition(
+def _gather_partition_health_facts(
     tier: Tier, admin: ClusterHealthQueries, partition: TopicPartition, topics: Mapping[str, TopicDescription]
 ) -> PartitionHealthFacts:
-    seen = inspect_partition_objects(tier, partition)
+    seen = list_partition_objects_and_metadata(tier, partition)
     segments = list(seen.folded.cache.segments.values())
     missing = [
         tier.ports.layout.object_name(partition, segment_from_broker_record(one), part)

@@ -95,7 +95,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
     unfixed = sorted({one.version or "unknown" for one in brokers if version_tuple(one.version) < FIRST_WITH_SIZE_FIX})
     for topic in topics if unfixed else ():
         limit = topic.settings.get("retention.bytes")
-        if limit is None or limit.value == "-1" or not _is_tiered(topic):
+        if limit is None or limit.value == "-1" or not _has_remote_storage_enabled(topic):
             continue
         detail = f"retention.bytes is {limit.value}, and brokers are of version {', '.join(unfixed)}"
         means = (
@@ -129,7 +129,7 @@ def _delayed_upload_findings(topics: Iterable[TopicDescription]) -> Iterator[Hea
     for topic in topics:
         found = {name: topic.settings[name].value for name in COPY_LAG_SETTINGS if name in topic.settings}
         chosen = {name: value for name, value in found.items() if value != _IMMEDIATE_LAG[name]}
-        if not _is_tiered(topic) or "remote.copy.lag.ms" not in chosen:  # either condition makes a segment eligible
+        if not _has_remote_storage_enabled(topic) or "remote.copy.lag.ms" not in chosen:  # either condition makes a segment eligible
             continue
         detail = ", ".join(f"{name} is {value}" for name, value in found.items())
         means = "tiered records are older by that time: compaction, exports and readers of the tier alone see them later"
@@ -145,6 +145,6 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
-def _is_tiered(topic: TopicDescription) -> bool:
+def _has_remote_storage_enabled(topic: TopicDescription) -> bool:
     setting = topic.settings.get("remote.storage.enable")
     return setting is not None and setting.value == "true"

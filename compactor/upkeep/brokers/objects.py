@@ -32,7 +32,7 @@ class OrphanObject:
 
 
 @dataclass(frozen=True)
-class PartitionObjects:
+class PartitionObjectsAndMetadata:
     """Metadata and objects of one partition.
 
     folded: the partition's folded metadata, read after LIST.
@@ -53,7 +53,7 @@ class PartitionObjects:
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 
-def inspect_partition_objects(tier: Tier, partition: TopicPartition) -> PartitionObjects:
+def list_partition_objects_and_metadata(tier: Tier, partition: TopicPartition) -> PartitionObjectsAndMetadata:
     """Read metadata and list objects of a partition. Read-only.
 
     Raises StoreError, BadData if the metadata topic is corrupt, and UsageError if the partition no longer exists.
@@ -80,4 +80,4 @@ def inspect_partition_objects(tier: Tier, partition: TopicPartition) -> Partitio
         known = raw_id in states or raw_id in folded.cache.segments
         if not known and (latest_ms is None or one.modified_ms < latest_ms):
             orphans.append(OrphanObject(one, raw_id in gone))
-    return PartitionObjects(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)
+    return PartitionObjectsAndMetadata(folded, sorted(readable, key=lambda one: one.start_offset), there, orphans, strangers)

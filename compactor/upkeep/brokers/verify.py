@@ -17,20 +17,25 @@ from compactor.access.tier import Tier
 from compactor.brokers.metadata_topic.cache import segment_lineage
 from compactor.brokers.metadata_topic.chain import broker_view, offset_gaps
 from compactor.brokers.metadata_topic.codec import RemoteLogSegmentMetadataRecord
-from compactor.cleaner.passes.describe import summarize_timestamps_and_count
+from compactor.cleaner.passes.describe import summarize_timestamps_and_record_count
 from compactor.cleaner.passes.source import SourceSegment, open_source_segment
 from compactor.cleaner.passes.transactions import reason_txn_index_is_invalid
 from compactor.control.mirror import segment_from_broker_record
 from compactor.errors import BadData, NotFound, Refused
-from compactor.local.spool import process_spool_folder
+from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.base import ReasonOrEmpty
 from compactor.model.ids import COMPACTOR_BROKER_ID, TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentState
 from compactor.records.batches import ABORT, COMMIT, NOT_CONTROL
 from compactor.records.indexes import parse_txn_index
 from compactor.tier.contents import download_segment_file
-from compactor.upkeep.brokers.objects import PartitionObjects, inspect_partition_objects
-from compactor.upkeep.segment_check import ProblemKindAndText, SegmentProblem, companion_file_problems, raise_if_segment_exceeds_disk_budget
+from compactor.upkeep.brokers.objects import PartitionObjectsAndMetadata, list_partition_objects_and_metadata
+from compactor.upkeep.segment_check import (
+    ProblemKindAndText,
+    SegmentProblem,
+    index_and_checkpoint_file_problems,
+    raise_if_segment_exceeds_disk_budget,
+)
 
 _RESTORE_HINT = "Restore the object from the store's versions or a backup, or let retention pass over it"
 
@@ -154,20 +159,20 @@ def verify_broker_partition(
     :raises StoreError: if the store or the brokers do not answer.
     """
     try:
-        seen = inspect_partition_objects(tier, partition)
+        seen = list_partition_objects_and_metadata(tier, partition)
     except BadData as error:
         return [broker_tier_finding_of_kind("unreadable-metadata", partition, f"{error.segment} at offset {error.offset}", error.cause)]
     found = [
         *_metadata_findings(tier, partition, seen),
         *_unknown_object_findings(tier, partition, seen),
-        *_upload_findings(tier, partition),
+        *_abandoned_upload_findings(tier, partition),
     ]
     check = _SegmentChecker(tier, partition)
-    with tempfile.TemporaryDirectory(prefix="verify-", dir=process_spool_folder(tier.state_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=spool_folder_of_this_process(tier.state_dir)) as scratch:
         for record in seen.readable:
             problems = list(_segment_object_findings(tier, partition, seen, record))
             if not problems and not fast:
-                problems = check.check_segment(record, Path(scratch))
+                problems = check.download_and_check_segment(record, Path(scratch))
             if problems and _was_segment_deleted_meanwhile(tier, partition, record):
                 continue
             found += problems
@@ -182,7 +187,7 @@ def _was_segment_deleted_meanwhile(tier: Tier, partition: TopicPartition, record
     return now is None or now.state is not SegmentState.COPY_SEGMENT_FINISHED
 
 
-def _metadata_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerTierFinding]:
+def _metadata_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each problem that the metadata topic alone shows, without listing or reading objects."""
     cache = objects.folded.cache
     view = broker_view(cache, partition)
@@ -207,7 +212,7 @@ def _metadata_findings(tier: Tier, partition: TopicPartition, objects: Partition
         yield broker_tier_finding_of_kind("dropped-record", partition, f"offset {dropped.offset} of the metadata topic", dropped.detail)
 
 
-def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjects) -> Iterator[BrokerTierFinding]:
+def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each orphan and for each object whose name is not one of the layout."""
     for one in objects.orphans:
         why = "its segment's deletion is recorded as finished" if one.finished else "no metadata has ever named its segment"
@@ -216,7 +221,7 @@ def _unknown_object_findings(tier: Tier, partition: TopicPartition, objects: Par
         yield broker_tier_finding_of_kind("stranger", partition, stranger.key, "no broker makes this name")
 
 
-def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTierFinding]:
+def _abandoned_upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each multipart upload to the partition that was begun long ago and never finished."""
     store, now = tier.ports.data, tier.ports.clock_ms()
     prefix = tier.ports.layout.partition_folder(partition)
@@ -231,7 +236,7 @@ def _upload_findings(tier: Tier, partition: TopicPartition) -> Iterator[BrokerTi
 
 
 def _segment_object_findings(
-    tier: Tier, partition: TopicPartition, objects: PartitionObjects, record: RemoteLogSegmentMetadataRecord
+    tier: Tier, partition: TopicPartition, objects: PartitionObjectsAndMetadata, record: RemoteLogSegmentMetadataRecord
 ) -> Iterator[BrokerTierFinding]:
     """Yield a finding for each object of a readable segment that is absent, has another size than recorded or cannot be read."""
     layout, segment = tier.ports.layout, segment_from_broker_record(record)
@@ -262,7 +267,7 @@ class _SegmentChecker:
     open: dict[int, int] = field(default_factory=dict)
     """Producer id -> first offset of its open transaction."""
 
-    def check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerTierFinding]:
+    def download_and_check_segment(self, record: RemoteLogSegmentMetadataRecord, scratch_folder: Path) -> list[BrokerTierFinding]:
         """Download a segment and return its problems.
 
         :param scratch_folder: directory for the downloaded files.
@@ -285,7 +290,7 @@ class _SegmentChecker:
         try:
             source = open_source_segment(0, paths["log"], record.start_offset, record.end_offset + 1, segment.mtime_ms, -1, limit)
             source.name = layout.object_name(self.partition, segment, "log")
-            source.verify_crcs_once(0, len(source.table))
+            source.verify_batch_crcs_unless_verified(0, len(source.table))
         except BadData as error:
             self.open.clear()  # its transactions are not known
             return [
@@ -297,7 +302,7 @@ class _SegmentChecker:
         txn_index = beside.pop("txnindex", b"")
         found += [
             self._segment_finding(kind, segment, kind, detail)
-            for kind, detail in companion_file_problems(source, beside, segment_lineage(record), log_start)
+            for kind, detail in index_and_checkpoint_file_problems(source, beside, segment_lineage(record), log_start)
         ]
         if detail := self._txn_index_problem(source, txn_index):
             found.append(self._segment_finding("txnindex", segment, "txnindex", detail))
@@ -357,7 +362,7 @@ def _differences_of_log_from_metadata(record: RemoteLogSegmentMetadataRecord, so
         return
     # Brokers count the timestamps of markers, too; this program does not (docs/broker-protocol.md, R7).
     ours = record.broker_id == COMPACTOR_BROKER_ID
-    latest = summarize_timestamps_and_count(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
+    latest = summarize_timestamps_and_record_count(table).max_timestamp_ms if ours else int(table.max_timestamp.max())
     if source.size != record.size_bytes:
         yield "size", f"it has {source.size} bytes, metadata says {record.size_bytes}"
     if int(table.last_offset[-1]) != record.end_offset:

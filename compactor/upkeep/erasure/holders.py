@@ -75,7 +75,7 @@ class ObjectHoldingKey:
 
 
 @dataclass(frozen=True)
-class UnsearchedPlace:
+class UnsearchedKeyLocation:
     """A place that the survey does not cover but where the key may be, too, and the reason why it is not covered."""
 
     what: str
@@ -95,7 +95,7 @@ class KeyRemovalRound:
 
 
 @dataclass(frozen=True)
-class PartitionKeySurvey:
+class PartitionKeySearchResult:
     """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
     removals: rounds after which readers no longer get records of a key, by the key's number.
@@ -109,7 +109,7 @@ class PartitionKeySurvey:
     holders: tuple[ObjectHoldingKey, ...]
     removals: Mapping[int, tuple[KeyRemovalRound, ...]]
     movable: frozenset[str]
-    not_covered: tuple[UnsearchedPlace, ...]
+    not_covered: tuple[UnsearchedKeyLocation, ...]
     segments: int
     filtered: int
     bytes: int = 0
@@ -215,10 +215,10 @@ class ErasureRules:
             return self._tombstone_status(here)
         if what == "undecided":
             return KeyStatusInSegment(what, "the end of its transaction, and a round after that")
-        return KeyStatusInSegment(what, f"the next round{self._quarantine_text()}, and grace after it", movable=True)
+        return KeyStatusInSegment(what, f"the next round{self._quarantine_note_or_empty()}, and grace after it", movable=True)
 
     def _tombstone_status(self, tombstone: FoundRecord) -> KeyStatusInSegment:
-        after = f"a round{self._quarantine_text()}, and grace after it"
+        after = f"a round{self._quarantine_note_or_empty()}, and grace after it"
         if tombstone.horizon_ms is None:
             ahead = format_duration(self.cleaner.delete_retention_ms)
             more = f"a round, which gives it a delete horizon (delete_retention_ms, {ahead} ahead)"
@@ -239,6 +239,6 @@ class ErasureRules:
             return f"the end of the transaction that is open since offset {undecided}"
         return f"min_compaction_lag_ms ({format_duration(self.cleaner.min_compaction_lag_ms)})"
 
-    def _quarantine_text(self) -> str:
+    def _quarantine_note_or_empty(self) -> str:
         why = self.state.quarantine
         return f" (the partition is quarantined: {why.reason})" if why else ""

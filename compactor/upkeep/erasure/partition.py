@@ -26,7 +26,7 @@ from compactor.kernels.common import Hashes
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.round.drive import scratch_key_prefix
-from compactor.storage.versions import stores_of_old_versions
+from compactor.storage.versions import read_only_stores_of_old_object_versions
 from compactor.tier.ports import ListedObject
 from compactor.tier.sidecars import segment_id_in_sidecar_key, sidecar_prefix
 from compactor.upkeep.erasure.holders import (
@@ -36,8 +36,8 @@ from compactor.upkeep.erasure.holders import (
     KeyRecordsInSegment,
     KeyRemovalRound,
     ObjectHoldingKey,
-    PartitionKeySurvey,
-    UnsearchedPlace,
+    PartitionKeySearchResult,
+    UnsearchedKeyLocation,
     group_records_by_segment_and_key,
     newest_committed_record_by_key_number,
 )
@@ -68,14 +68,14 @@ class KeySearchRequest:
     on_bytes: Callable[[int], None] = lambda size: None
 
 
-def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySurvey:
+def survey_objects_holding_keys(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> PartitionKeySearchResult:
     """Return the objects of one partition that contain the keys.
 
     Raises StoreError, OutOfBudget; BadData if the control log or the brokers' metadata is damaged, or a live object is missing.
     """
 
-    def search_once() -> PartitionKeySurvey:
-        log = tier.open_partition_log(partition)
+    def search_once() -> PartitionKeySearchResult:
+        log = tier.open_control_log_of_partition(partition)
         return _KeySearch(tier, log, log.refresh_and_check_gaps(), request).search_partition()
 
     return retry_if_object_missing(partition, search_once)
@@ -91,7 +91,7 @@ class _KeySearch:
     question: KeySearchRequest
     holders: list[ObjectHoldingKey] = field(default_factory=list)
     removals: dict[int, dict[str, KeyRemovalRound]] = field(default_factory=dict)
-    not_covered: list[UnsearchedPlace] = field(default_factory=list)
+    not_covered: list[UnsearchedKeyLocation] = field(default_factory=list)
     movable: set[str] = field(default_factory=set)
     segments: int = 0
     bytes: int = 0
@@ -100,14 +100,14 @@ class _KeySearch:
     def partition(self) -> TopicPartition:
         return self.state.topic_partition
 
-    def search_partition(self) -> PartitionKeySurvey:
+    def search_partition(self) -> PartitionKeySearchResult:
         filtered = self._search_live_segments_and_count_skipped()
         self._search_replaced_segments(read_grace_start_ms_by_slot(self.tier.ports, self.log) if self.state.waiting else {})
         self._search_unknown_objects(list(self.tier.ports.layout.list_objects(self.partition)))
         self._search_old_object_versions()
         self._search_for_stored_key_hashes()
         self._add_untiered_records_to_unsearched_places()
-        return PartitionKeySurvey(
+        return PartitionKeySearchResult(
             partition=self.partition,
             slot=self.state.slot,
             holders=tuple(self.holders),
@@ -172,7 +172,7 @@ class _KeySearch:
         now, retention = self.question.now_ms, self.tier.retention
         for group in self.state.waiting:
             state = KeyHoldingObjectState.UNDONE if group.undone else KeyHoldingObjectState.REPLACED
-            until = grace.earliest_retire_ms(group, retention, slot_times_ms, now)
+            until = grace.earliest_deletion_time_ms(group, retention, slot_times_ms, now)
             waits_for = NEXT_RETIRE if until <= now else f"its grace, then {NEXT_RETIRE[4:]}"
             for segment in group.segments:
                 for one in self._search_segment(self.tier, segment, state, waits_for, until, group.run_id):
@@ -202,7 +202,7 @@ class _KeySearch:
         strangers = [item.key for item in listed if not item.segment_id]
         if strangers and self.tier.kind.compacts:
             what = f"{len(strangers)} objects among those of {self.partition}, {strangers[0]} for one"
-            self.not_covered.append(UnsearchedPlace(what, "they do not have the name of a segment, so that their content is unknown"))
+            self.not_covered.append(UnsearchedKeyLocation(what, "they do not have the name of a segment, so that their content is unknown"))
 
     def _state_of_unknown_object(
         self, unknown_object: ListedObject, broker_segments: Mapping[str, RemoteLogSegmentMetadata]
@@ -213,7 +213,7 @@ class _KeySearch:
         state, identity = self.state, unknown_object.segment_id
         if any(identity in entry.ids for entry in state.registrations.values()):
             return KeyHoldingObjectState.IMPORTING, "the end of its import, which makes it live, or orphan_age_ms and `retire`", None
-        if identity in ordering.protected_segment_ids(state):
+        if identity in ordering.segment_ids_protected_from_deletion(state):
             return KeyHoldingObjectState.OPEN_ROUND, "the end of the open round, then `retire`", None
         if identity in broker_segments:
             return KeyHoldingObjectState.BROKERS, "the brokers, which copy or delete it", None
@@ -228,10 +228,10 @@ class _KeySearch:
         """Search the old versions of deleted objects, which a bucket with versioning keeps, for the keys."""
         folder = self.tier.ports.layout.partition_folder(self.partition)
         try:
-            found = stores_of_old_versions(open_tier(self.tier.settings).ports.data, folder)
+            found = read_only_stores_of_old_object_versions(open_tier(self.tier.settings).ports.data, folder)
         except Refused as error:
             why = f"these credentials may not ask (s3:ListBucketVersions): {error.message}"
-            self.not_covered.append(UnsearchedPlace(f"old versions of the objects of {self.partition}", why))
+            self.not_covered.append(UnsearchedKeyLocation(f"old versions of the objects of {self.partition}", why))
             return
         for layer in found:
             shadow = self.tier.with_stores(data=layer)
@@ -288,7 +288,7 @@ class _KeySearch:
         if whole is None:
             return True
         return whole.filter is not None and bool(
-            whole.filter.flag_contained_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
+            whole.filter.flag_possibly_contained_key_hashes(hash_keys_for_filters(self.question.keys, sidecars.hash_key)).any()
         )
 
     def _add_untiered_records_to_unsearched_places(self) -> None:
@@ -297,7 +297,7 @@ class _KeySearch:
             what = f"{self.partition}: what its brokers {held} have not uploaded"
         else:
             what = f"what the brokers of {self.partition} {held} no import has copied yet"
-        self.not_covered.append(UnsearchedPlace(what, "only the brokers' own logs have it"))
+        self.not_covered.append(UnsearchedKeyLocation(what, "only the brokers' own logs have it"))
 
     # --- searching one segment ---
 

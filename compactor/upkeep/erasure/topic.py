@@ -31,8 +31,8 @@ from compactor.upkeep.erasure.holders import (
     KeyHoldingObjectState,
     KeyRemovalRound,
     ObjectHoldingKey,
-    PartitionKeySurvey,
-    UnsearchedPlace,
+    PartitionKeySearchResult,
+    UnsearchedKeyLocation,
 )
 from compactor.upkeep.erasure.partition import RECORD, KeySearchRequest, survey_objects_holding_keys
 from compactor.upkeep.retire import STORES_OWN, GraceClock, retire_partition
@@ -41,16 +41,16 @@ from compactor.views.time_formats import count_noun, format_iso_time, format_siz
 
 ERASURE_SCHEMA = "tiered-compactor/erasure/1"
 NEVER_COVERED = (
-    UnsearchedPlace("values and headers of records", "a record is found by its key alone"),
-    UnsearchedPlace("consumers, exports, backups and replicas of the store", "they are not part of the tier"),
-    UnsearchedPlace("old versions of sidecars in the control store", "they contain keyed hashes of keys, not the keys"),
-    UnsearchedPlace("local disks of compactors (tier.state_dir)", "staged data is deleted when the round ends"),
+    UnsearchedKeyLocation("values and headers of records", "a record is found by its key alone"),
+    UnsearchedKeyLocation("consumers, exports, backups and replicas of the store", "they are not part of the tier"),
+    UnsearchedKeyLocation("old versions of sidecars in the control store", "they contain keyed hashes of keys, not the keys"),
+    UnsearchedKeyLocation("local disks of compactors (tier.state_dir)", "staged data is deleted when the round ends"),
 )
-OLD_GENERATIONS = UnsearchedPlace(
+OLD_GENERATIONS = UnsearchedKeyLocation(
     "old versions of generations that were deleted, and unfinished uploads beside them ([tier.pinterest] target)",
     "no record of them is left; in a bucket, a lifecycle rule deletes them",
 )
-FILES_WITHOUT_SNAPSHOT = UnsearchedPlace(
+FILES_WITHOUT_SNAPSHOT = UnsearchedKeyLocation(
     "data files of Iceberg tables that no snapshot names ([outputs.iceberg])",
     "a killed writer left them; they are swept after orphan_age_ms",
 )
@@ -63,7 +63,7 @@ KeyNumberAndRemoval = tuple[int, KeyRemovalRound]
 
 
 @dataclass(frozen=True)
-class TopicKeySurvey:
+class TopicKeySearchResult:
     """Objects of a topic that contain the keys.
 
     surveys: one for each partition that could be searched.
@@ -71,9 +71,9 @@ class TopicKeySurvey:
     failed: partitions that could not be searched, with the error.
     """
 
-    surveys: tuple[PartitionKeySurvey, ...]
+    surveys: tuple[PartitionKeySearchResult, ...]
     beside: tuple[ObjectHoldingKey, ...]
-    not_covered: tuple[UnsearchedPlace, ...]
+    not_covered: tuple[UnsearchedKeyLocation, ...]
     failed: tuple[tuple[TopicPartition, CompactorError], ...]
 
     @property
@@ -100,11 +100,11 @@ def survey_objects_holding_keys_in_topic(
     partitions: Sequence[TopicPartition],
     request: KeySearchRequest,
     on_partition: Callable[[TopicPartition], None] = lambda name: None,
-) -> TopicKeySurvey:
+) -> TopicKeySearchResult:
     """Search the partitions of a topic for the keys, and return the objects that contain them. A partition that cannot be searched is
     listed in ``failed`` and does not stop the search of the others (isolation, I9).
     """
-    surveys: list[PartitionKeySurvey] = []
+    surveys: list[PartitionKeySearchResult] = []
     failed: list[tuple[TopicPartition, CompactorError]] = []
     for name in partitions:
         on_partition(name)
@@ -113,9 +113,12 @@ def survey_objects_holding_keys_in_topic(
         except CompactorError as error:
             failed.append((name, error))
     not_covered = [one for found in surveys for one in found.not_covered]
-    beside = [*_unfinished_upload_holders(tier, partitions, request, not_covered), *_holders_in_deleted_topics(tier, partitions)]
+    beside = [
+        *_unfinished_uploads_that_may_hold_keys(tier, partitions, request, not_covered),
+        *_deleted_topics_that_may_hold_keys(tier, partitions),
+    ]
     if tier.settings.tier.pinterest.target and tier.kind.owns_root:
-        beside += [holder for name in partitions for holder in _key_holding_objects_in_generations(tier, name, request)]
+        beside += [holder for name in partitions for holder in _key_holding_objects_in_pinterest_output(tier, name, request)]
         not_covered.append(OLD_GENERATIONS)
     if tier.settings.outputs.iceberg.topics:
         beside += [
@@ -124,11 +127,11 @@ def survey_objects_holding_keys_in_topic(
             for holder in _key_holding_files_in_iceberg_table(tier, topic, request)
         ]
         not_covered.append(FILES_WITHOUT_SNAPSHOT)
-    return TopicKeySurvey(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
+    return TopicKeySearchResult(tuple(surveys), tuple(beside), (*not_covered, *NEVER_COVERED), tuple(failed))
 
 
-def _unfinished_upload_holders(
-    tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedPlace]
+def _unfinished_uploads_that_may_hold_keys(
+    tier: Tier, partitions: Sequence[TopicPartition], request: KeySearchRequest, not_covered: list[UnsearchedKeyLocation]
 ) -> Iterator[ObjectHoldingKey]:
     """Yield unfinished uploads to these partitions, and those that cannot be attributed to any, such as staged files of a directory.
 
@@ -139,10 +142,10 @@ def _unfinished_upload_holders(
     try:
         found = find_unfinished_uploads(tier, request.now_ms)
     except Refused as error:
-        not_covered.append(UnsearchedPlace("unfinished uploads", f"these credentials may not ask: {error.message}"))
+        not_covered.append(UnsearchedKeyLocation("unfinished uploads", f"these credentials may not ask: {error.message}"))
         return
     if not tier.kind.owns_root:
-        not_covered.append(UnsearchedPlace("unfinished uploads of brokers", "they are the brokers' own"))
+        not_covered.append(UnsearchedKeyLocation("unfinished uploads of brokers", "they are the brokers' own"))
     for one in found:
         of = tier.ports.layout.partition_name_in_object_key(one.upload.key)
         if one.store is tier.ports.data and (not of or of in wanted):
@@ -150,7 +153,7 @@ def _unfinished_upload_holders(
             yield ObjectHoldingKey(of, one.object_url, KeyHoldingObjectState.UPLOAD, ANY_KEY, "unknown", waits_for, until_ms=until)
 
 
-def _holders_in_deleted_topics(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingKey]:
+def _deleted_topics_that_may_hold_keys(tier: Tier, partitions: Sequence[TopicPartition]) -> Iterator[ObjectHoldingKey]:
     """Yield deleted topics of the same name whose data brokers have not deleted completely, since this data may contain the keys."""
     topics = {name.topic for name in partitions}
     for one in tier.metadata.deleted_topic_partitions_with_segments():
@@ -180,7 +183,9 @@ def _key_holding_files_in_iceberg_table(tier: Tier, topic: str, request: KeySear
         )
 
 
-def _key_holding_objects_in_generations(tier: Tier, partition: TopicPartition, request: KeySearchRequest) -> Iterator[ObjectHoldingKey]:
+def _key_holding_objects_in_pinterest_output(
+    tier: Tier, partition: TopicPartition, request: KeySearchRequest
+) -> Iterator[ObjectHoldingKey]:
     """Yield the objects with the keys among the copies that `generations write` made for Pinterest's consumers."""
     settings, target = tier.settings, tier.settings.tier.pinterest.target
     store = open_store(target, settings=settings, limits=settings.limits, counters=tier.counters)
@@ -206,8 +211,8 @@ def _key_holding_objects_in_generations(tier: Tier, partition: TopicPartition, r
 
 
 def expedite_erasure(
-    tier: Tier, survey: PartitionKeySurvey, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
-) -> PartitionKeySurvey:
+    tier: Tier, survey: PartitionKeySearchResult, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
+) -> PartitionKeySearchResult:
     """Run rounds over the segments that contain the keys, until they make no more progress, then `retire`, which deletes replaced segments.
     Return a new survey.
 
@@ -231,7 +236,7 @@ def expedite_erasure(
     return replace(survey_objects_holding_keys(tier, survey.partition, request), removals=survey.removals)
 
 
-def round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRound:
+def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRound:
     """Return a function that assesses, as for any round, which segments the next round must read, and adds the segments with these ids if
     they lie below the round's end offset. If there are any, the round is due.
     """
@@ -249,14 +254,14 @@ def round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRoun
     return assess_round_with_segments
 
 
-def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int, report_step: Callable[[str], None]) -> bool:
+def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySearchResult, now_ms: int, report_step: Callable[[str], None]) -> bool:
     """Run one round over the segments that contain the keys. Return whether it published new segments."""
     name = survey.partition
-    log, hint = tier.open_partition_log(name, leads=True), tier.change_notifier.latest_hint_number(name)
-    report = create_round(tier, name, now_ms, assess_with=round_assessor_including_segments(survey.movable)).execute_round(log)
-    tier.change_notifier.cache_log_state(log, hint)
+    log, hint = tier.open_control_log_of_partition(name, leads=True), tier.control_log_change_notifier.latest_change_hint_number(name)
+    report = create_round(tier, name, now_ms, assess_with=create_round_assessor_including_segments(survey.movable)).execute_round(log)
+    tier.control_log_change_notifier.cache_control_log_state_locally(log, hint)
     if report.status in PUBLISHING:
-        tier.change_notifier.publish_control_log_changes([log])
+        tier.control_log_change_notifier.publish_control_log_changes([log])
         report_step(
             f"{name}: {report.status}, {count_noun(report.records_read, 'record')} -> {report.records_kept:,}, "
             f"clean up to {report.next_dirty_offset}"
@@ -267,9 +272,9 @@ def _run_round_to_erase_keys(tier: Tier, survey: PartitionKeySurvey, now_ms: int
 
 
 def _retire_replaced_segments(
-    tier: Tier, survey: PartitionKeySurvey, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
+    tier: Tier, survey: PartitionKeySearchResult, now_ms: int, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> None:
-    log = tier.open_partition_log(survey.partition, leads=True)
+    log = tier.open_control_log_of_partition(survey.partition, leads=True)
     clock = STORES_OWN
     if shorten_grace:
         kept = [grace_period_ms(group, tier.retention) for group in log.refresh().waiting]
@@ -278,7 +283,7 @@ def _retire_replaced_segments(
     report = retire_partition(
         tier.ports, log, tier.lease, tier.retention, clock=clock, round_steps=create_round(tier, survey.partition, now_ms)
     )
-    tier.change_notifier.record_reached_slots([log])
+    tier.control_log_change_notifier.save_last_record_numbers_of_control_logs([log])
     if report.deleted or report.swept:
         early = ", grace cut short" if shorten_grace else ""
         objects = count_noun(len(report.deleted) + len(report.swept), "object")
@@ -302,7 +307,7 @@ class ErasureReportHeader:
     digests: tuple[str, ...]
 
 
-def key_digest(key: bytes, secret: bytes) -> str:
+def keyed_digest_of_record_key(key: bytes, secret: bytes) -> str:
     """Return a keyed digest that stands for a record key in a report, so that a filed report does not contain the key itself.
 
     :param secret: the tier's hash key.
@@ -311,7 +316,7 @@ def key_digest(key: bytes, secret: bytes) -> str:
 
 
 def erasure_report_json(
-    header: ErasureReportHeader, survey: TopicKeySurvey, done_steps: Sequence[str] = (), removals: Sequence[KeyNumberAndRemoval] = ()
+    header: ErasureReportHeader, survey: TopicKeySearchResult, done_steps: Sequence[str] = (), removals: Sequence[KeyNumberAndRemoval] = ()
 ) -> dict[str, Any]:
     """Return the erasure report as a JSON document.
 
@@ -334,7 +339,7 @@ def erasure_report_json(
             for number, digest in enumerate(header.digests)
         ],
         "gone_since": _removal_json(last),
-        "holders": [_holder_json(one, header.digests) for one in survey.holders],
+        "holders": [_key_holding_object_json(one, header.digests) for one in survey.holders],
         "waits_for": list(dict.fromkeys(one.waits_for for one in survey.holders)),
         "done": list(done_steps),
         "partitions": [
@@ -347,11 +352,11 @@ def erasure_report_json(
     }  # fmt: skip
 
 
-def _holders_of_key(key_number: int, survey: TopicKeySurvey) -> list[ObjectHoldingKey]:
+def _holders_of_key(key_number: int, survey: TopicKeySearchResult) -> list[ObjectHoldingKey]:
     return [holder for holder in survey.holders if holder.key in (key_number, ANY_KEY)]
 
 
-def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
+def _last_removal_of_key(key_number: int, survey: TopicKeySearchResult, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
     """Return the round that took the key's last record from readers. Return None if a live segment still has a record of the key, or if
     none does and no such round is known.
     """
@@ -360,7 +365,7 @@ def _last_removal_of_key(key_number: int, survey: TopicKeySurvey, removals: Sequ
     return max((one for key, one in removals if key == key_number), key=lambda one: one.at_ms, default=None)
 
 
-def _key_erasure_json(key_number: int, survey: TopicKeySurvey) -> dict[str, Any]:
+def _key_erasure_json(key_number: int, survey: TopicKeySearchResult) -> dict[str, Any]:
     mine = _holders_of_key(key_number, survey)
     until = max((holder.until_ms for holder in mine if holder.until_ms is not None), default=None)
     return {"erased": not mine and not survey.failed, "until_ms": until}
@@ -370,7 +375,7 @@ def _removal_json(removal: KeyRemovalRound | None) -> dict[str, Any] | None:
     return None if removal is None else asdict(removal) | {"at": format_iso_time(removal.at_ms)}
 
 
-def _holder_json(holder: ObjectHoldingKey, digests: Sequence[str]) -> dict[str, Any]:
+def _key_holding_object_json(holder: ObjectHoldingKey, digests: Sequence[str]) -> dict[str, Any]:
     unknown = {} if holder.has_found_record else {"first_offset": None, "last_offset": None}
     return asdict(holder) | unknown | {
         "state": holder.state.value,

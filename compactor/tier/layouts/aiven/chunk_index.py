@@ -64,7 +64,7 @@ class ChunkIndex:
     @property
     def stored_size(self) -> int:
         """Return the size in bytes of the log's object as stored, after compression and encryption."""
-        return self._stored_start(self.chunk_count)
+        return self._stored_chunk_start_byte(self.chunk_count)
 
     def stored_chunk(self, number: int) -> StoredChunk:
         """Return the position of chunk ``number``, counted from 0."""
@@ -72,7 +72,7 @@ class ChunkIndex:
         last = number == self.chunk_count - 1
         size = self.file_size - start if last else self.chunk_size
         stored = self.lengths[1 if last else 0] if self.fixed else self.lengths[number]
-        return StoredChunk(start, size, self._stored_start(number), stored)
+        return StoredChunk(start, size, self._stored_chunk_start_byte(number), stored)
 
     def chunk_numbers(self, start: int, end: int) -> range:
         """Return the numbers of the chunks that hold bytes [start, end) of the log. ``start`` must be less than ``end``."""
@@ -86,7 +86,7 @@ class ChunkIndex:
         if self.chunk_count and self.lengths != expected:
             raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
 
-    def _stored_start(self, number: int) -> int:
+    def _stored_chunk_start_byte(self, number: int) -> int:
         """Return the position in the stored object at which a chunk begins."""
         if not self.fixed:
             return self._chunk_starts[number]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from compactor.errors import Refused, UsageError
 from compactor.extras import require_extra
 from compactor.tier.layouts.aiven.chunk_index import InvalidAivenDataError
-from compactor.tier.layouts.aiven.manifest import SegmentKey
+from compactor.tier.layouts.aiven.manifest import WrappedSegmentKey
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SegmentCipherAndWrappedKey:
     """A segment's cipher, and its data key as the manifest stores it: encrypted (wrapped) with a public key."""
 
     cipher: SegmentCipher
-    key: SegmentKey
+    key: WrappedSegmentKey
 
 
 class KeyRing:
@@ -82,7 +82,7 @@ class KeyRing:
         self._keys: dict[str, RsaKey] = {}
         self._lock = threading.Lock()
 
-    def unwrap_segment_key(self, key: SegmentKey) -> SegmentCipher:
+    def unwrap_segment_key(self, key: WrappedSegmentKey) -> SegmentCipher:
         """Unwrap a segment's data key and return its cipher.
 
         Raises Refused if the private key is missing or does not match, and UsageError if the file holds no private key.
@@ -124,13 +124,14 @@ class KeyRing:
         data_key, aad, seed = derived[:DATA_KEY_BYTES], derived[DATA_KEY_BYTES : DATA_KEY_BYTES + AAD_BYTES], derived[-_SEED_BYTES:]
         wrapped = PKCS1_OAEP.new(private.public_key(), SHA3_512, randfunc=lambda size: seed[:size]).encrypt(data_key)
         return SegmentCipherAndWrappedKey(
-            SegmentCipher(data_key, aad), SegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode())
+            SegmentCipher(data_key, aad),
+            WrappedSegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(aad).decode()),
         )
 
-    def placeholder_key(self, key_pair_id: str) -> SegmentKey:
+    def placeholder_key(self, key_pair_id: str) -> WrappedSegmentKey:
         """Return a dummy segment key of the same length as a real one, to compute the manifest's size before the key is known."""
         wrapped = bytes((int(self._private_key(key_pair_id).n).bit_length() + 7) // 8)
-        return SegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
+        return WrappedSegmentKey(f"{key_pair_id}:{base64.b64encode(wrapped).decode()}", base64.b64encode(bytes(AAD_BYTES)).decode())
 
     def _private_key(self, key_pair_id: str) -> RsaKey:
         """Return the private key of a pair, read on first use."""

@@ -23,7 +23,7 @@ from compactor.config.settings import AivenSettings
 from compactor.errors import BadData, CompactorError, NotFound, Refused, UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
-from compactor.storage.keys import key_problem
+from compactor.storage.keys import object_key_problem
 from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ObjectStore
 from compactor.tier.contents import (
@@ -48,12 +48,12 @@ from compactor.tier.layouts.aiven.manifest import (
     MAX_MANIFEST_BYTES,
     OPTIONAL_KIND,
     IndexFileRange,
-    SegmentKey,
     SegmentManifest,
-    segment_description,
+    WrappedSegmentKey,
+    segment_metadata_for_manifest,
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
-from compactor.tier.names import ObjectStem, TopicIdOf, object_stem
+from compactor.tier.names import SegmentObjectNameStem, TopicIdOf, segment_object_name_stem
 from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
 
 _T = TypeVar("_T")
@@ -69,7 +69,7 @@ _FOLDER: Final = re.compile(r"([^/]+)-[A-Za-z0-9_-]{22}/(\d+)/[^/]+")
 class ParsedObjectKey(NamedTuple):
     """Object key of Aiven's layout in parts. suffix: one of SUFFIXES."""
 
-    stem: ObjectStem
+    stem: SegmentObjectNameStem
     suffix: str
 
 
@@ -93,7 +93,7 @@ class AivenObjectKeys:
 
     def key_without_suffix(self, partition: TopicPartition, segment: SegmentRef) -> str:
         """Return a segment's object key without prefix and suffix."""
-        return f"{partition.topic}-{self.topic_id(partition)}/{partition.partition}/{object_stem(segment)}"
+        return f"{partition.topic}-{self.topic_id(partition)}/{partition.partition}/{segment_object_name_stem(segment)}"
 
     def object_key(self, partition: TopicPartition, segment: SegmentRef, suffix: str) -> str:
         """Return the key of a segment's object. suffix: one of SUFFIXES."""
@@ -107,7 +107,7 @@ class AivenObjectKeys:
     def parse_object_key(self, partition: TopicPartition, key: str) -> ParsedObjectKey | None:
         """Parse a key in the partition's folder. Return None if the key is not one of this layout."""
         first, _, suffix = key.removeprefix(self.partition_folder(partition)).partition(".")
-        found = ObjectStem.parse(first)
+        found = SegmentObjectNameStem.parse(first)
         return ParsedObjectKey(found, suffix) if found and suffix in SUFFIXES else None
 
 
@@ -155,7 +155,7 @@ class SegmentEncoder:
             if staged is not None:
                 staged.unlink(missing_ok=True)
 
-    def encoding_space_bytes(self, log_bytes: int) -> int:
+    def max_encoding_disk_bytes(self, log_bytes: int) -> int:
         """Return the most bytes of disk that compressing and encrypting a log of this size may need."""
         if not self._settings.active_key_pair and self._settings.compression == "none":
             return 0
@@ -262,14 +262,14 @@ class SegmentEncoder:
         segment: RemoteLogSegmentMetadata,
         contents: Mapping[str, FileContent],
         chunks: ChunkIndex,
-        key: SegmentKey | None,
+        key: WrappedSegmentKey | None,
     ) -> SegmentManifest:
         """Create the manifest of a segment from its chunk index, index files and key, which is None without encryption."""
         spans, at = {}, 0
         for kind, content in _index_files_in_stored_order(contents):
             spans[kind] = IndexFileRange(at, len(content) + ENCRYPTION_OVERHEAD if key and content else len(content))
             at = spans[kind].end
-        about = segment_description(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
+        about = segment_metadata_for_manifest(partition, self._keys.topic_id(partition), segment, has_transactions="txnindex" in contents)
         return SegmentManifest(chunks, spans, not chunks.fixed, key, about)
 
 
@@ -313,7 +313,7 @@ class AivenLayout(WholeLogUploadLayout):
 
     def __init__(self, store: ObjectStore, topic_id: TopicIdOf, settings: AivenSettings) -> None:
         """Set up the layout. Raises UsageError if the key prefix is not valid in an object store."""
-        if settings.key_prefix and (fault := key_problem(f"{settings.key_prefix}x")):
+        if settings.key_prefix and (fault := object_key_problem(f"{settings.key_prefix}x")):
             raise UsageError(f"no object can have the key_prefix {settings.key_prefix!r} under [tier.aiven]: it {fault}")
         self._store = store
         self._keys = AivenObjectKeys(settings.key_prefix, topic_id)
@@ -385,7 +385,7 @@ class AivenLayout(WholeLogUploadLayout):
         return ""
 
     def upload_scratch_disk_bytes(self, log_bytes: int) -> int:
-        return self._packer.encoding_space_bytes(log_bytes)
+        return self._packer.max_encoding_disk_bytes(log_bytes)
 
     def custom_metadata(self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]) -> str:
         return self._packer.custom_metadata(partition, segment, contents).encode()

@@ -50,7 +50,7 @@ class IndexFileRange(NamedTuple):
         return self.position + self.size
 
 
-class SegmentKey(NamedTuple):
+class WrappedSegmentKey(NamedTuple):
     """Wrapped data key of a segment. data_key: key pair id, a colon, base64. aad: associated data as base64."""
 
     data_key: str
@@ -64,7 +64,7 @@ class SegmentManifest:
     chunks: ChunkIndex
     indexes: Mapping[str, IndexFileRange]
     compressed: bool
-    key: SegmentKey | None = None
+    key: WrappedSegmentKey | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -122,10 +122,10 @@ class SegmentManifest:
         """
         if segment.size_bytes != self.chunks.file_size:
             raise InvalidAivenDataError(f"it describes a log of {self.chunks.file_size} bytes, recorded are {segment.size_bytes}")
-        own = segment_description(partition, topic_id, segment)
+        own = segment_metadata_for_manifest(partition, topic_id, segment)
         ours = dict(_flatten_json_fields(own))
         for path, value in _flatten_json_fields(self.about):
-            if path in _IDENTIFYING and value != ours[path] and not _is_later_end_offset(path, value, segment.end_offset):
+            if path in _IDENTIFYING and value != ours[path] and not _is_end_offset_field_above(path, value, segment.end_offset):
                 raise InvalidAivenDataError(f"it is another segment's: {'.'.join(path)} is {value!r}, not {ours[path]!r}")
 
 
@@ -142,11 +142,11 @@ _IDENTIFYING: Final = frozenset(
 )
 
 
-def _is_later_end_offset(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
+def _is_end_offset_field_above(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
     return path == ("endOffset",) and isinstance(value, int) and value > end_offset
 
 
-def segment_description(
+def segment_metadata_for_manifest(
     name: TopicPartition, topic_id: TopicId, segment: RemoteLogSegmentMetadata, *, has_transactions: bool = False
 ) -> dict[str, Any]:
     """Return the manifest's part ``remoteLogSegmentMetadata``, with its fields in the plug-in's order.
@@ -257,11 +257,11 @@ def _read_index_file_ranges(table: Mapping[str, Any], overhead: int) -> dict[str
     return found
 
 
-def _read_segment_key(table: object) -> SegmentKey:
+def _read_segment_key(table: object) -> WrappedSegmentKey:
     if not isinstance(table, dict):
         raise InvalidAivenDataError("encryption is not an object")
     _require_exact_fields("encryption", table, ("dataKey", "aad"))
-    key = SegmentKey(_read_text_field(table, "dataKey"), _read_text_field(table, "aad"))
+    key = WrappedSegmentKey(_read_text_field(table, "dataKey"), _read_text_field(table, "aad"))
     pair, colon, wrapped = key.data_key.partition(":")
     if not pair or not colon:
         raise InvalidAivenDataError("the data key does not say which key pair it is for")

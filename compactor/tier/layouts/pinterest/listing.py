@@ -27,7 +27,7 @@ from compactor.tier.layouts.pinterest.keys import (
     parse_file_name,
     segment_id_from_base_offset,
 )
-from compactor.tier.layouts.pinterest.metadata import SegmentTimestampBound, parse_metadata_file, parse_watermark
+from compactor.tier.layouts.pinterest.metadata import SegmentTimestampBound, parse_metadata_file, parse_watermark_base_offset
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class ListedSegment:
     files: Mapping[str, ObjectInfo]
 
     @property
-    def is_complete(self) -> bool:
+    def has_all_three_files(self) -> bool:
         """Return whether all three files exist, so that consumers use the segment."""
         return len(self.files) == len(OBJECT_KINDS)
 
@@ -83,7 +83,7 @@ class PartitionListing:
     def segments_for_consumers(self) -> tuple[ListedSegment, ...]:
         """Return the segments that consumers use: complete, and named in ``_metadata`` if that exists."""
         named = None if self.times is None else {time.base_offset for time in self.times}
-        return tuple(segment for segment in self.segments if segment.is_complete and (named is None or segment.base in named))
+        return tuple(segment for segment in self.segments if segment.has_all_three_files and (named is None or segment.base in named))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ class ListedTier:
             else None
         )
         watermark = (
-            self._read_extra_file_if_valid(folder + WATERMARK, partition, parse_watermark, problems) if WATERMARK in beside else None
+            self._read_extra_file_if_valid(folder + WATERMARK, partition, parse_watermark_base_offset, problems)
+            if WATERMARK in beside
+            else None
         )
         segments = tuple(ListedSegment(base, files[base]) for base in sorted(files))
         return PartitionListing(segments, times, watermark, tuple(problems), tuple(strangers))
@@ -160,7 +162,9 @@ class ListedTier:
         if not segments:
             return ()
         ends = [following.base - 1 for _, following in pairwise(segments)]
-        return tuple(segment_metadata(segment, end) for segment, end in zip(segments, [*ends, self._end_offset(segments[-1])], strict=True))
+        return tuple(
+            segment_metadata(segment, end) for segment, end in zip(segments, [*ends, self._inclusive_end_offset(segments[-1])], strict=True)
+        )
 
     def _read_extra_file_if_valid(
         self, key: str, partition: TopicPartition, parse: Callable[[bytes, TopicPartition], T], problems: list[BadData]
@@ -176,7 +180,7 @@ class ListedTier:
             problems.append(error)
             return None
 
-    def _end_offset(self, segment: ListedSegment) -> int:
+    def _inclusive_end_offset(self, segment: ListedSegment) -> int:
         """Return the last offset of a segment, from the cache if it was read before."""
         log = segment.files["log"]
         key = (log.key, log.size)

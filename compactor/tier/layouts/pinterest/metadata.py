@@ -62,7 +62,7 @@ def format_watermark(base_offset: int) -> bytes:
     return f"{base_offset:020d}".encode()
 
 
-def parse_watermark(data: bytes, partition: TopicPartition) -> int:
+def parse_watermark_base_offset(data: bytes, partition: TopicPartition) -> int:
     """Return the base offset of the last segment whose log was uploaded. Raises BadData."""
     text = data.decode("ascii", "replace").strip()
     if not (text.isascii() and text.isdigit() and len(text) == 20):
