@@ -9,7 +9,7 @@ docs/publication.md shows the first table; tests/unit/test_control_ordering.py c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from compactor.control.coverage import (
     offset_gap_problem,
     task_coverage_problem,
 )
+from compactor.control.fold import RuleCheck
 from compactor.control.records import ControlRecord
 from compactor.control.state import GroupAwaitingDeletion, PartitionState, RoundIntent, RuleViolationOrEmpty
 from compactor.errors import CompactorError, Fenced
@@ -426,9 +427,7 @@ def restore_round_problem(state: PartitionState, run_id: str, leader_epoch: Comp
 
 # --- the table ---------------------------------------------------------------------------------------------------------------
 
-Requirement = Callable[[PartitionState, ControlRecord[Any]], str]
-
-REQUIREMENTS: dict[type, tuple[Requirement, ...]] = {
+REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
     r.LeadershipAcquired: (check_epoch_follows_last,),
     r.LeadershipReleased: (check_writer_leads,),
     r.SegmentIdsRegistered: (incarnations.check_incarnation_was_opened, check_import_ids_unused),

@@ -324,11 +324,6 @@ class PartitionState(LogState):
         """Total size of the live segments' .log files."""
         return sum(segment.size_bytes for segment in self.live)
 
-    @property
-    def content_digest_sum(self) -> CountAndDigestSum | None:
-        """Return the digest sum over all batches of the live segments; None if one of them has no recorded sum."""
-        return sum_batch_digests(self.live)
-
     def find_run(self, run_id: str) -> RunHistoryEntry | None:
         """Return the latest entry of the run history with this id, or None if the history has no such run."""
         return next((run for run in reversed(self.runs) if run.run_id == run_id), None)

@@ -101,10 +101,6 @@ class GrowingByteBuffer:
         self.reserve_space(len(data))[:] = data
         self.size += len(data)
 
-    def content_view(self) -> memoryview:
-        """Return a view of the content."""
-        return self._view[: self.size]
-
 
 class _CompressionContextsOfThread(threading.local):
     """Compression contexts of one thread. Creating one costs more than a small batch, and threads cannot share them."""

@@ -48,7 +48,7 @@ from tests.support.keys import object_key
 Mutation = Callable[[], AbstractContextManager[Any]]
 
 
-def without(*requirements: ordering.Requirement, of: type | None = None) -> Mutation:
+def without(*requirements: fold.RuleCheck, of: type | None = None) -> Mutation:
     """Drops requirements from the table, for one kind of record or for all: in the fold and before the append."""
 
     def mutate() -> AbstractContextManager[Any]:

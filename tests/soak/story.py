@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compactor.access.tier import Tier
 from compactor.consumer import Place, TieredConsumer
-from compactor.control.state import PartitionState
+from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import CompactorError
 from compactor.transfer.export import export_partition
 from tests.builders import read
@@ -123,7 +123,7 @@ class Story:
                 self.wrong.append(f"round {run.run_id} of {state.topic_partition} has no balance")
             elif found := run.balance.imbalance_problem():
                 self.wrong.append(f"round {run.run_id} of {state.topic_partition}: {found}")
-        if state.live and state.content_digest_sum is None:
+        if state.live and sum_batch_digests(state.live) is None:
             self.wrong.append(f"{state.topic_partition}: a live segment has no digest")
 
 

@@ -9,4 +9,4 @@ def decompress(codec: int, data: memoryview, limit: int, magic: int = 2) -> byte
     """Raises CodecError, also if the output would exceed ``limit`` bytes."""
     out = GrowingByteBuffer(0)
     decompress_body_into(codec, data, out, limit, magic)
-    return bytes(out.content_view())
+    return out.array[: out.size].tobytes()

@@ -43,7 +43,7 @@ def inflated(
         np.array(wanted), out, limit, most, np.full(count, magic, np.int8),
     )  # fmt: skip
     assert out.size == ends[-1]
-    return [bytes(out.content_view()[begin:stop]) for begin, stop in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
+    return [out.array[begin:stop].tobytes() for begin, stop in zip([0, *ends.tolist()], ends.tolist(), strict=False)]
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])

@@ -10,7 +10,7 @@ import pytest
 from compactor.constants import CompactorEpoch, LeaderEpoch, Offset, TimestampMs
 from compactor.control import fold, ordering, records
 from compactor.control.log_start import build_log_start_record, check_groups_expired_at_brokers, segments_removable_below
-from compactor.control.state import PartitionState
+from compactor.control.state import PartitionState, sum_batch_digests
 from compactor.errors import BadData
 from compactor.model.balance import CountAndDigestSum, add_sums
 from compactor.model.ids import TopicPartition
@@ -86,8 +86,8 @@ class TestRaising:
         state = three()
         body = build_log_start_record(state, 20, CompactorEpoch(EPOCH), 5)
         assert None not in (body.removed, body.content)
-        assert add_sums(part for part in (body.removed, body.content) if part) == state.content_digest_sum
-        assert rise(state, 20).content_digest_sum == body.content
+        assert add_sums(part for part in (body.removed, body.content) if part) == sum_batch_digests(state.live)
+        assert sum_batch_digests(rise(state, 20).live) == body.content
         assert "other" in rise(state, 20, removed=body.content).fenced[-1].reason
         assert "other" in rise(state, 20, content=None).fenced[-1].reason
 

@@ -84,7 +84,7 @@ def _name(kind: type) -> str:
     return name
 
 
-def _condition(rule: ordering.Requirement) -> str:
+def _condition(rule: fold.RuleCheck) -> str:
     """Return the condition that a rule's docstring states."""
     _reason, condition = " ".join((rule.__doc__ or "").split()).split("Requires", 1)
     return condition.lstrip(" ,").removesuffix(".")
