@@ -18,11 +18,13 @@ from compactor.model.plan import CompactionTask
 
 
 def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) -> frozenset[str]:
-    """Return which segments brokers have expired: deleted, and lying wholly below the highest log start that brokers ever reported.
+    """Return the ids of the segments that brokers have expired: they are deleted, and lie wholly below the highest log start that
+    brokers ever reported.
 
     :param segment_ids: ids of live segments, or of the open round's new ones. Other ids are ignored.
 
-    Raises Unavailable if the partition's leader or the metadata topic cannot be reached, and Fenced.
+    Raises Unavailable if the partition's leader or the metadata topic cannot be reached,
+    and Fenced if this process no longer leads the partition.
     """
     ports, state = leadership.ports, leadership.state
     tasks = state.intent.plan.tasks if state.intent else ()
@@ -36,7 +38,7 @@ def find_expired_segments(leadership: Leadership, segment_ids: Collection[str]) 
 def record_and_get_highest_broker_log_start(leadership: Leadership) -> int:
     """Ask the partition's leader for its log start, record it if it is the highest so far, and return the highest one recorded.
 
-    Raises Unavailable if no leader answers, and Fenced.
+    Raises Unavailable if no leader answers, and Fenced if this process no longer leads the partition.
     """
     ports, state = leadership.ports, leadership.state
     seen = ports.broker_log_start(state.topic_partition) if ports.broker_log_start is not None else 0

@@ -12,11 +12,11 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 
 
 class TierCreated(StrictFrozenModel):
-    """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key for everything that hashes record keys.
+    """Record: the tier's identity, created once. ``hash_key``: 32 hex digits, the SipHash key with which all record keys are hashed.
 
-    key_entropy_bits: setting [tier] key_entropy_bits. Older versions of the program, which lack it, refuse a record in which it is set.
-    url, cluster_id: location and cluster of a broker-managed tier, because no object that identifies the tier may be stored among brokers'
-        objects.
+    key_entropy_bits: setting [tier] key_entropy_bits. Versions of the program without this setting refuse a record that has the field.
+    url, cluster_id: location and cluster of a broker-managed tier; empty for other tiers. They identify the tier, because no object that
+        would identify it may be stored among brokers' objects.
     """
 
     type: Literal["tier_created"] = "tier_created"
@@ -39,7 +39,7 @@ class _RecordAboutPartition(StrictFrozenModel):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic, partition number and incarnation."""
+        """Return the topic, the partition number and the incarnation (one life of the topic name)."""
         return partition_of_incarnation(self.topic, self.partition, self.incarnation)
 
 
@@ -120,7 +120,7 @@ class TopicsConfirmed(StrictFrozenModel):
     """Record: a cluster has reported these topic names with their ids. From then on only this cluster can report whether these topics
     exist.
 
-    topic_ids: by topic name.
+    topic_ids: topic name -> topic id.
     """
 
     type: Literal["topics_confirmed"] = "topics_confirmed"

@@ -68,8 +68,8 @@ class StateSnapshot(StrictFrozenModel, Generic[S]):
 
 
 class SlotContention(Exception):
-    """Raised when other processes took the next position of the log (its slot) repeatedly. Raised only for appends with a limit on lost
-    positions, after which the caller does something else.
+    """Raised if an append has lost the next position of the log (its slot) to other processes more often than its caller allows. The
+    caller then does without the record, or stores it elsewhere.
     """
 
 
@@ -95,8 +95,8 @@ class ControlLogFormat(Generic[S]):
 
     record, snapshot: types of the stored objects.
     apply: pure function (state, record) -> state that folds one record into the state.
-    state_with_modification_times: function (state, slot -> milliseconds) -> state in which the store's modification times of the records
-        that the state still refers to are filled in. Called before those records may be deleted.
+    state_with_modification_times: function (state, slot -> milliseconds) -> state that contains the store's modification time of each
+        record to which it refers. Called before these records may be deleted.
     """
 
     record: type[ControlRecord[Any]]
@@ -404,8 +404,8 @@ class ControlLog(Generic[S]):
         return max((int(name[:20]) for name in names if _NUMBERED.fullmatch(name)), default=0)
 
     def _fold_to_log_end(self, appended: ControlRecord[Any] | None) -> S:
-        """Read the log to its end and then its boundary; if records were deleted meanwhile that it had not read, read everything again from
-        the snapshot. Return the state.
+        """Read the log to its end, and return the state. If unread records were deleted meanwhile, as the boundary then shows, read
+        everything again from the snapshot.
 
         :param appended: record that was just created, so that it need not be read back; None to read the log up to its end.
         """
@@ -422,8 +422,8 @@ class ControlLog(Generic[S]):
             appended = None
 
     def _require_min_slot(self, state: S) -> None:
-        """Raise BadControlRecord if the log ends below a position that it is known to have reached: it was damaged or replaced by an older
-        copy.
+        """Raise BadControlRecord if the log ends below ``min_slot``, a position that it had reached, because the log was then damaged or
+        replaced by an older copy.
         """
         if state.slot < self.floor:
             cause = f"{self.name} ends at slot {state.slot}, the catalog has seen its slot {self.floor}: the records between are missing"
@@ -465,8 +465,8 @@ class ControlLog(Generic[S]):
     def _reset_to_snapshot(self) -> None:
         """Set the state to the snapshot of the highest boundary, or to the empty state if there is no boundary.
 
-        If the log is known to be short, set the empty state without reading the boundary first: the boundary is read after the fold anyway,
-        and the fold starts over if the log was cut.
+        A log of few records probably has no boundary, so the empty state is set without a request. The caller reads the boundary after the
+        records, and starts over if there is one.
         """
         self._last = None
         boundary = self._boundary
@@ -529,8 +529,8 @@ class ControlLog(Generic[S]):
         return f"{self.prefix}/boundary/{number:020d}.json"
 
     def _read_highest_deletion_boundary(self) -> LogBoundary:
-        """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new one; otherwise
-        searches by doubling and halving the number.
+        """Return the highest boundary, up to which records may have been deleted. Makes one request if there is no new boundary; otherwise
+        searches for the highest number by doubling and halving it.
         """
         known = self._boundary
         step = 1
@@ -556,8 +556,8 @@ class ControlLog(Generic[S]):
             pass
 
     def _delete_log_records_below_boundary(self) -> None:
-        """Delete the records and snapshots below the highest boundary, which is read again first. This includes records that were written
-        there late.
+        """Delete the records and snapshots below the highest boundary, which is read again first. Records that a slow process wrote below
+        the boundary are deleted, too.
         """
         bound = self._read_highest_deletion_boundary().slot
         for kind, beyond in (("log", bound + 1), ("snapshot", bound)):

@@ -12,7 +12,7 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 
 
 def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: RemoteLogSegmentMetadata) -> RuleViolationOrEmpty:
-    """Return why a new segment does not cover its sources exactly (I1), or an empty string.
+    """Return why a new segment does not cover its sources exactly (coverage, I1), or an empty string.
 
     The new segment must have the sources' start offset, end offset and all their leader epochs, and a size of at least one byte.
     """
@@ -33,7 +33,7 @@ def coverage_problem(sources: Sequence[RemoteLogSegmentMetadata], new_segment: R
 
 
 def task_coverage_problem(task: CompactionTask, sources: Sequence[RemoteLogSegmentMetadata]) -> RuleViolationOrEmpty:
-    """Return why the future segment of a task would not cover its sources exactly (I1), or an empty string."""
+    """Return why the future segment of a task would not cover its sources exactly (coverage, I1), or an empty string."""
     if tuple(source.id for source in sources) != task.sources or not sources:
         return f"group {task.group} does not list live sources"
     epochs = lineage.merge_segment_lineages([source.leader_epochs for source in sources])

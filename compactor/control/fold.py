@@ -7,7 +7,7 @@ point down. A refused record changes nothing but the list of fenced appends: the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from checkpoint import lineage, offsets
 from compactor.constants import NO_COMPACTOR_EPOCH
@@ -40,6 +40,7 @@ VOIDED = 1000
 
 RuleCheck = Callable[[PartitionState, ControlRecord[Any]], str]
 Changes = dict[str, Any]
+EntryWithTime = TypeVar("EntryWithTime", CompactorLeader, GroupAwaitingDeletion, OpenImport)
 
 
 def apply_partition_record(state: PartitionState, record: ControlRecord[Any], find_violation: RuleCheck) -> PartitionState:
@@ -109,7 +110,7 @@ def state_with_modification_times(state: PartitionState, slot_time_ms: Callable[
     are measured. Called before those records are deleted.
     """
 
-    def with_modification_time(entry: Any) -> Any:
+    def with_modification_time(entry: EntryWithTime) -> EntryWithTime:
         return entry if entry.since_ms is not None else entry.model_copy(update={"since_ms": slot_time_ms(entry.slot)})
 
     return state.model_copy(
@@ -137,7 +138,7 @@ def _changes_by_record_without_effect(state: PartitionState, record: ControlReco
 
 
 def _writer_name(state: PartitionState, record: ControlRecord[Any]) -> str:
-    """Return the name of the process that wrote a record, found among the remembered leaders; its writer incarnation if it never led."""
+    """Return the name of the process that wrote a record if it is one of the remembered leaders, else the writer's random id."""
     known = (epoch.holder for epoch in reversed(state.epochs) if epoch.incarnation == record.incarnation)
     return next(known, record.incarnation)
 
@@ -256,8 +257,8 @@ def _changes_by_voided_imports(state: PartitionState, record: ControlRecord[Any]
 
 
 def _apply_topic_id_adopted(state: PartitionState, record: ControlRecord[Any], body: r.TopicAdopted) -> Changes:
-    """Return the changes of a record that declares the tier's topic id: the id, and, if it replaces another topic's id, the recorded leader
-    epochs and last batches are dropped, because they are the other topic's.
+    """Return the changes by a record that declares the tier's topic id. If it replaces the id of another topic, the recorded leader epochs
+    and last batches are dropped, because they are those of the other topic.
     """
     changes: Changes = {"topic_id": body.topic_id or state.topic_id, "adopted_seam": body.seam}
     other = body.topic_id and body.previous_id and body.topic_id != body.previous_id
@@ -376,9 +377,9 @@ def _changes_by_lowered_cleaner_offsets(state: PartitionState, divergence_offset
     deletions.
     """
 
-    def with_lowered_cleaner_offset(entry: Any) -> Any:
-        both = {name: offsets.cap_cleaner_offsets(getattr(entry, name), divergence_offset) for name in ("vector_before", "vector")}
-        return entry.model_copy(update=both)
+    def with_lowered_cleaner_offset(group: GroupAwaitingDeletion) -> GroupAwaitingDeletion:
+        both = {name: offsets.cap_cleaner_offsets(getattr(group, name), divergence_offset) for name in ("vector_before", "vector")}
+        return group.model_copy(update=both)
 
     return {
         "vector": offsets.cap_cleaner_offsets(state.vector, divergence_offset),
@@ -408,7 +409,7 @@ def _apply_receipts_added(state: PartitionState, record: ControlRecord[Any], bod
 
 
 def _require_open_intent(state: PartitionState) -> RoundIntent:
-    """Return the open intent. There is one, because the ordering rules refuse a record that needs an intent if none is open."""
+    """Return the open intent (a round's announced plan). The ordering rules refuse a record that needs an intent if none is open."""
     if state.intent is None:
         raise AssertionError("the rules let a record pass that needs an open intent")
     return state.intent
@@ -481,8 +482,8 @@ def _apply_round_published(state: PartitionState, record: ControlRecord[Any], bo
 def _changes_by_restored_round(state: PartitionState, run_id: str, outputs: GroupAwaitingDeletion, *, unrestored_groups: int) -> Changes:
     """Return the changes by a round that restores the sources of ``run_id`` as copies.
 
-    The run's outputs wait for their deletion like other removed segments. The objects that the run had replaced are deleted when their time
-    has come, because copies have taken their place.
+    The run's outputs wait for their deletion like other removed segments. The original sources are deleted at the end of their grace,
+    because copies have taken their place.
 
     :param outputs: the outputs that readers no longer use.
     :param unrestored_groups: number of groups that could not be restored, so that readers keep the run's outputs.

@@ -196,8 +196,8 @@ def _find_object_unknown_to_catalog(ports: EnvironmentPorts, catalog: CatalogSta
 
 
 def _describe_live_segments_if_none_has_objects(ports: EnvironmentPorts, catalog: CatalogState) -> str:
-    """Return the text ``segments of <partition>``, for a message, if the catalog has live segments and the data root has objects of none of
-    them, because then the URL must be wrong; else an empty string.
+    """Return the text ``segments of <partition>``, for a message, if the catalog has live segments but the data root has objects of none of
+    them; else an empty string. Such a data root shows that the configured URL is not the tier's.
     """
     named = ""
     for name in catalog.topic_partitions:

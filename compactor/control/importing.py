@@ -155,8 +155,8 @@ def record_tail_truncation(ports: EnvironmentPorts, log: PartitionLog, body: Tai
 
 
 def record_topic_id_adoption(log: PartitionLog, body: TopicAdopted) -> PartitionState:
-    """Record that the log in the tier is that of a topic, or that the topic's log continues the tier's log at an offset, as ``body`` says.
-    Return the resulting state. Raises BadData if the state of the log does not allow it.
+    """Append ``body``, which states that the log in the tier is that of a topic, or that the topic's log continues it at an offset. Return
+    the resulting state. Raises BadData if an ordering rule refuses the record.
     """
     log.refresh()
 

@@ -277,7 +277,7 @@ def _last_heartbeat_ms(ports: EnvironmentPorts, log: PartitionLog, leader: Compa
 
 
 def _delete_heartbeat(ports: EnvironmentPorts, log: PartitionLog, previous_leader: CompactorLeader | None) -> None:
-    """Delete the heartbeat object of a replaced leader. Errors are ignored, because it is never read again."""
+    """Delete the heartbeat object of a replaced leader. Errors are ignored, because no process reads that object again."""
     if previous_leader is not None and not previous_leader.released:
         try:
             ports.control.delete([_heartbeat_key(log, previous_leader.epoch)])

@@ -53,8 +53,8 @@ def check_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> 
 
 
 def check_removed_segments_lie_below_log_start(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the segments which the record removes are not exactly those below the record's offset, or an empty string. Requires
-    exactly the live segments wholly below the offset, never the newest.
+    """Return a message that the segments which the record removes are not exactly those below the record's offset, or an empty string.
+    Requires exactly the live segments wholly below the offset, never the newest.
     """
     body: LogStartRaised = record.body
     gone = tuple(segment.id for segment in segments_removable_below(state.live, body.offset))
@@ -62,8 +62,8 @@ def check_removed_segments_lie_below_log_start(state: PartitionState, record: Co
 
 
 def check_digest_sums_of_removed_segments(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums of the
-    batches that are removed and of those that stay.
+    """Return a message that digest sums in the record differ from those of its segments, or an empty string. Requires the recorded sums
+    of the batches that are removed and of those that stay.
     """
     body: LogStartRaised = record.body
     gone = set(body.ids)
@@ -86,8 +86,8 @@ def check_imported_log_start(state: PartitionState, record: ControlRecord[Any]) 
 
 
 def check_log_start_never_raised(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that older segments cannot be added because the log start was raised, or an empty string. Requires a log start that was never
-    raised, because records that retention has removed must not come back.
+    """Return a message that older segments cannot be added because the log start was raised, or an empty string. Requires a log start
+    that was never raised, because records that retention has removed must not come back.
     """
     return "" if state.log_start_offset is None else f"the log start was raised to {state.log_start_offset}"
 
@@ -100,8 +100,8 @@ def check_truncation_above_log_start(state: PartitionState, record: ControlRecor
 
 
 def check_broker_log_start_rises(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset above the
-    highest one recorded.
+    """Return a message that a log start reported by brokers is not above the one recorded before, or an empty string. Requires an offset
+    above the highest one recorded.
     """
     known = state.broker_log_start
     return "" if record.body.offset > known else f"brokers have reported the log start {known} already"

@@ -42,6 +42,7 @@ from compactor.model.ids import TopicPartition
 PartitionLog = ControlLog[PartitionState]
 CatalogLog = ControlLog[CatalogState]
 T = TypeVar("T")
+HintCount = int
 
 READ_ATTEMPTS = 3
 
@@ -219,8 +220,8 @@ def record_control_log_lengths(catalog: CatalogLog, logs: Iterable[PartitionLog]
 
 
 def record_retire_check_results(catalog: CatalogLog, inspections: Mapping[str, RetireCheckResult]) -> None:
-    """Record, in one record of the tier-wide log, until when partitions need no retirement check. If other processes keep appending to that
-    log, nothing is recorded, and the only cost is that the check is repeated.
+    """Record, in one record of the tier-wide log, until when partitions need no check for segments to delete. If other processes keep
+    appending to that log, nothing is recorded, and the only cost is that the check is repeated.
 
     :param inspections: name of a partition's control log -> result of its check.
     """
@@ -241,9 +242,9 @@ def record_retire_check_results(catalog: CatalogLog, inspections: Mapping[str, R
     write_snapshot_if_due(catalog)
 
 
-def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> int:
-    """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return their number. Raises
-    StoreError.
+def move_queued_change_hints_into_catalog(catalog: CatalogLog) -> HintCount:
+    """Move change hints that were stored as separate objects into the tier-wide log, as one record. Return the number of hints.
+    Raises StoreError.
     """
     found: dict[str, int] = {}
     keys: list[str] = []
@@ -292,7 +293,7 @@ def _queue_partition_change_hints(catalog: CatalogLog, slots: Mapping[TopicParti
 
 def write_snapshot_if_due(log: ControlLog[Any]) -> None:
     """Replace old records of a control log by a snapshot if enough records were added since the last one. Called after records were added.
-    If the store is busy, nothing happens, and a later call does it.
+    If the store is busy, no snapshot is written; a later call tries again.
     """
     try:
         log.write_snapshot_and_delete_records()

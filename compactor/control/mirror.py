@@ -85,8 +85,8 @@ def _fields_that_depend_on_end_offset(segment: RemoteLogSegmentMetadata) -> dict
 def changes_by_broker_changes_record(state: PartitionState, body: SegmentsMirrored) -> dict[str, Any]:
     """Return the fields of the state that a *segments mirrored* record changes.
 
-    Cleaner offsets are lowered to the offset at which the brokers' lineage diverges from the known one, or from which a later leader has
-    tiered offsets again that were already cleaned.
+    Cleaner offsets are lowered to the first offset at which the brokers' lineage differs from the recorded one, or that readers now read
+    from another segment, whichever is lower, because data from there on was not cleaned.
     """
     changes: dict[str, Any] = {"live": live_segments_after_broker_changes(state, body), "mirrored": True}
     parted = first_divergent_offset(state.lineage, state.end_offset + 1, body.lineage, body.end_offset) if body.lineage else None
@@ -128,6 +128,6 @@ def state_with_broker_view(state: PartitionState, view: BrokerView) -> Partition
 
 
 def segment_ids_of_open_round(state: PartitionState) -> Iterable[str]:
-    """Return the ids of the segments that the open round reads or skips. None of them may leave the view while the round is open."""
+    """Return the ids of the segments that the open round reads or skips. Brokers must not remove one of these while the round is open."""
     plan = state.intent.plan if state.intent else None
     return (*plan.source_segment_ids, *(skipped.id for skipped in plan.skipped)) if plan else ()

@@ -124,7 +124,7 @@ def check_segments_precede_log(state: PartitionState, record: ControlRecord[Any]
 
 
 def check_all_registered_segments_added(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
+    """Return a message that some segments are missing, or an empty string. Requires all registered segments of the import at once."""
     entry = state.registrations.get(record.body.import_id)
     return "" if entry and set(entry.ids) == {segment.id for segment in record.body.segments} else "not all that the import has registered"
 
@@ -189,8 +189,8 @@ def check_data_loss_accepted(state: PartitionState, record: ControlRecord[Any]) 
 
 
 def check_partition_not_empty(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the partition holds nothing, or an empty string. Requires a partition with live segments, open imports or an open
-    intent.
+    """Return a message that the partition holds nothing, or an empty string. Requires a partition with live segments, open imports or an
+    open intent.
     """
     return "" if state.has_segments or state.registrations or state.intent else "the partition is empty"
 
@@ -203,7 +203,7 @@ def check_lineage_ascends(state: PartitionState, record: ControlRecord[Any]) -> 
 
 
 def check_import_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the record's import is complete or void, or an empty string. Requires an import that is still open."""
+    """Return a message that the record's import is complete or void, or an empty string. Requires an import that is still open."""
     return "" if record.body.import_id in state.registrations else f"import {record.body.import_id} is not open"
 
 
@@ -267,7 +267,7 @@ def check_round_is_restorable(state: PartitionState, record: ControlRecord[Any])
 
 
 def check_cleaner_offsets_unchanged(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
+    """Return a message that cleaner offsets have changed, or an empty string. Requires the cleaner offsets from which the plan started."""
     plan = _plan_that_record_concerns(state, record)
     return _cleaner_offsets_changed_problem(state, plan) if plan else ""
 
@@ -292,7 +292,7 @@ def check_tasks_cover_sources(state: PartitionState, record: ControlRecord[Any])
 
 
 def check_intent_is_open(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the run is no longer open, or an empty string. Requires that the run has the open intent."""
+    """Return a message that the run is no longer open, or an empty string. Requires that the run has the open intent."""
     run_id = _run_id_of_record(record)
     return "" if state.intent and state.intent.plan.run_id == run_id else f"run {run_id} is not open: it was undone or published"
 
@@ -314,7 +314,7 @@ def check_receipts_match_tasks(state: PartitionState, record: ControlRecord[Any]
 
 
 def check_receipts_of_single_run(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the record has no receipts or those of several runs, or an empty string. Requires receipts of a single run."""
+    """Return a message that the record has no receipts or those of several runs, or an empty string. Requires receipts of a single run."""
     return "" if len({receipt.run_id for receipt in record.body.receipts}) == 1 else "no receipts, or receipts of several runs"
 
 
@@ -325,7 +325,7 @@ def check_all_groups_have_receipts(state: PartitionState, record: ControlRecord[
 
 
 def check_publication_not_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that readers are being switched already, or an empty string. Requires a round whose publication has not begun."""
+    """Return a message that readers are being switched already, or an empty string. Requires a round whose publication has not begun."""
     begun = state.intent is not None and state.intent.begun_slot
     return f"readers are being switched since slot {begun}" if begun else ""
 
@@ -360,8 +360,9 @@ def check_replacements_cover_sources(state: PartitionState, record: ControlRecor
 
 
 def check_new_cleaner_offsets(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return that the cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and after it:
-    the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores segments).
+    """Return a message that cleaner offsets are not the round's, or an empty string. Requires the cleaner offsets before the round and
+    after it: the plan's end under the leader's epoch (unchanged if brokers deleted sources of a group, lowered if the round restores
+    segments).
     """
     body: r.RoundPublished = record.body
     intent = state.intent
@@ -507,16 +508,14 @@ REQUIREMENTS: dict[type, tuple[RuleCheck, ...]] = {
 
 
 def find_rule_violation(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return why a record has no effect in this state, or an empty string. Used to replay the log and by writers before they append."""
+    """Return why a record has no effect in this state, or an empty string. Used when the log is replayed, and before each append."""
     return next(filter(None, (requirement(state, record) for requirement in REQUIREMENTS[type(record.body)])), "")
 
 
 def cleaner_offsets_after_round(
     state: PartitionState, plan: CompactionPlan, leader_epoch: CompactorEpoch, *, has_withdrawn_groups: bool = False
 ) -> offsets.Vector:
-    """Return the cleaner offsets after a plan's round under this epoch. The cleaner offset stays if groups were withdrawn because
-    brokers deleted their sources.
-    """
+    """Return the cleaner offsets after a plan's round under this epoch. The cleaner offset does not advance if groups were withdrawn."""
     if plan.restores:
         return offsets.cap_cleaner_offsets(state.vector, plan.next_dirty_offset)
     return offsets.advance_cleaner_vector(
@@ -525,7 +524,7 @@ def cleaner_offsets_after_round(
 
 
 def resume_problem(state: PartitionState, intent: RoundIntent) -> RuleViolationOrEmpty:
-    """Return why an open intent can no longer be published, or an empty string. Once its publication has begun, nothing prevents it."""
+    """Return why an open intent can no longer be published, or an empty string. No rule applies once its publication has begun."""
     if intent.begun_slot:
         return ""
     return _missing_source_problem(state, intent.plan) or _cleaner_offsets_changed_problem(state, intent.plan)

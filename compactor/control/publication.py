@@ -30,7 +30,7 @@ from compactor.model.balance import Balance, CountAndDigestSum
 from compactor.model.plan import CompactionPlan, CompactionReceipt, Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunHistoryStatus
-from compactor.tier.ports import AnnouncedSegment, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, SegmentCount, SegmentRef
 from compactor.tier.sidecars import sidecar_object_keys
 
 
@@ -73,14 +73,18 @@ POLL_INTERVAL_MS = 1000
 
 
 def record_compaction_plan_as_intent(leadership: Leadership, plan: CompactionPlan) -> PartitionState:
-    """Record the plan of a round as its intent. The round's objects may be created from then on. Raises RecordRefused, Fenced."""
+    """Record the plan of a round as its intent, after which the round's objects may be created.
+
+    Raises RecordRefused if an ordering rule refuses the plan, and Fenced if this process no longer leads the partition.
+    """
     body = PlanAnnounced(leader_epoch=leadership.epoch, plan=plan)
     return leadership.append_record(body, lambda state: _is_open_run(state, plan.run_id))
 
 
 def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt]) -> PartitionState:
-    """Record receipts of finished groups, so that a process which resumes the round does not repeat them. Raises RecordRefused,
-    Fenced.
+    """Record receipts of finished groups of segments, so that a process which resumes the round does not repeat these groups.
+
+    Raises RecordRefused if an ordering rule refuses the receipts, and Fenced if this process no longer leads the partition.
     """
     run_id = receipts[0].run_id
     groups = {receipt.group for receipt in receipts}
@@ -94,8 +98,8 @@ def record_receipts(leadership: Leadership, receipts: Sequence[CompactionReceipt
 
 
 def record_survivor_objects(leadership: Leadership, run_id: str, objects: Sequence[ScratchObject]) -> PartitionState:
-    """Record the scratch objects with the result of pass 1 (which records survive the round), so that a process which resumes the round
-    does not repeat it.
+    """Record which scratch objects have the result of pass 1 (which records survive the round), so that a process which resumes the round
+    does not repeat pass 1.
     """
     body = SurvivorsStored(leader_epoch=leadership.epoch, run_id=run_id, objects=tuple(objects))
     return leadership.append_record(body, lambda state: _is_open_run(state, run_id) and state.intent.survivors == body.objects)  # type: ignore[union-attr]
@@ -119,7 +123,7 @@ def publish_round(
     :param outcome: status and figures for the run history.
     :param on_begun: called once *publish begun* is in the log (broker-managed tiers only).
 
-    Raises RecordRefused if an ordering rule refuses the record, and Fenced.
+    Raises RecordRefused if an ordering rule refuses the record, and Fenced if this process no longer leads the partition.
     """
     run_id = intent.plan.run_id
     receipts = {receipt.group: receipt for receipt in intent.receipts}
@@ -195,11 +199,11 @@ def _build_round_published_record(
 
 
 def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
-    """Wait until metadata messages that replaced leaders sent can no longer reach readers. Raises Fenced.
+    """Wait until metadata messages that replaced leaders sent can no longer reach readers.
 
-    The messages of a replaced leader may arrive until its own delivery timeout has passed, which its record states; for a record of an
-    earlier version this process's timeout is assumed. The wait starts at the last take-over, by the store's clock, and is as long as the
-    longest timeout of the replaced leaders that are remembered.
+    A replaced leader's messages may arrive until its delivery timeout has passed. The wait starts at the last take-over, by the store's
+    clock, and lasts for the longest delivery timeout of all replaced leaders that are recorded. If a record states no timeout (earlier
+    versions), this process's own is used. Raises Fenced if this process no longer leads the partition.
     """
     ports, log, state = leadership.ports, leadership.log, leadership.state
     taken = state.latest_epoch_that_replaced_unreleased_one
@@ -216,8 +220,11 @@ def _wait_until_former_leaders_cannot_write(leadership: Leadership) -> None:
         leadership.refresh_and_require_leadership()
 
 
-def remove_segments_left_by_dead_compactors(leadership: Leadership) -> int:
-    """Remove segments that dead compactors left among readers' segments, and return their number. Raises Fenced."""
+def remove_segments_left_by_dead_compactors(leadership: Leadership) -> SegmentCount:
+    """Remove segments that dead compactors left among readers' segments, and return the number of these segments.
+
+    Raises Fenced if this process no longer leads the partition.
+    """
     if leadership.ports.brokers is None:
         return 0  # readers go by the control log: there are no others to be told of anything
     state = leadership.refresh_and_require_leadership()
@@ -259,7 +266,7 @@ def record_run_end(leadership: Leadership, ended: RunEnded) -> PartitionState:
 
 
 def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
-    """Delete the scratch objects of a run that is no longer open. Raises Fenced."""
+    """Delete the scratch objects of a run that is no longer open. Raises Fenced if this process no longer leads the partition."""
     leadership.require_leadership_in_state(leadership.state)
     keys = [item.key for item in intent.survivors]
     if keys and not _is_open_run(leadership.state, intent.plan.run_id):
@@ -268,7 +275,7 @@ def delete_scratch_objects(leadership: Leadership, intent: RoundIntent) -> None:
 
 def delete_segment_objects(leadership: Leadership, state: PartitionState, segments: Sequence[SegmentRef]) -> None:
     """Delete the objects and sidecars of segments. None of the segments may be in use in ``state`` (live, waiting for deletion, registered
-    or announced). Raises Fenced.
+    or announced). Raises Fenced if this process no longer leads the partition.
     """
     ordering.require_segments_deletable(state, leadership.log.incarnation, leadership.epoch, [segment.id for segment in segments])
     ports = leadership.ports
@@ -278,7 +285,7 @@ def delete_segment_objects(leadership: Leadership, state: PartitionState, segmen
 
 
 def stored_segments_problem(ports: EnvironmentPorts, state: PartitionState, segments: Sequence[RemoteLogSegmentMetadata]) -> str:
-    """Check the stored objects of these segments. Return why the first one that differs is not as recorded, or an empty string."""
+    """Check the stored objects of these segments, and return how the first damaged segment differs from its record, or an empty string."""
     problems = (ports.layout.stored_segment_problem(state.topic_partition, segment) for segment in segments)
     return next((problem for problem in problems if problem), "")
 

@@ -98,7 +98,7 @@ class SegmentIdsRegistered(StrictFrozenModel):
 
 
 class LastImportedBatch(StrictFrozenModel):
-    """One of the last imported batches. ``digest`` covers its header, which holds the CRC of the rest, as the broker wrote it."""
+    """One of the last imported batches. ``digest``: digest of the batch's header as the broker wrote it, including the CRC of the batch."""
 
     base_offset: Offset
     last_offset: Offset
@@ -262,7 +262,7 @@ class SegmentsMirrored(LeaderRecord):
 
 
 class BrokerLogStartSeen(LeaderRecord):
-    """Record: brokers have reported this log start offset. Recorded before it serves to explain that a missing segment has expired."""
+    """Record: brokers have reported this log start offset. Recorded before a missing segment below it is regarded as expired."""
 
     type: Literal["broker_log_start_seen"] = "broker_log_start_seen"
     offset: Offset
@@ -284,14 +284,14 @@ class PlanAnnounced(LeaderRecord):
 
 
 class ReceiptsAdded(LeaderRecord):
-    """Record: groups of the open round are rewritten, checked and uploaded; a resumed round does not repeat them."""
+    """Record: these groups of segments are rewritten, checked and uploaded by the open round; a resumed round does not repeat them."""
 
     type: Literal["receipts_added"] = "receipts_added"
     receipts: tuple[CompactionReceipt, ...]
 
 
 class SurvivorsStored(LeaderRecord):
-    """Record: pass 1 of the open round is complete; these scratch objects hold the survivors that it found."""
+    """Record: pass 1 of the open round, which finds the records that survive it, is complete. Its result is in these scratch objects."""
 
     type: Literal["survivors_stored"] = "survivors_stored"
     run_id: str

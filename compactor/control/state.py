@@ -37,7 +37,7 @@ class LogState(StrictFrozenModel):
 class CompactorLeader(StrictFrozenModel):
     """The last acquired leadership. It ends when it is released or when a higher epoch is acquired, never by time.
 
-    since_ms: the store's modification time of ``slot``; None while the record at ``slot`` exists and can be asked for its time.
+    since_ms: the store's modification time of the record at ``slot``; None as long as that record exists, because the store has its time.
     """
 
     epoch: CompactorEpoch
@@ -91,7 +91,7 @@ class RoundIntent(StrictFrozenModel):
 class OpenImport(StrictFrozenModel):
     """An open import. ``ids``: registered segment ids that are not tiered yet.
 
-    since_ms: the store's modification time of ``slot``; None while the record at ``slot`` exists and can be asked for its time.
+    since_ms: the store's modification time of the record at ``slot``; None as long as that record exists, because the store has its time.
     tiered_end: last offset that it has tiered, inclusive; -1 for none.
     """
 
@@ -278,7 +278,7 @@ class PartitionState(LogState):
 
     @property
     def first_dirty_offset(self) -> int:
-        """First offset that is not clean, from the cleaner offsets, but never below the log start (Kafka's LogCleanerManager)."""
+        """Return the first offset that rounds have not cleaned, never below the log start, as Kafka's LogCleanerManager computes it."""
         return max(first_dirty_offset_of_vector(self.vector), self.log_start)
 
     @property
@@ -309,8 +309,8 @@ class PartitionState(LogState):
 
     @property
     def latest_epoch_that_replaced_unreleased_one(self) -> CompactorEpochAndEnding | None:
-        """Return the last epoch that began while the one before it was not released, so that its former leader may not know that it no
-        longer leads; None if there is none.
+        """Return the last epoch that began by a take-over: its former leader had not released its own epoch, and may not know that it no
+        longer leads. None if there is no such epoch.
         """
         pairs = list(zip(self.epochs, self.epochs[1:], strict=False))
         return next((later for earlier, later in reversed(pairs) if earlier.ended == "replaced"), None)
@@ -330,8 +330,8 @@ class PartitionState(LogState):
 
 
 def sum_batch_digests(segments: Iterable[RemoteLogSegmentMetadata]) -> CountAndDigestSum | None:
-    """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if one has no
-    recorded sum, or if only a part of it is read.
+    """Return the sum of the digests of all batches of these segments, as recorded when the segments were written; None if a segment
+    has no recorded sum, or if readers read only a part of it.
     """
     known = [None if segment.has_offsets_after_end_offset else segment.content for segment in segments]
     return None if None in known else add_sums(content for content in known if content)

@@ -22,6 +22,9 @@ from compactor.model.ids import TopicPartition, partition_of_incarnation
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.model.status import RunHistoryStatus
 
+HourStartMs = int
+FreedBytes = int
+
 
 class SegmentSummary(NamedTuple):
     """Fields of one segment's RemoteLogSegmentMetadata that scheduling needs, with the sizes of its index files and its number of files."""
@@ -47,7 +50,7 @@ S_co = TypeVar("S_co", bound=SegmentMetadataOrSummary, covariant=True)
 
 
 class PartitionStateOrSummary(Protocol[S_co]):
-    """Interface to the properties of a partition that scheduling needs. Implemented by PartitionState and PartitionSummary."""
+    """Properties of a partition that scheduling needs. Implemented by PartitionState and PartitionSummary."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -150,11 +153,11 @@ class PartitionSummary(StrictFrozenModel):
     """Summary of a PartitionState. Fields with the same name have the same meaning.
 
     open_run: run id of the open intent, or an empty string.
-    quarantined_since_ms: end of the first of the failed rounds in a row, in milliseconds; 0 if the partition is not quarantined.
+    quarantined_since_ms: end of the first of the partition's uninterrupted failed rounds, in milliseconds; 0 if it is not quarantined.
     undone_slot: slot of the latest plan that was undone; 0 if none is known.
     saved_per_dirty_byte: bytes that the latest round with dirty input saved per byte of that input; None if no such round is known.
     last_round_ms: how long the latest published round took, in milliseconds.
-    freed: bytes of replaced segments that were deleted, by the hour (milliseconds) in which their round ended, for the last HOURS hours.
+    freed: pairs (start of an hour in milliseconds, bytes) for the last HOURS hours: the sizes of deleted segments whose round ended then.
     negative_timestamps: number of records with a negative timestamp other than -1.
     log_start_offset: first offset that readers may see; None if the log start was never raised.
     columns: the figures of the live segments in packed form; ``live`` unpacks them.
@@ -185,7 +188,7 @@ class PartitionSummary(StrictFrozenModel):
     last_round: LastRound | None = None
     saved_per_dirty_byte: float | None = None
     last_round_ms: int = 0
-    freed: tuple[tuple[int, int], ...] = ()
+    freed: tuple[tuple[HourStartMs, FreedBytes], ...] = ()
     columns: Packed = Field(default=b"", exclude=True, repr=False)
 
     @property
@@ -243,8 +246,8 @@ def summarize_state(state: PartitionState) -> PartitionSummary:
 
 
 def _quarantined_since_ms(state: PartitionState) -> int:
-    """Return when the first of the failed rounds in a row ended that put the partition into quarantine, in milliseconds, as far as the run
-    history reaches; 0 if the partition is not quarantined.
+    """Return when the partition's quarantine began, in milliseconds: the end of the first of its uninterrupted failed rounds that the run
+    history still has; 0 if the partition is not quarantined.
     """
     if state.quarantine is None:
         return 0
@@ -262,7 +265,7 @@ def _summarize_last_round(runs: Sequence[RunHistoryEntry]) -> LastRound | None:
     return LastRound(run_id=run.run_id, status=run.status, ended_ms=run.ended_ms, **known)
 
 
-def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[int, int], ...]:
+def _freed_bytes_by_hour(state: PartitionState) -> tuple[tuple[HourStartMs, FreedBytes], ...]:
     """Return pairs (start of an hour in milliseconds, bytes): the sizes of replaced segments that were deleted, added up by the hour in
     which the round that replaced them ended.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from compactor.errors import AlreadyExists, BadData, NotFound
+from compactor.kernels.common import ByteCount
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ObjectInfo, ObjectStore
@@ -26,7 +27,7 @@ def open_content(content: FileContent) -> BinaryIO:
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
-def content_size(content: FileContent) -> int:
+def content_size(content: FileContent) -> ByteCount:
     """Return the size of the content in bytes."""
     return len(content) if isinstance(content, bytes) else content.stat().st_size
 
@@ -178,7 +179,7 @@ class DownloadedFile:
     transferred: int
 
     @property
-    def size(self) -> int:
+    def size(self) -> ByteCount:
         """Size of the file in bytes."""
         return self.found.size
 

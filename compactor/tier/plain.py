@@ -28,7 +28,7 @@ from compactor.tier.contents import (
     size_and_digests_from_object_metadata,
     stored_file_problem,
 )
-from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
+from compactor.tier.ports import ContentConflictOrEmpty, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
 
 _CreateObject = Callable[[str, Mapping[str, str]], ObjectInfo]
 """(key, metadata) -> a new object. Raises AlreadyExists."""
@@ -107,7 +107,7 @@ class PlainLayout(WholeLogUploadLayout):
 
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         for kind, content in contents.items():
             key = self.object_name(partition, segment, kind)
             if not create_object_or_match_existing(self._store, key, content):
@@ -173,7 +173,7 @@ class ComposableLayout(PlainLayout):
     @override
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         return self._create_objects(partition, segment, {kind: partial(self._write_object, content) for kind, content in contents.items()})
 
     @override
@@ -183,7 +183,7 @@ class ComposableLayout(PlainLayout):
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, FileContent],
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         """Create a segment's objects, and let the store compose the log of copied ranges and new bytes. The log is created first, so that
         nothing exists yet if the store turns out not to copy ranges.
         """
@@ -192,7 +192,7 @@ class ComposableLayout(PlainLayout):
 
     def _create_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, writes: Mapping[str, _CreateObject]
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         """Create an object for each file of a segment. Return a message that names an existing object with other content, or an empty
         string.
 
@@ -215,9 +215,10 @@ class ComposableLayout(PlainLayout):
         return self._store.create_from_file(key, content, object_metadata)
 
     def _is_existing_object_equal(self, key: str, file: SegmentFile) -> bool:
-        """Return whether the object that exists under this key has the content of ``file``. An object without a SHA-256 is read
-        for that: its metadata states only the intended digest, because it may have been composed by a process that died before it checked
-        the bytes that the store had copied.
+        """Return whether the object that exists under this key has the content of ``file``.
+
+        An object with a recorded SHA-256 is compared by its metadata. Any other is read, because the store composed it, and the process
+        that asked for that may have died before it checked the copied bytes.
         """
         try:
             info = self._store.head(key)

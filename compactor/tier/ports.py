@@ -18,8 +18,9 @@ from compactor.model.plan import Replacement
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata, SegmentFile
 from compactor.storage.port import ComposeSource, CopyLimits
 
-ContentConflict = str
+ContentConflictOrEmpty = str
 """Message that an object exists already with other content, for people; empty if none does."""
+SegmentCount = int
 TransferredBytes = int
 """Number of bytes that were received from a store, which may differ from the size of the plain file."""
 
@@ -56,7 +57,7 @@ class ListedObject:
 
 
 class SegmentLayout(Protocol):
-    """Names, reads and writes the objects of a tier's segments, including chunking, compression and encryption.
+    """Port that names, reads and writes the objects of a tier's segments, including chunking, compression and encryption.
 
     ``kind`` is one of model.segment.FILE_KINDS. Sizes and positions refer to the plain file, not to the stored object.
     All methods raise NotFound, Unavailable or Refused (compactor.errors), and BadData if an object is not what was recorded.
@@ -89,7 +90,7 @@ class SegmentLayout(Protocol):
 
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         """Create a segment's objects. Objects that exist with equal content are left as they are.
 
         Returns a message that names an existing object with other content, or an empty string. The caller's task then fails, because equal
@@ -116,7 +117,7 @@ class SegmentLayout(Protocol):
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         """Create a segment's objects, with a log that the store composes of copied ranges and new bytes (ObjectStore.compose). Objects that
         exist with equal content are left as they are.
 
@@ -155,7 +156,8 @@ class AnnouncedSegment:
     """A segment that was announced, by a plan or in the brokers' metadata topic, before readers can use it, with the fields needed to
     withdraw it.
 
-    end_offset: inclusive. cut_off_ms: time at which DELETE_SEGMENT_STARTED was written for it, by its writer's clock; -1 if it was not.
+    end_offset: inclusive.
+    cut_off_ms: when DELETE_SEGMENT_STARTED was written for the segment, in milliseconds by the writer's clock; -1 if it was not written.
     """
 
     id: str
@@ -228,8 +230,8 @@ class SegmentPublisher(Protocol):
             must be completed.
         :param record_published: appends *round published*. Its argument is the ids of new segments that were not published, because brokers
             had deleted their sources.
-        :param find_expired: segment ids -> those of them that brokers have expired. If all sources of a group have expired, later groups
-            are switched all the same.
+        :param find_expired: function segment ids -> those of them that brokers have expired. If all sources of a group have expired,
+            later groups are switched all the same.
         :param last_group_first: switch groups in descending order of offsets, because the round restores earlier values.
         :param is_begun_recorded: whether *publish begun* is in the log already, so that rules which apply only before it are skipped.
         """
@@ -274,9 +276,9 @@ class SegmentPublisher(Protocol):
 
     def withdraw_announced_unrecorded_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> int:
-        """Withdraw the segments that ``find_announced_unrecorded_segments`` returns, and return their number. Live segments that became
-        unreadable because of them are made readable again first.
+    ) -> SegmentCount:
+        """Withdraw the segments that ``find_announced_unrecorded_segments`` returns, and return the number of these segments. Live segments
+        that brokers stopped reading because of them are made readable again first.
         """
 
 
@@ -300,7 +302,7 @@ class WholeLogUploadLayout:
         segment: RemoteLogSegmentMetadata,
         log: Sequence[ComposeSource],
         contents: Mapping[str, Path | bytes],
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         raise _cannot_compose_error()
 
 

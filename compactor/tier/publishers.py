@@ -14,7 +14,7 @@ from compactor.errors import UsageError
 from compactor.model.ids import TopicPartition
 from compactor.model.plan import Replacement
 from compactor.model.segment import RemoteLogSegmentMetadata
-from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentRef
+from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay, SegmentCount, SegmentRef
 
 
 class ControlLogPublisher:
@@ -79,7 +79,7 @@ class ControlLogPublisher:
 
     def withdraw_announced_unrecorded_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> int:
+    ) -> SegmentCount:
         return 0
 
 

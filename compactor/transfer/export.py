@@ -157,8 +157,8 @@ def _write_log_directory(
 def _unreadable_segment_error(
     partition: TopicPartition, segment: RemoteLogSegmentMetadata, first_offset: int, error: BadData | NotFound
 ) -> BadData | NotFound:
-    """Return the error about a damaged segment, extended by the offsets that the segment holds from ``first_offset`` on. An error of a
-    missing object stays NotFound, so that the caller reads the control log again.
+    """Return the error to raise for a damaged segment. The text of a BadData error names the segment's offsets from ``first_offset``
+    on. The error of a missing object stays as it is, so that the caller reads the control log again.
     """
     if isinstance(error, NotFound):
         return error

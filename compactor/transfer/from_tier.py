@@ -21,6 +21,7 @@ from compactor.local.spool import spool_folder_of_this_process
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.round.compaction import disk_budget_bytes
+from compactor.tier.ports import SegmentCount
 from compactor.transfer.broker_cleaning import require_not_cleaned_beyond
 from compactor.transfer.export import download_segment_files
 from compactor.transfer.import_ import import_directory
@@ -157,12 +158,14 @@ class _PartitionTransfer:
         where = self._source.ports.layout.url
         return find_or_open_incarnation(self._target, mine, source_state.topic_id, where, self._options.opening, lambda: len(same))
 
-    def _download_segments_that_fit(self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path) -> int:
-        """Download segments into the folder, as far as there is space, and return their number. First come those at the offset where the
-        log continues the tier (the seam), then later ones.
+    def _download_segments_that_fit(
+        self, segments: Sequence[RemoteLogSegmentMetadata], last_kept_offset: int, folder: Path
+    ) -> SegmentCount:
+        """Download segments into the folder, as far as there is space, and return the number of segments. Those at the offset where the
+        log continues the tier (the seam) are downloaded first.
 
         :param last_kept_offset: last offset of the target that stays as it is.
-        :raises OutOfBudget: if one new segment does not fit beside those at the seam.
+        :raises OutOfBudget: if there is no space for a new segment beside those at the seam.
         """
         total, count, new = 0, 0, 0
         for segment in segments:
@@ -212,8 +215,8 @@ class _PartitionTransfer:
 def _first_offset_to_download(state: PartitionState, last_kept_offset: int) -> int:
     """Return the offset from which the other tier's segments must be downloaded.
 
-    This is the first batch of the tail (the target's last batches, by which the log is recognised), or else the target's end. If the
-    target's end is to be cut, it is the start of the segment that contains the last offset that stays, because its records are compared.
+    That is the start of the tail (the target's last batches, by which the log is recognised), or the target's end if no tail is recorded.
+    If the target's end is to be cut, it is the start of the segment with the last offset that stays, whose records are compared.
 
     :param last_kept_offset: last offset of the target that stays as it is.
     """

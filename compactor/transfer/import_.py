@@ -239,7 +239,7 @@ class _DirectoryImport:
         :param listing: all segments of the directory.
         :param listing_part: the segments to add.
         :param state: the tier's state for which the part was chosen; the import is refused if the control log has changed since.
-        :param diverged: an epoch that the tier expects after its end, and that a later leader has disowned; None if there is none.
+        :param diverged: where the log lacks a leader epoch that the tier expects after its end; None if it lacks none.
         """
         sources = self._open_listed_segments(listing_part)
         given = self._read_checkpoint_lineage(sources)
@@ -291,7 +291,7 @@ class _DirectoryImport:
         return open_listed_segments(listing, self.policy, is_live=self.options.live)
 
     def _split_listing_by_memory_limit(self, listing: SegmentListing) -> Iterator[SegmentListing]:
-        """Yield the listing in parts, opened one by one: of bounded size for a live log, which is read into memory; else in one part."""
+        """Yield the listing of a live log in parts that fit into memory, because its files are read; yield any other as one part."""
         return listing.split_by_size(LIVE_BYTES) if self.options.live else iter([listing] if listing.bases else [])
 
     def _lock_if_import_is_large(self, listing_part: SegmentListing) -> AbstractContextManager[object]:
@@ -346,7 +346,7 @@ class _DirectoryImport:
         return lineage, end
 
     def _require_not_cleaned_by_broker_beyond(self, position: int) -> None:
-        """Raise BadData if the broker's cleaner has passed ``position``, from which the directory would continue the tier."""
+        """Raise BadData if the broker's cleaner has cleaned beyond ``position``, the offset where the directory would continue the tier."""
         cleaned = read_broker_cleaner_offset(self.log_dir, self.partition)
         if self.cleaned is None or cleaned > self.cleaned:
             where = str(self.log_dir.parent / CLEANED)
@@ -404,8 +404,8 @@ class _DirectoryImport:
         self.notes.append(f"{self.partition}: offsets {offset} to {end} were discarded by the broker, and now by the tier")
 
     def _check_file_parts_of_branch(self, branch: SegmentListing, state: PartitionState, offset: int) -> list[CheckedFilePart]:
-        """Read and check all batches that the directory has from ``offset`` on. Raises BadData. Return the pieces of segment files that are
-        recorded together with the cut: the batches, below the bound (``options.below``), of the first part of the branch that has any.
+        """Read and check all batches that the directory has from ``offset`` on. Return those to record together with the cut, as parts of
+        segment files: the batches of the listing's first part with data, below ``options.below``. Raises BadData.
         """
         first: list[CheckedFilePart] | None = None
         last: list[SourceSegment] = []
@@ -556,7 +556,7 @@ class _DirectoryImport:
         """Upload segments and record them in the control log.
 
         :param tier_lineage: the tier's lineage, as far as the segments continue it.
-        :param head: what a truncation leaves of a segment of the tier; it is not reported as added.
+        :param head: the rest of a segment that a truncation cuts, not reported as added; None if no segment is cut.
         """
         # The broker's cleaner may have run while the segments were read.
         self._require_not_cleaned_by_broker_beyond(addition.cut.offset if addition.cut else self.log.state.end_offset + 1)

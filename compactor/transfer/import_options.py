@@ -24,9 +24,9 @@ class ImportOptions:
     accept_loss: discard them even if rounds that cleaned beyond the truncation can no longer be undone, so that keys lose their last value.
     below: exclusive bound, such as the high watermark; a segment that reaches it is left for later.
     lineage: the broker's leader epochs, if the caller knows more of them than the directory's checkpoint file has; else empty.
-    older: add offsets before the tier's start, and compare a directory that ends before the tail with the tier's records.
+    older: import segments before the tier's start. The records of a directory that ends below the tier's last batches are compared.
     topic_id: topic id of the log; None to read it from the directory, which is then a broker's.
-    refill: start again a partition that was deleted from the tier.
+    refill: import into a partition although it was deleted from the tier.
     may_be_empty: accept a directory without records.
     fetched_from: the directory has no batches before this offset, because they were not fetched; a gap before it is no error.
     rewritten: the log was compacted before this offset, so that its batches before this offset differ from the broker's.
@@ -56,8 +56,8 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Result of an import: the segments, records and bytes that were added. If nothing was added, the offsets are the tier's end + 1 and
-    the tier's end.
+    """Result of an import: the segments, records and bytes that were added. If nothing was added, the start offset is the tier's
+    end + 1, and the end offset the tier's end.
 
     end_offset: inclusive.
     notes: lines for people.

@@ -55,7 +55,7 @@ class SegmentAddition:
     before: whether the segments are added before the log's start rather than at its end.
     at_once: number of segments uploaded at the same time.
     topic_id: id of the broker's topic; empty if unknown.
-    fits: raises an error if the segments no longer continue a state of the tier that has changed meanwhile.
+    fits: called with the tier's state when the import is registered; raises an error if the segments do not continue that state.
     listed: called before anything is created, so that the catalog lists the partition and a sweep finds what a killed import leaves behind.
     noted: called when the control log has a new record.
     log_start: log start offset of an incoming log, for the first segments of a partition; 0 if the log begins with them.

@@ -32,6 +32,7 @@ from compactor.cleaner.passes.worker_threads import ReusableJobBuffers, WorkerTh
 from compactor.constants import NO_TIMESTAMP, Offset, TimestampMs
 from compactor.control.records import LastImportedBatch
 from compactor.errors import BadData, UsageError
+from compactor.kernels.common import FirstAndEndBatch
 from compactor.local.budget import BLOCK, round_up_to_disk_blocks
 from compactor.model.policy import MAX32, CleanerPolicy
 from compactor.model.segment import RemoteLogSegmentMetadata, SegmentFile
@@ -52,6 +53,8 @@ from compactor.tier.contents import file_sha256
 
 CHECKPOINT = "leader-epoch-checkpoint"
 DELETED = ".deleted"
+EndPosition = int
+NegativeTimestampCount = int
 
 _INDEX_NAME = re.compile(r"(\d{20})\.(index|timeindex|txnindex)")
 
@@ -174,8 +177,10 @@ def _check_segment_file_part(file_part: SegmentFilePart, check_settings: FileChe
     sha256 = hashlib.sha256()
     negative = done = 0
 
-    def summarize_range(buffers: ReusableJobBuffers, job: tuple[int, int]) -> tuple[int, int, list[ChunkSummaryForSidecar]]:
-        """Check a range of batches, and return the range with the summaries of its chunks."""
+    def summarize_range(
+        buffers: ReusableJobBuffers, job: FirstAndEndBatch
+    ) -> tuple[EndPosition, NegativeTimestampCount, list[ChunkSummaryForSidecar]]:
+        """Check a range of batches. Return the byte position after it, its number of timestamps below -1, and summaries of its chunks."""
         first, last = job
         found, seen = 0, []
         for chunk in source.read_chunks(first, last, np.ones(last - first, np.bool_), check_settings.limit, buffers.bodies):

@@ -54,7 +54,7 @@ class LogIdentityEvidence:
     given_id: topic id of the directory; empty if unknown.
     holds: whether the tier holds records.
     adopted: whether a person has confirmed (`topics adopt`) that the log continues at the tier's end.
-    compared: number of records or batches that were found equal on both sides; any difference has been refused before.
+    compared: number of records or batches that were found equal on both sides. A directory with any difference was refused before.
     same_directory: whether the directory is the one that was compared last.
     """
 
@@ -198,7 +198,7 @@ class MatchedDirectory(StrictFrozenModel):
 
 
 class MatchedDirectoryFiles:
-    """Directories that were compared last, by partition: one small file each in ``state_dir``, kept across upgrades.
+    """Store of the directory that was compared last for each partition: one small file per partition in ``state_dir``.
 
     If a file is lost or cannot be read, records are compared again.
     """

@@ -16,6 +16,9 @@ from compactor.model.segment import RemoteLogSegmentMetadata
 from compactor.records.batches import Bytes, memory_map_file, parse_batch_headers_of_segment, verify_crcs_of_batches
 from compactor.records.indexes import OFFSET_ENTRY
 
+FirstAndEndByte = tuple[int, int]
+"""Position of the first byte of a range, and the position after its last byte."""
+
 
 @dataclass(frozen=True)
 class SkippedOffsets:
@@ -65,13 +68,13 @@ def _offset_index_positions(tier: Tier, partition: TopicPartition, segment: Remo
 
 def _readable_byte_ranges(
     buf: Bytes, source_name: str, restart_positions: Sequence[int], segment: RemoteLogSegmentMetadata, first_offset: int
-) -> tuple[list[tuple[int, int]], list[SkippedOffsets]]:
+) -> tuple[list[FirstAndEndByte], list[SkippedOffsets]]:
     """Return the byte ranges of readable batches, and the offsets between them that cannot be read.
 
     :param restart_positions: byte positions where batches should begin, ascending, at which parsing goes on after damage.
     :param first_offset: offset from which the batches are wanted.
     """
-    spans: list[tuple[int, int]] = []
+    spans: list[FirstAndEndByte] = []
     skipped: list[SkippedOffsets] = []
     at, expected, reason = 0, first_offset, ""
     while at < len(buf):

@@ -22,6 +22,7 @@ from compactor.constants import Offset
 from compactor.control.fold import TAIL
 from compactor.control.state import PartitionState
 from compactor.errors import BadData
+from compactor.kernels.common import ByteCount
 from compactor.model.policy import CleanerPolicy
 from compactor.model.segment import EpochEntry, RemoteLogSegmentMetadata
 from compactor.records.batches import NOT_CONTROL, Bytes, memory_map_file, read_only_view
@@ -43,6 +44,9 @@ from compactor.transfer.staged_files import (
     list_staged_files_before_live_log,
 )
 
+FirstAndEndOffset = tuple[int, int]
+"""First offset of a range, and the offset after its last."""
+
 
 @dataclass(frozen=True)
 class SegmentListing:
@@ -59,11 +63,11 @@ class SegmentListing:
     staged: Mapping[int, HeldOpenStagedFile] = field(default_factory=dict)
 
     @property
-    def total_size_bytes(self) -> int:
+    def total_size_bytes(self) -> ByteCount:
         """Return the total size of the listed segments in bytes."""
         return sum(self.segment_size(base) for base in self.bases)
 
-    def segment_size(self, base_offset: int) -> int:
+    def segment_size(self, base_offset: int) -> ByteCount:
         """Return the size in bytes of the segment with this base offset. Raises OSError."""
         return (
             self.staged[base_offset].file.size if base_offset in self.staged else segment_log_path(self.log_dir, base_offset).stat().st_size
@@ -395,7 +399,7 @@ def fill_lineage_gap(lineage: Lineage, tier_lineage: Lineage, gap_start: int, ga
 
 
 def find_divergence_outside_gaps(
-    state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[tuple[int, int]]
+    state: PartitionState, lineage: Callable[[], Lineage], end_offset: int, stored_segments: StoredSegments, gaps: list[FirstAndEndOffset]
 ) -> Divergence | None:
     """Compare leader epochs, and return the first offset from which the log has discarded batches that the tier still has, or None.
 

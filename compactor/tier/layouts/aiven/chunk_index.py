@@ -19,6 +19,10 @@ import zstandard
 MAX_INT32: Final = 2**31 - 1
 _MAX_CODEC_BYTES: Final = 10 << 20  # VariableSizeChunkIndex reads no more
 
+StoredBytes = int
+"""Size in bytes of stored data, after compression and encryption."""
+StoredBytePosition = int
+
 
 class InvalidAivenDataError(ValueError):
     """Raised if data that Aiven's plug-in stored is corrupt or inconsistent. Callers that know the object's key convert it to BadData."""
@@ -37,10 +41,10 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkIndex:
-    """Chunk size, log size and stored chunk lengths of one log.
+    """Sizes of the chunks (equal parts) of one log, from which the position of each stored chunk follows.
 
-    chunk_size, file_size: bytes of the plain log.
-    lengths: stored lengths; if ``fixed``, one for all chunks but the last and one for the last, otherwise one for each.
+    chunk_size, file_size: size in bytes of a chunk and of the log, before compression and encryption.
+    lengths: stored sizes in bytes, one for each chunk. If ``fixed``, two: the size of every chunk but the last, and that of the last.
     """
 
     chunk_size: int
@@ -62,7 +66,7 @@ class ChunkIndex:
         return -(-self.file_size // self.chunk_size)
 
     @property
-    def stored_size(self) -> int:
+    def stored_size(self) -> StoredBytes:
         """Return the size in bytes of the log's object as stored, after compression and encryption."""
         return self._stored_chunk_start_byte(self.chunk_count)
 
@@ -86,7 +90,7 @@ class ChunkIndex:
         if self.chunk_count and self.lengths != expected:
             raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
 
-    def _stored_chunk_start_byte(self, number: int) -> int:
+    def _stored_chunk_start_byte(self, number: int) -> StoredBytePosition:
         """Return the position in the stored object at which a chunk begins."""
         if not self.fixed:
             return self._chunk_starts[number]
@@ -94,7 +98,7 @@ class ChunkIndex:
         return number * full if number < self.chunk_count or not number else (number - 1) * full + last
 
     @cached_property
-    def _chunk_starts(self) -> tuple[int, ...]:
+    def _chunk_starts(self) -> tuple[StoredBytePosition, ...]:
         return tuple(accumulate(self.lengths, initial=0))
 
     def to_json(self) -> dict[str, Any]:

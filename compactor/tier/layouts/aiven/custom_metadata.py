@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from compactor.tier.layouts.aiven.chunk_index import InvalidAivenDataError
 
 _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
+PositionAfterVarint = int
 
 
 @dataclass(frozen=True)
 class CustomMetadata:
     """Custom metadata that Aiven's plug-in records for a segment. Absent fields are None.
 
-    unknown: tag and bytes of other fields.
+    unknown: tags and bytes of the fields that this program does not know.
     """
 
     remote_size: int | None = None
@@ -79,7 +80,7 @@ def _encode_uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def _decode_uvarint(data: bytes, position: int) -> tuple[int, int]:
+def _decode_uvarint(data: bytes, position: int) -> tuple[int, PositionAfterVarint]:
     """Decode an unsigned varint at position ``position``, and return it with the position of the next byte."""
     value = 0
     for shift in range(0, 70, 7):

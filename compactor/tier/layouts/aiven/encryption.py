@@ -110,7 +110,7 @@ class KeyRing:
         """Return a segment's cipher and wrapped data key, derived from its content. Raises UsageError if the key pair is missing.
 
         :param key_pair_id: id of the key pair that wraps the segment's data key.
-        :param digest: digest of all bytes that will be encrypted, divided into their chunks.
+        :param digest: digest of all chunks that will be encrypted, so that a key is never used for other content.
         """
         private = self._private_key(key_pair_id)
         from Crypto.Cipher import PKCS1_OAEP

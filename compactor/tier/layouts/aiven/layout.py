@@ -54,7 +54,7 @@ from compactor.tier.layouts.aiven.manifest import (
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD, IV_BYTES, TAG_BYTES, ChunkCipher, compress_chunk, decode_chunk
 from compactor.tier.names import SegmentObjectNameStem, TopicIdOf, segment_object_name_stem
-from compactor.tier.ports import ContentConflict, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
+from compactor.tier.ports import ContentConflictOrEmpty, ListedObject, SegmentRef, TransferredBytes, WholeLogUploadLayout
 
 _T = TypeVar("_T")
 _MAX_CACHED_SEGMENTS: Final = 256
@@ -132,10 +132,9 @@ class SegmentEncoder:
     def encoded_objects(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> Iterator[Mapping[str, FileContent]]:
-        """Compress and encrypt a segment. Yield the content of its objects by suffix, in the order of upload; it can be read within the
-        ``with`` block.
+        """Compress and encrypt a segment. Yield the content of its objects by suffix, in the order of upload.
 
-        Raises BadData if the plug-in could not store the segment.
+        The content can be read only within the ``with`` block. Raises BadData if the plug-in could not store the segment.
         """
         log = contents["log"]
         self._require_log_and_index_files(partition, segment, contents)
@@ -208,7 +207,7 @@ class SegmentEncoder:
         self, file: BinaryIO, segment: RemoteLogSegmentMetadata, contents: Mapping[str, FileContent]
     ) -> tuple[ChunkIndex, SegmentCipherAndWrappedKey | None]:
         """Write the log's chunks to ``file``, leaving space for encryption, then encrypt them in place. Return the index of the chunks, and
-        the cipher with its wrapped data key; None in place of the latter without encryption.
+        the cipher with its wrapped data key (None if the segment is not encrypted).
         """
         log, pair, chunk_size = contents["log"], self._settings.active_key_pair, self._settings.chunk_size
         overhead = ENCRYPTION_OVERHEAD if pair else 0
@@ -369,9 +368,9 @@ class AivenLayout(WholeLogUploadLayout):
 
     def upload_segment(
         self, partition: TopicPartition, segment: RemoteLogSegmentMetadata, contents: Mapping[str, Path | bytes]
-    ) -> ContentConflict:
+    ) -> ContentConflictOrEmpty:
         """Create the segment's three objects: log, indexes and manifest. Return a message that names an existing object with other content,
-        or "".
+        or an empty string.
 
         Compressed or encrypted data is staged beside the log, which needs as much disk again.
         """

@@ -19,12 +19,16 @@ from compactor.tier.layouts.aiven.chunk_index import (
     MAX_INT32,
     ChunkIndex,
     InvalidAivenDataError,
+    StoredBytePosition,
+    StoredBytes,
     decode_chunk_lengths,
     decode_strict_base64,
 )
 from compactor.tier.layouts.aiven.transform import ENCRYPTION_OVERHEAD
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
+JsonPath = tuple[str, ...]
+"""Names of nested fields, from the outermost to the innermost."""
 
 _INDEX_NAMES: Final = {
     "index": "offset",
@@ -39,13 +43,13 @@ OPTIONAL_KIND: Final = "txnindex"
 
 
 class IndexFileRange(NamedTuple):
-    """Position and stored size of an index file in the ``.indexes`` object, encryption included."""
+    """Position of an index file in the ``.indexes`` object, and its size there in bytes, encryption included."""
 
     position: int
     size: int
 
     @property
-    def end(self) -> int:
+    def end(self) -> StoredBytePosition:
         """Return the exclusive end of the file: the position after its last byte."""
         return self.position + self.size
 
@@ -59,7 +63,7 @@ class WrappedSegmentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentManifest:
-    """Decoded manifest of a segment. about: the segment's description, which no reader needs."""
+    """Decoded manifest of a segment. about: the manifest's ``remoteLogSegmentMetadata``, which no reader needs."""
 
     chunks: ChunkIndex
     indexes: Mapping[str, IndexFileRange]
@@ -73,7 +77,7 @@ class SegmentManifest:
         return ENCRYPTION_OVERHEAD if self.key else 0
 
     @property
-    def indexes_size(self) -> int:
+    def indexes_size(self) -> StoredBytes:
         """Return the size of the ``.indexes`` object."""
         return max((span.end for span in self.indexes.values()), default=0)
 
@@ -142,7 +146,7 @@ _IDENTIFYING: Final = frozenset(
 )
 
 
-def _is_end_offset_field_above(path: tuple[str, ...], value: Any, end_offset: int) -> bool:
+def _is_end_offset_field_above(path: JsonPath, value: Any, end_offset: int) -> bool:
     return path == ("endOffset",) and isinstance(value, int) and value > end_offset
 
 
@@ -168,7 +172,7 @@ def segment_metadata_for_manifest(
     }
 
 
-def _flatten_json_fields(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+def _flatten_json_fields(table: Mapping[str, Any], path: JsonPath = ()) -> list[tuple[JsonPath, Any]]:
     """Return all fields of nested JSON objects, each as a pair: the path of names that leads to it, and its value."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, value in table.items():

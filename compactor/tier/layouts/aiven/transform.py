@@ -18,7 +18,7 @@ ENCRYPTION_OVERHEAD: Final = IV_BYTES + TAG_BYTES
 
 
 class ChunkCipher(Protocol):
-    """Encrypts and decrypts chunks with AES-256-GCM under one segment's data key."""
+    """Cipher that encrypts and decrypts chunks with AES-256-GCM under one segment's data key."""
 
     def encrypt(self, iv: bytes, plain: bytes) -> bytes:
         """Encrypt a chunk. Return the initialization vector, the ciphertext and the authentication tag, joined."""

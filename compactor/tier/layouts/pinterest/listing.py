@@ -61,7 +61,7 @@ class PartitionListing:
 
     times: the rows of ``_metadata``, or None if it does not exist or cannot be read.
     watermark: the uploader's watermark, or None if it does not exist or cannot be read.
-    problems: why ``_metadata`` or the watermark, though it exists, cannot be read; its field is then None.
+    problems: an error for each of the two files (``_metadata``, watermark) that exists but cannot be read; its field is then None.
     other_keys: keys of all other objects.
     """
 
