@@ -31,6 +31,8 @@ BLOCK_BYTES: Final = 16 << 20
 NextRowAndOutRowCount = tuple[int, int]
 """Number of the next row to read, and the number of rows in the output."""
 
+HashRangeNumber = int
+
 SpoolRows = npt.NDArray[Any]
 """Rows of one type, shape (n, words)."""
 
@@ -80,8 +82,8 @@ class HashRangeSpan:
 
 @dataclass(frozen=True, slots=True)
 class _SortedRowBlock:
-    """Location of a sorted block of rows: its position in the file, the first row of each range (one more entry: the number of rows), and a
-    CRC per range.
+    """Location of a block of rows that are sorted by hash range. position: its position in the file. begins: index of the first row of each
+    range, followed by the number of rows. crcs: a CRC per range.
     """
 
     position: int
@@ -94,8 +96,8 @@ class _SortedRowBlock:
 
 
 class HashRangeRowFile:
-    """File that sorts rows by hash range: it takes rows for numbered sections and returns the rows of a section range by range. The file
-    exists until ``close``. Can be used as a context manager.
+    """File that sorts rows by hash range. Rows are added to numbered sections (rows that are read together), and the rows of a section are
+    read range by range. The file exists until ``close``. Can be used as a context manager.
 
     :param disk_reservation: reserves the bytes of every write.
     :param words_per_row, dtype: number and type of a row's words; at least three words.
@@ -212,8 +214,8 @@ class HashRangeRowFile:
         self.size += len(data)
 
     def _read_rows_of_ranges(self, block: _SortedRowBlock, first_range: int, end_range: int) -> SpoolRows:
-        """Read the rows of a block in the ranges from ``first_range`` up to ``end_range`` (exclusive) into the buffer. Rows in the
-        buffer that are not written yet would be lost, so there must be none.
+        """Read the rows of a block in the ranges from ``first_range`` up to ``end_range`` (exclusive) into the buffer. The buffer must have
+        no rows that are not written to the file yet, because they would be lost.
         """
         begin, end = int(block.begins[first_range]), int(block.begins[end_range])
         rows = self._buffer[: end - begin]
@@ -241,9 +243,9 @@ def view_as_bytes(rows: SpoolRows) -> memoryview:
 
 
 @inline_kernel
-def hash_range_of_first_word(first_word: np.uint64, range_count: int) -> int:
-    """Return the hash range of a row. It is computed from the lower half of the row's first word, because hash tables take their cells from
-    the upper half.
+def hash_range_of_first_word(first_word: np.uint64, range_count: int) -> HashRangeNumber:
+    """Return the number of a row's hash range, of ``range_count`` equal ranges. It is computed from the lower half of the row's first word,
+    because hash tables take their cells from the upper half.
     """
     return np.int64(upper_64_bits_of_product((first_word << np.uint64(32)) | (first_word >> np.uint64(32)), np.uint64(range_count)))  # type: ignore[return-value]
 

@@ -29,7 +29,7 @@ class SecondReader(Protocol):
     """
 
     def start_reading_segment(self, source: SourceSegment) -> None:
-        """Tell the second reader to which segment the next chunks belong."""
+        """Tell the second reader that the next chunks belong to this segment."""
 
     def extract_key_table_rows_of_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk

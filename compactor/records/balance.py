@@ -85,10 +85,12 @@ def digest_sums_by_reason_not_copied(
     superseded_flags: Flags,
     aborted_flags: Flags,
 ) -> DigestSumRows:
-    """Return the sums of the batches and records of a chunk that the cleaner does not copy, by account.
+    """Return the counts and digest sums of those batches and records of a chunk that the cleaner does not copy, one row for each account
+    (reason for which they are counted).
 
-    Batches whose records were filtered count as opened, with all their records. Dropped batches and records count by the reason for
-    which they were dropped; a record dropped for no valid reason is in no account.
+    A batch whose records were filtered counts in the account OPENED, and all its records in RECORDS. Dropped batches and records count in
+    the account of the reason for which they were dropped. A record that was dropped for no valid reason is in no account of dropped
+    records.
 
     :param segment_bytes: the segment's bytes.
     :param action_by_header: action of each batch as decided by its header.
@@ -166,8 +168,8 @@ def first_half_of_record_digest(
 
 @inline_kernel
 def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
-    """Return the second half of a record's or batch's digest. It cannot be derived from sums of first halves. ``k1`` is the second half of
-    the balance key.
+    """Return the second half of a record's or batch's digest, computed from its first half. The second half of a sum of digests cannot be
+    derived from the sum of first halves. ``k1`` is the second half of the balance key.
     """
     state = (first_half ^ k1) * np.uint64(0x9FB21C651E98DF25)
     return state ^ (state >> np.uint64(31))
@@ -175,8 +177,8 @@ def second_half_of_digest(first_half: np.uint64, k1: HashKeyHalf) -> np.uint64:
 
 @kernel
 def _add_header_digests(headers: Bytes, k0: HashKeyHalf, k1: HashKeyHalf, out_sums: DigestSumRows) -> None:
-    """Add to ``out_sums`` the number of v2 batches, whose headers follow each other in ``headers``, and both halves of the sum of their
-    digests.
+    """Add to ``out_sums`` the number of v2 batches, and both halves of the sum of their digests. ``headers``: the headers of these batches,
+    one after the other.
 
     :param k0, k1: halves of the balance key.
     """

@@ -70,10 +70,10 @@ def encode_batch(
 
     :param base_offset, last_offset: by default those of the first and last record. A compacted batch may span more offsets than its
         records.
-    :param max_timestamp: by default the highest of the records. An emptied batch keeps its former value.
-    :param append_time_ms: makes it a LogAppendTime batch, in which this is the timestamp of all records. Timestamp deltas of records are
-        written all the same, as brokers do.
-    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534).
+    :param max_timestamp: by default the highest timestamp of the records. An emptied batch keeps its former value.
+    :param append_time_ms: time of a LogAppendTime batch, in milliseconds, which is the timestamp of all its records; None for a CreateTime
+        batch. As brokers do, the records are written with timestamp deltas nevertheless.
+    :param delete_horizon_ms: time in milliseconds, stored in place of the base timestamp (KIP-534); None for no delete horizon.
     """
     if not records and (base_offset is None or last_offset is None):
         raise ValueError("a batch without records needs its base and last offset")

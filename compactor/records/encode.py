@@ -62,8 +62,8 @@ KeptRowBounds = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatches:
-    """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: a flag per batch: whether it is not a
-    copy of its source batch.
+    """Encoded batches of a chunk: their bytes, and one row per batch that is not dropped. ``anew``: a flag per batch: whether the batch was
+    encoded, instead of being copied from its source.
     """
 
     data: memoryview
@@ -74,8 +74,8 @@ class EncodedBatches:
 
 
 class CleaningDecisions(NamedTuple):
-    """Decisions on a chunk: an action and a delete horizon (milliseconds, or NO_HORIZON) per batch, and a flag per row: whether the record
-    stays.
+    """Decisions on a chunk: for each batch an action and a delete horizon (milliseconds, or NO_HORIZON), and for each row whether the
+    record stays.
     """
 
     action: Actions
@@ -184,7 +184,9 @@ def _compress_bodies_and_join_batches(
 
 
 def encode_filler_batch(base_offset: int, last_offset: int, leader_epoch: int, max_timestamp_ms: int = -1) -> bytes:
-    """Return a filler (coverage, I1): an empty v2 batch that extends a segment to its end offset where the last records were removed."""
+    """Return a filler: an empty v2 batch that extends a segment whose last records were removed, so that the segment still ends at the last
+    offset of its sources (coverage, I1).
+    """
     after = struct.pack(">hiqqqhii", 0, last_offset - base_offset, -1, max_timestamp_ms, -1, -1, -1, 0)
     return struct.pack(">qiibI", base_offset, HEADER - 12, leader_epoch, 2, checksums.crc32c(after)) + after
 
@@ -383,8 +385,8 @@ def _write_legacy_record_as_v2(
 
 @inline_kernel
 def _problem_of_producer_fields(batch_attributes: int, producer_id: int, producer_epoch: int, base_sequence: int) -> ProblemNumber:
-    """Return the number of the problem for which Kafka's builder would refuse such a batch (MemoryRecordsBuilder.validateProducerState), or
-    0.
+    """Return the number of the problem for which Kafka's builder would refuse a batch with these fields
+    (MemoryRecordsBuilder.validateProducerState), or 0 for none.
     """
     if batch_attributes & TRANSACTIONAL and producer_id == -1:
         return 2
@@ -397,7 +399,7 @@ def _problem_of_producer_fields(batch_attributes: int, producer_id: int, produce
 
 @inline_kernel
 def _bounds_of_kept_rows(keep_flags: Flags, timestamp: Int64s, first_row: int, end_row: int) -> KeptRowBounds:
-    """Return five numbers about the rows that stay, from ``first_row`` up to ``end_row`` (exclusive): first row, last row, number of rows,
+    """Return five numbers about those rows from ``first_row`` up to ``end_row`` (exclusive) that stay: first row, last row, number of rows,
     lowest timestamp, highest timestamp. First row, last row and highest timestamp are -1 if no row stays.
     """
     first = np.int64(-1)

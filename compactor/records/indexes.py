@@ -31,9 +31,9 @@ def encode_offset_and_time_index(
 ) -> tuple[bytes, bytes]:
     """Return the bytes of a segment's offset index and time index.
 
-    The offset index has one entry for each batch that begins more than ``index_interval_bytes`` bytes after the batch of the entry before;
-    the time index has one more entry at the end. A filler (coverage, I1) may lie further from the base offset than an entry can express. It
-    gets no entry and is found by scanning.
+    The offset index has one entry for each batch that begins more than ``index_interval_bytes`` bytes after the batch of the previous
+    entry; the time index has one more entry at the end. A filler (an empty batch that extends the segment) may lie further from the base
+    offset than an entry can express. It gets no entry; readers find it by scanning.
 
     :param base_offset: base offset of the segment.
     :param size, last_offset, max_timestamp: columns of its batches.
@@ -54,7 +54,7 @@ def _select_index_entries(
     base_offset: int, size: Int64s, last_offset: Int64s, max_timestamp: Int64s, index_interval_bytes: int
 ) -> IndexColumnsAndCounts:
     """Return six values: relative offsets and positions of the offset index, timestamps and relative offsets of the time index, and the
-    number of entries of each index, as the arrays may be longer.
+    number of entries of each index. Only that many elements of the four arrays are entries.
     """
     offsets = np.empty(size.size, np.int64)
     positions = np.empty(size.size, np.int64)

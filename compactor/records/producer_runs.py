@@ -81,9 +81,8 @@ def _structured_array(dtype: np.dtype[np.void], rows: int, columns: Mapping[str,
 
 def batch_table_from_runs_and_markers(runs: RunTable, markers: RunTable) -> BatchTable:
     """Return a batch table, ascending by base offset, from which transaction outcomes can be computed in place of a segment's own batches.
-
-    It has the last batch of each run, each marker, and the first batch of each run of several batches. Of a first batch only its
-    existence and its base offset are exact, because another batch of the run follows. Positions and sizes are 0.
+    It has the last batch of each run, each marker, and the first batch of each run of several batches. In a row for a first batch only the
+    base offset is exact, because another batch of the run follows. Positions and sizes are 0.
     """
     begun = runs[runs["batches"] > 1]
     rows = np.concatenate((begun, runs))

@@ -68,11 +68,11 @@ class ProducerStates:
         return int(opened.min()) if len(opened) else None
 
     def is_consistent_with_replay(self, offset: int, replayed_states: ProducerStates) -> bool:
-        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log: nothing in them lies at
-        or after ``offset``, and no batch of the log is later than the state of its producer.
+        """Return whether these states, read from a snapshot, can be the producer states at ``offset`` of a log. They can if nothing in them
+        lies at or after ``offset``, and the log has no batch of a producer that is later than the producer's state.
 
-        :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in
-            them, because cleaning may have removed their batches.
+        :param replayed_states: states computed from the batches that the log still has before ``offset``. Producers may be missing in them,
+            because cleaning may have removed their batches.
         """
         if np.any(self.entries["last_offset"] >= offset) or np.any(self.entries["txn_first_offset"] >= offset):
             return False
@@ -82,8 +82,11 @@ class ProducerStates:
         return not np.any(behind & (known["epoch"] == reported["epoch"]))
 
     def producer_states_at_earlier_offset(self, end_offset: int, known_states: ProducerStates | None = None) -> ProducerStates:
-        """Return the states at ``end_offset`` (inclusive), an offset before that of these states, as far as they are known. They are those
-        in ``known_states``; for other producers, the present states, provided that the producer has written nothing after ``end_offset``.
+        """Return the producer states at an earlier offset, as far as they are known. States of producers that have written after
+        ``end_offset`` are known only from ``known_states``; the states of the others have not changed since.
+
+        :param end_offset: the earlier offset, inclusive.
+        :param known_states: states at that offset that are known already. They take precedence.
         """
         mine = self.entries[(self.entries["last_offset"] <= end_offset) & (self.entries["txn_first_offset"] <= end_offset)]
         if known_states is None:
@@ -93,8 +96,8 @@ class ProducerStates:
         return ProducerStates(both[np.argsort(both["producer_id"], kind="stable")])
 
     def replay_batches(self, table: BatchTable, from_offset: int = 0) -> ProducerStates:
-        """Return the states after these batches. Batches that end before ``from_offset`` are skipped, because the present states include
-        them.
+        """Return the states that result if these batches follow. Batches that end before ``from_offset`` are skipped, because the present
+        states include them already.
         """
         mine = np.flatnonzero((table.producer_id >= 0) & (table.last_offset >= from_offset))
         if not len(mine):

@@ -27,8 +27,8 @@ def delete_partitions_of_missing_topics(tier: Tier, ask_about_topics: AskAboutTo
     """Delete the partitions of topics that no longer exist, and return these partitions. The cluster is asked about all topic ids that are
     recorded as its own.
 
-    A partition is due for deletion once the cluster has reported twice, at least an hour apart and without a contrary answer, that its
-    topic does not exist, and deleted_topic_retention_ms has passed since the first report.
+    A partition is due for deletion if two conditions are met. The cluster has reported twice, at least an hour apart and without a contrary
+    answer, that its topic does not exist; and deleted_topic_retention_ms has passed since the first report.
 
     :raises UsageError: if no brokers are configured, although on_topic_deletion requires them.
     :raises Leased: if another compactor is at work on a partition that is due.

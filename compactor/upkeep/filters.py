@@ -113,8 +113,8 @@ def rebuild_sidecars(
 ) -> SidecarRebuildReport:
     """Read live segments and build their sidecars again, with one segment on disk at a time.
 
-    :param unusable_only: only for segments that have no usable sidecar.
-    :param on_segment: called with the size of each segment when it is done.
+    :param unusable_only: whether segments that have a usable sidecar are skipped.
+    :param on_segment: called with the size of each segment, in bytes, when it is done.
     :raises BadData: if a segment is corrupt.
     :raises OutOfBudget: if a segment does not fit within the disk budget.
     :raises StoreError: if the store fails.

@@ -22,8 +22,8 @@ StatesBeforeAndAfter = tuple[PartitionState, PartitionState]
 
 
 def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) -> StatesBeforeAndAfter:
-    """Raise a partition's log start to ``new_log_start``, as Kafka's DeleteRecords does; return the states before and after it. A higher
-    log start stays. An interrupted round is finished or undone first.
+    """Raise a partition's log start to ``new_log_start``, as Kafka's DeleteRecords does. Return the partition's states before and after the
+    change. A log start that is higher already stays. An interrupted round is finished or undone first.
 
     Segments wholly below the new log start are deleted after their grace (the time in which readers may still use them). Raises UsageError
     if ``new_log_start`` lies beyond the log's end or a rule forbids it, Leased if another compactor is at work, Fenced if one takes over,
@@ -53,13 +53,16 @@ def delete_records(tier: Tier, partition: TopicPartition, new_log_start: int) ->
 
 
 def undo_run_by_publishing_copies(tier: Tier, log: PartitionLog, run_id: str) -> PartitionState:
-    """Undo a run: publish copies of the segments that it replaced in place of those that it wrote, and reset the cleaner offsets to their
-    value before the run. An interrupted undo is completed. Return the resulting state.
+    """Undo a run. Copies of the segments that it replaced are published in place of the segments that it wrote, and the cleaner offsets get
+    their values from before the run again. An interrupted undo is completed. Return the resulting state.
 
     :raises UsageError: if the rules do not allow it.
     :raises BadData: if a replaced segment was lost.
     :raises CompactorError: if brokers deleted some of the run's segments meanwhile, so that the run is undone in part.
-    :raises Leased: or Fenced, if another compactor is at work. Raises OutOfBudget if the copies do not fit on disk, and StoreError.
+    :raises Leased: if another compactor is at work.
+    :raises Fenced: if another compactor takes over.
+    :raises OutOfBudget: if the copies do not fit on disk.
+    :raises StoreError: if the store fails.
     """
     name = log.refresh().topic_partition
     cleaner, hash_key = tier.cleaner_settings_for_topic(name.topic), tier.identity.hash_key()

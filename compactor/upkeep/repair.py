@@ -138,8 +138,11 @@ def repair_partition(
 
     :param sources: places to search. The tier's own objects are searched in any case.
     :param dry_run: search, and change nothing.
-    :raises Leased: or Fenced, if another compactor is at work.
-    :raises BadData: if a round that was to replace segments failed. Raises OutOfBudget and StoreError.
+    :raises Leased: if another compactor is at work.
+    :raises Fenced: if another compactor takes over.
+    :raises BadData: if a round that was to replace segments failed.
+
+    Raises OutOfBudget and StoreError.
     """
     log = tier.open_control_log_of_partition(partition, leads=True)
     state = log.refresh_and_check_gaps()
@@ -180,7 +183,7 @@ def _plan_repairs(tier: Tier, state: PartitionState, damaged: Sequence[DamagedSe
 
 
 def _replace_decision_by_undo_of_same_run(state: PartitionState, decision: RepairDecision, undone_run_ids: set[str]) -> RepairDecision:
-    """Return the decision, or ``undo`` in its place if the run that wrote the segment is among ``undone_run_ids``."""
+    """Return the given decision. If the run that wrote the segment is among ``undone_run_ids``, return the decision ``undo`` instead."""
     run_id = _id_of_undoable_run_of_segment(state, decision.damage.segment)
     return RepairDecision(decision.damage, "undo", run_id=run_id) if run_id in undone_run_ids else decision
 
@@ -188,9 +191,10 @@ def _replace_decision_by_undo_of_same_run(state: PartitionState, decision: Repai
 def _decide_undo_or_no_repair(
     tier: Tier, state: PartitionState, damage: DamagedSegment, kinds_without_source: Sequence[str], finder: _IntactFileFinder
 ) -> RepairDecision:
-    """Return the decision about a segment with files that no source has: undo the run that wrote it if that is possible, else ``none``.
+    """Return the decision about a segment that has damaged files which no source has: ``undo`` the run that wrote the segment if that is
+    possible, else ``none``.
 
-    :param kinds_without_source: kinds of these files: the log, or files that need more than the log to be built.
+    :param kinds_without_source: kinds of these files: the log, or files that cannot be built from the log alone.
     """
     nowhere = (
         f"no source has its bytes: {finder.description_of_sources}" if finder.sources else "no source was named: say --from LOG_DIR|CONFIG"
@@ -262,8 +266,8 @@ class _IntactFileFinder:
         return ", ".join(one.description for one in self.sources)
 
     def fetch_or_build_file(self, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path) -> bool:
-        """Write a segment's file to ``path``, and return whether it has the recorded digest. A file that no source has is built from the
-        segment's log. If that fails, False is returned and no file is left; if only its digest differs, the file is left.
+        """Write a segment's file to ``path``, from the tier or another source, or built from the segment's log if no source has it. Return
+        whether the file has the recorded digest. If not, the path holds a built file that differs from the recorded one, or nothing.
         """
         recorded = segment.recorded_size_and_digests(file_kind)
         # What an earlier repair replaced may be whole again.
@@ -284,8 +288,8 @@ class _IntactFileFinder:
         return has_recorded_content(path, recorded)
 
     def _fetch_intact_log(self, segment: RemoteLogSegmentMetadata, path: Path) -> bool:
-        """Write the segment's log with the recorded digest to ``path``, from the tier itself if it is intact there. Return whether it was
-        found.
+        """Write the segment's log to ``path``, from the tier itself if it is intact there, else from a source. Return whether a log with
+        the recorded digest was found.
         """
         only_log = segment.model_copy(update={"files": {"log": segment.recorded_size_and_digests("log")}})
         intact, _ = download_intact_files(self.tier, self.state.topic_partition, only_log, path.parent)
@@ -341,8 +345,9 @@ class _IntactFileFinder:
     def _producer_states_before_segment(self, segment: RemoteLogSegmentMetadata) -> ProducerStates | None:
         """Return the producer states where a segment begins, or None if they are not known.
 
-        They are known at offset 0. Elsewhere they are those in the producer snapshot of the segment before, which must be intact, or found
-        or built with its recorded digest. States are not guessed, because wrong ones would end open transactions and forget producers.
+        At offset 0 no producer is known. Elsewhere the states come from the producer snapshot of the previous segment. If that is damaged,
+        a copy with the recorded digest is fetched from a source or built. States are not guessed, because wrong states would end open
+        transactions and forget producers.
         """
         if segment.start_offset == 0:
             return ProducerStates.empty_producer_states()
@@ -404,9 +409,8 @@ def _replace_damaged_segments(
 
 @dataclass(frozen=True)
 class RepairRound:
-    """Round that replaces damaged segments one to one by the bytes that they had (implements ``RoundSteps``).
-
-    An interrupted repair round is undone and not resumed, because a later run knows neither the damaged segments nor the sources.
+    """Round that replaces each damaged segment by a new one with the bytes that were recorded (implements ``RoundSteps``). An interrupted
+    repair round is undone and not resumed, because a later run knows neither the damaged segments nor the sources.
     """
 
     tier: Tier

@@ -95,8 +95,8 @@ class TierRepairSource:
 def download_each_file_of_same_range(
     tier: Tier, state: PartitionState, segment: RemoteLogSegmentMetadata, file_kind: str, path: Path
 ) -> Iterator[None]:
-    """Download the file of this kind of each segment of a tier, live or replaced, that has the same offsets as ``segment``. Every download
-    goes to ``path``; yield after each, and remove it when the next one is requested.
+    """Download to ``path``, one after the other, the files of one kind of all segments of a tier that have the same offsets as ``segment``,
+    whether live or replaced. Yield after each download. The file is removed when the caller continues.
     """
     layout = tier.ports.layout
     for other in (*state.live, *(one for group in state.waiting for one in group.segments)):
@@ -109,8 +109,8 @@ def download_each_file_of_same_range(
 
 
 def _join_batches(paths: Sequence[Path] | Iterator[Path], segment: RemoteLogSegmentMetadata, target: Path) -> None:
-    """Write one file with those batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed
-    is left out; the caller then sees that the digest of the result differs.
+    """Write one file with the batches of consecutive logs whose last offsets lie within a segment's offsets. A log that cannot be parsed is
+    left out; the caller notices it, because the digest of the result differs.
     """
     with target.open("wb") as file:
         for path in paths:

@@ -45,11 +45,11 @@ _HEARTBEAT = re.compile(r".*/(\d{20})\.json")
 
 @dataclass(frozen=True)
 class GraceClock:
-    """Clock for grace periods (the times in which replaced segments may still be read): the store's own, or ``given_ms`` in its place
-    (``--now``).
+    """Clock for grace periods (the times in which replaced segments may still be read). It is the store's clock, or ``given_ms`` in its
+    place (``--now``).
 
-    given_ms: time in milliseconds. Ignored if it is later than the store's clock, unless ``forced`` is set, because grace would be cut
-        short.
+    given_ms: time in milliseconds. If it is later than the store's clock, the store's clock is used unless ``forced`` is set, because grace
+        would be cut short.
     forced: also delete orphans whatever their age, unless ``spares_young`` is set.
     asks_store: whether to ask the store for its time; False for callers that only inspect, because asking a directory for its clock writes
         to it.
@@ -108,8 +108,9 @@ class ObjectsToDeleteNowOrLater:
 class RetireReport:
     """Result of ``retire_partition``; with ``dry_run`` the deletions that it would make.
 
-    deleted, swept, waiting: keys of objects: of replaced segments that were deleted, of orphans that were deleted, and of replaced segments
-        whose grace (time before deletion) is not over.
+    deleted: keys of the objects of replaced segments that were deleted.
+    swept: keys of the orphans that were deleted.
+    waiting: keys of the objects of replaced segments whose grace (time before deletion) is not over.
     sizes: size in bytes of each of these objects.
     next_ms: earliest time at which a waiting object may be deleted, by the store's clock; 0 for now, NEVER_MS if nothing waits.
     """
@@ -142,7 +143,9 @@ def retire_partition(
     :param clock: clock for grace periods.
     :param dry_run: write nothing and acquire no leadership.
     :param round_steps: work that can finish an interrupted round; None if it may only be undone.
-    :raises Leased: or Fenced, if another compactor leads or takes over. Raises StoreError.
+    :raises Leased: if another compactor leads.
+    :raises Fenced: if another compactor takes over.
+    :raises StoreError: if the store fails.
     :raises UsageError: if the data belongs to another tier.
     """
     log.refresh()
@@ -192,10 +195,8 @@ def retire_as_leader(
 def find_objects_to_delete_now_or_later(
     ports: EnvironmentPorts, log: PartitionLog, retention: ObjectRetention, clock: GraceClock = STORES_OWN
 ) -> ObjectsToDeleteNowOrLater:
-    """Return what ``retire`` would delete now. Writes nothing.
-
-    It lists the partition's objects first and reads the control log afterwards. Raises BadControlRecord if the log has a gap, because
-    everything after the gap would look like an orphan.
+    """Return what ``retire`` would delete now or later. Writes nothing. It lists the partition's objects first and reads the control log
+    afterwards. Raises BadControlRecord if the log has a gap, because everything after the gap would look like an orphan.
     """
     listed = list(ports.layout.list_objects(log.state.topic_partition))
     scratch = list(ports.control.list(scratch_key_prefix(log)))
@@ -361,8 +362,8 @@ def _retire_report(
     """Return the report of a retirement: keys and sizes of the deleted objects.
 
     :param survey: what could be deleted.
-    :param deleted_segments: the replaced segments that were deleted. The orphans of the survey count as deleted, too.
-    :param is_dry_run: report all that the survey names as deleted, although nothing was (``dry_run``).
+    :param deleted_segments: the replaced segments that were deleted. The orphans in ``survey`` count as deleted, too.
+    :param is_dry_run: whether nothing was deleted (``dry_run``). The report then names all that would be deleted.
     """
     sizes = {item.key: item.size for item in survey.orphans}
 

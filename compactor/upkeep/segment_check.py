@@ -51,9 +51,13 @@ class SegmentFileProblem(NamedTuple):
     detail: str
 
 
+IntactPathsAndFileProblems = tuple[dict[str, Path], list[SegmentFileProblem]]
+"""Paths of the intact files by kind, and a problem for each other file."""
+
+
 def download_intact_files(
     tier: Tier, partition: TopicPartition, segment: RemoteLogSegmentMetadata, folder: Path
-) -> tuple[dict[str, Path], list[SegmentFileProblem]]:
+) -> IntactPathsAndFileProblems:
     """Download a segment's objects into a folder. Return the paths, by kind, of those that have the recorded size and digest, and a problem
     for each of the others. Raises StoreError.
     """
@@ -122,9 +126,11 @@ def _producer_snapshot_problem(snapshot_bytes: bytes) -> ReasonOrEmpty:
 
 
 def _leader_epoch_checkpoint_problem(checkpoint_bytes: bytes, lineage: Sequence[EpochEntry], log_start: int) -> ReasonOrEmpty:
-    """Return how a leader-epoch checkpoint differs from the leader epochs that the metadata states, or an empty string. A broker that
-    uses a differing file would take another lineage. At a raised log start brokers drop the epochs that end before it, and let the one
-    that contains it begin there.
+    """Return how a leader-epoch checkpoint differs from the leader epochs that the metadata states, or an empty string. A broker that uses
+    a differing file would take another lineage.
+
+    :param log_start: log start offset of the partition. Brokers drop epochs that end before it, and let the epoch that contains it begin
+        there.
     """
     try:
         known = {entry.epoch: entry.start_offset for entry in parse_leader_epoch_checkpoint(checkpoint_bytes.decode())}

@@ -98,8 +98,8 @@ def cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
 
 
 def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each live segment whose end lies beyond the cleaner offset of the compactor epoch that published it. This offset
-    was lowered since, when the broker's log was truncated.
+    """Yield a message for each live segment that ends after the offset up to which the compactor epoch that published it has cleaned. The
+    cleaner offset of that epoch was lowered later, when the broker's log was truncated.
     """
     for segment in state.live:
         epoch = state.published_by.get(segment.id)
@@ -108,8 +108,8 @@ def segment_beyond_cleaner_offset_problems(state: PartitionState) -> Iterator[st
 
 
 def live_segment_problems(state: PartitionState) -> Iterator[str]:
-    """Yield a message for each gap or overlap between live segments, one if a segment is live twice, and one if the deletion of a live
-    segment has begun.
+    """Yield a message for each gap or overlap between live segments. Yield one more if a segment is live twice, and one if the deletion of
+    a live segment has begun.
     """
     for before, after in pairwise(state.live):
         if after.start_offset != before.end_offset + 1:
@@ -123,8 +123,8 @@ def live_segment_problems(state: PartitionState) -> Iterator[str]:
 
 
 def reasons_open_round_cannot_be_resumed(state: PartitionState) -> Iterator[str]:
-    """Yield at most one message: why the open round cannot be resumed, such as a truncation of its sources. The next `run` then
-    undoes it.
+    """Yield the reason why the open round cannot be resumed, such as a truncation of its sources, or nothing if it can. The next `run`
+    undoes a round that cannot be resumed.
     """
     if state.intent and (reason := ordering.resume_problem(state, state.intent)):
         yield f"the open round {state.intent.plan.run_id} can only be undone: {reason}"

@@ -27,6 +27,9 @@ from compactor.upkeep.segment_check import (
 )
 from compactor.upkeep.uploads import find_unfinished_uploads
 
+ProblemsAndLastOffset = tuple[list[SegmentProblem], int]
+"""Problems of a segment, and the last offset of its batches (-1 for none)."""
+
 
 def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
     """Return one problem if the tier-wide log, which names the partitions, cannot be read to its end; else an empty list. Partitions that
@@ -42,7 +45,7 @@ def verify_tier_wide_control_log(tier: Tier) -> list[SegmentProblem]:
 
 def verify_no_stale_unfinished_uploads(tier: Tier) -> list[SegmentProblem]:
     """Return a note on each unfinished upload that is too old to be in progress, or a single note if the store does not allow listing
-    them.
+    uploads.
     """
     try:
         found = [one for one in find_unfinished_uploads(tier, tier.ports.clock_ms()) if one.due]
@@ -105,7 +108,7 @@ class _SegmentVerifier(NamedTuple):
     inflate_limit: int
     balance_key: BalanceKey | None
 
-    def verify_segment(self, previous_last_offset: int) -> tuple[list[SegmentProblem], int]:
+    def verify_segment(self, previous_last_offset: int) -> ProblemsAndLastOffset:
         """Return two values: the segment's problems, and the last offset of its batches (-1 if it has none). If its log cannot be read, the
         second value is the recorded end offset.
 

@@ -66,11 +66,11 @@ def header_fields_of_batch_table(table: BatchTable, batch_range: slice = slice(N
 
 
 def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_batch: int) -> BatchProblem | None:
-    """Return the first difference between the batch headers that the gate has read and the cleaner's batch table, as its description and
-    the last offset of the batch that has it; None if there is no difference.
+    """Compare batch headers that the gate has read with the cleaner's batch table. Return the first difference as its description and the
+    last offset of the differing batch, or None if there is no difference.
 
     :param headers: headers of consecutive batches of the segment.
-    :param first_batch: number in ``table`` of the first batch in ``headers``.
+    :param first_batch: index in ``table`` of the first batch in ``headers``.
     """
     some = slice(first_batch, first_batch + headers.shape[1])
     if len(table) < some.stop:
@@ -92,8 +92,8 @@ def find_batch_table_mismatch(headers: HeaderFields, table: BatchTable, first_ba
 class SourceBatchHeaders:
     """Batch headers of all source segments of a group (segments that are rewritten together), one segment after the other.
 
-    ``headers[field]`` returns the values of one header field, given by its number, for all batches. The array must not be changed, because
-    it may be a column of a segment's batch table.
+    ``headers[field]`` returns the values of one header field, given by its number, for all batches. The returned array must not be changed,
+    because it may be a column of a segment's batch table.
     """
 
     def __init__(self, tables: Sequence[BatchTable]) -> None:
@@ -128,7 +128,7 @@ class BatchTransactionOutcomes:
     """Outcomes of transactions, as one flag or number per batch of a segment.
 
     aborted: whether the batch is data of an aborted transaction.
-    idle: whether it is a marker whose transaction has no data left before it.
+    idle: whether the batch is a marker whose transaction has no data left before the marker.
     began: for a marker that is not idle, the offset of the first data that is left of its transaction; -1 for other batches.
     """
 
@@ -253,8 +253,8 @@ class MatchedBatchesOfSource:
 
 
 def flag_unchanged_batches(sources: HeaderFields, outputs: HeaderFields) -> Flags:
-    """Return a flag per output batch: whether it is a copy of its source batch. It is if both have the same size, CRC (which covers all
-    later bytes and was verified), magic, base offset and leader epoch.
+    """Return a flag per output batch: whether it is a copy of its source batch. A batch is a copy if size, CRC (which covers all later
+    bytes and was verified), magic, base offset and leader epoch equal those of its source batch.
 
     :param sources: for each output batch, the header of its source batch.
     """
@@ -272,8 +272,8 @@ def could_be_empty_filler_batch(batch_header: Int64s, end_offset: int) -> bool:
 
 
 def is_last_offset_of_first_batch_unstated(table: BatchTable) -> bool:
-    """Return whether the first batch is a v0/v1 wrapper whose own offset was never set (old librdkafka): its header does not state its last
-    offset.
+    """Return whether the header of a segment's first batch does not state the batch's last offset. That is so for a v0/v1 wrapper whose own
+    offset was never set (old librdkafka).
     """
     return len(table) > 0 and int(table.magic[0]) < 2 and int(table.codec_ids[0]) > 0 and int(table.last_offset[0]) == 0
 
@@ -281,8 +281,9 @@ def is_last_offset_of_first_batch_unstated(table: BatchTable) -> bool:
 def match_output_batches_to_source(
     source: SourceBatchHeaders, output: HeaderFields, end_offset_of_first_batch: int
 ) -> SourceBatchNumbersAndProblem:
-    """Return two values: the number of the source batch of each output batch, and the first problem, such as an output batch without a
-    source; None for no problem. The numbers are only valid if there is none. The cleaner never merges, splits or reorders batches.
+    """Find the source batch of each output batch. The cleaner never merges, splits or reorders batches. Return two values: the number of
+    each output batch's source batch, and the first problem, such as an output batch without a source. The second value is None if there is
+    no problem; otherwise the numbers are not valid.
 
     :param end_offset_of_first_batch: last offset of the first source batch if its header does not state it, else -1.
     """
@@ -321,9 +322,8 @@ def flag_batches_whose_header_must_stay(headers: SourceBatchHeaders, retention_r
 
 
 def flag_removable_markers(headers: SourceBatchHeaders, outcomes: BatchTransactionOutcomes, now_ms: int) -> Flags:
-    """Return a flag per batch: whether it is a control batch that may lose its record.
-
-    It may if it is empty already, or if its transaction has no data left and its delete horizon has passed.
+    """Return a flag per batch: whether it is a control batch that may lose its record. A control batch may lose its record if its
+    transaction has no data left and its delete horizon has passed. A control batch that has lost its record already is flagged, too.
     """
     due = outcomes.idle & (headers[col.ATTRIBUTES] & HORIZON != 0) & (headers[col.BASE_TIMESTAMP] <= now_ms)
     return (headers[col.CONTROL_KIND] == EMPTIED) | ((headers[col.CONTROL_KIND] != NOT_CONTROL) & due)
@@ -386,13 +386,13 @@ def flag_markers_given_delete_horizon(sources: HeaderFields, has_no_data_left: F
     no data left.
 
     :param has_no_data_left: a flag per batch: whether it is a marker whose transaction has no data left.
-    :param is_removed: a flag per batch: whether it is a marker that this round removes, so that it gets no horizon.
+    :param is_removed: a flag per batch: whether it is a marker that this round removes. Such a marker gets no horizon.
     """
     return has_no_data_left & ~is_removed & (sources[col.ATTRIBUTES] & HORIZON == 0)
 
 
 def _flag_batches_given_delete_horizon(sources: HeaderFields, outputs: HeaderFields, retention_rules: RetentionRules) -> Flags:
-    """Return a flag per batch: whether this round has set its delete horizon and kept all its records."""
+    """Return a flag per output batch: whether this round gave the batch its delete horizon and kept all its records."""
     dated = (outputs[col.ATTRIBUTES] & HORIZON != 0) & (outputs[col.BASE_TIMESTAMP] == retention_rules.new_delete_horizon_ms)
     return dated & (outputs[col.COUNT] == sources[col.COUNT])
 
@@ -433,7 +433,7 @@ def find_headers_not_matching_records(
 
 
 def _first_flagged_batch_as_problem(headers: HeaderFields | SourceBatchHeaders, cause: str, invalid_flags: Flags) -> Iterator[BatchProblem]:
-    """Yield at most one problem with this cause: the first batch whose flag in ``invalid_flags`` is set."""
+    """Yield one problem with this cause, for the first batch whose flag in ``invalid_flags`` is set. Yield nothing if no flag is set."""
     if invalid_flags.any():
         yield cause, int(headers[col.LAST][invalid_flags][0])
 

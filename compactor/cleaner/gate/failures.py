@@ -49,13 +49,15 @@ class RecordSumMismatch:
     excess: int
 
     def error_for_unexplained_mismatch(self) -> GateFailed:
-        """Return the error for this difference if no single missing or surplus record explains it."""
+        """Return the error for a difference that no single missing or surplus record explains. It states both numbers of records."""
         what = LOST if self.found < self.expected else "records are left that must not be"
         return GateFailed(f"{what}, and not only one: {self.expected} must be left of it, {self.found} are", segment=self.segment)
 
 
 def source_rows_of_written_records(segment_name: str, source: GateRecords, written: GateRecords) -> Int64s:
-    """Return the rows of the source from which the written records come. Raises GateFailed for a record that the source does not have."""
+    """Return, for each record in the output (``written``), its row in ``source``. Raises GateFailed for a record that the source does not
+    have, or has with another content.
+    """
     at = np.minimum(np.searchsorted(source.offset, written.offset), len(source.offset) - 1)
     invented = source.offset[at] != written.offset
     if invented.any():
@@ -95,8 +97,8 @@ def raise_for_missing_or_superseded_record(
 def raise_for_record_that_explains_mismatch(
     segment_name: str, source: GateRecords, in_output_flags: Flags, mismatch: RecordSumMismatch
 ) -> None:
-    """Raise GateFailed if a single record, missing or surplus, explains the mismatch of the sums: its fingerprint is the difference. Return
-    if none of these records does.
+    """Raise GateFailed if a single missing or surplus record explains why the sums of fingerprints differ, that is, if its fingerprint is
+    the difference. Return if no record does.
 
     :param in_output_flags: a flag per source record, set if it is in the output.
     """
@@ -110,6 +112,6 @@ def raise_for_record_that_explains_mismatch(
 
 
 def first_invalid_record_error(cause: str, segment_name: str, records: GateRecords, invalid_flags: Flags) -> GateFailed:
-    """Return the error that names the first record flagged as invalid."""
+    """Return the error with this cause that names the first record whose flag in ``invalid_flags`` is set."""
     row = int(np.flatnonzero(invalid_flags)[0])
     return GateFailed(cause, segment=segment_name, offset=int(records.offset[row]), key=records.key_of_row(row))

@@ -100,7 +100,7 @@ class _FingerprintSumsOutsideDirtyRange:
 
 
 class Gate:
-    """Second, independent check of one round: reads the batches of both passes (``SecondReader``), then compares each group with its
+    """Second, independent check of one round: reads the batches that both passes read (``SecondReader``), then compares each group with its
     sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and ``observe_chunk_decompressed_by_rewrite``.
     """
 
@@ -138,7 +138,7 @@ class Gate:
 
     @property
     def checked_key_share(self) -> float:
-        """Return the share of the keys that the gate looks up, 1.0 for all. It is less if memory does not suffice."""
+        """Return the share of the keys that the gate checks: 1.0 for all, less if memory does not suffice for all."""
         return 1 / self._table.range_count
 
     def free_latest_record_table(self) -> None:
@@ -170,8 +170,8 @@ class Gate:
         self._settled = True
 
     def keep_txn_outcomes_of_rewritten_batches_only(self, source: SourceSegment, batch_numbers: Int64s) -> None:
-        """Keep the transaction outcomes of a segment, which must be known for all its batches, only for the batches with these numbers,
-        which are those to be rewritten. ``source`` is a segment that consists of only these batches.
+        """Reduce a segment's transaction outcomes to those of the batches with these numbers, which will be rewritten. ``source`` is a
+        substitute for the segment that has only these batches.
         """
         whole = self._whole.setdefault(source.ordinal, self._outcomes_of[source.ordinal])
         self._outcomes_of[source.ordinal] = whole.outcomes_of_batches(batch_numbers)
@@ -260,7 +260,7 @@ class Gate:
     def extract_key_table_rows_of_chunk(
         self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, is_outside_dirty_range: bool = False
     ) -> KeyTableRowsAndBatchCount:
-        """Return key table rows: a row per record with a key in the dirty range, or below that range if ``is_outside_dirty_range``."""
+        """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``is_outside_dirty_range``, below it."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
         mine = self._flag_batches_to_read(source, is_outside_dirty_range)[some]
@@ -272,7 +272,7 @@ class Gate:
 
     @measure_stage(WorkStage.GATE)
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
-        """Add rows to the key table. While it is full, halve the range of keys that it holds and checks. Raises OutOfBudget."""
+        """Add rows to the key table. While it is full, halve the range of key hashes that is checked. Raises OutOfBudget."""
         done = self._table.put_rows_until_full(chunk_rows.rows)
         while done < len(chunk_rows.rows):
             self._table.halve_hash_range(self._terms.hash_value_inside_checked_key_range)
@@ -281,8 +281,8 @@ class Gate:
 
     @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk: chunk.body_size_bytes)
     def observe_chunk_decompressed_by_rewrite(self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk) -> None:
-        """Count the records outside the dirty range that must remain of a chunk, and store their number and the sum of their fingerprints.
-        The chunk was decompressed by pass 2 (the rewrite).
+        """Count those records of a chunk that lie outside the dirty range and must remain, and store their number and the sum of their
+        fingerprints. The chunk was decompressed by pass 2 (the rewrite).
         """
         if source.ordinal in self._left:
             return
@@ -308,7 +308,7 @@ class Gate:
     def _parse_batches(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, wanted_flags: Flags, segment_name: str
     ) -> Iterator[BatchNumbersAndRecords]:
-        """Yield the numbers of some of the wanted batches, with their records, which are valid until the next ones are requested."""
+        """Yield some wanted batches at a time: their indexes in ``headers`` and their records, which are valid until the next yield."""
         waiting = list(split_batch_numbers_into_chunks(headers, wanted_flags))[::-1]
         while waiting:
             some = waiting.pop()
@@ -324,7 +324,7 @@ class Gate:
     def _latest_record_rows(
         self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
     ) -> KeyTableRowsAndBatchCount:
-        """Return key table rows: a row per record with a key in the dirty range, or below that range if ``is_outside_dirty_range``."""
+        """Return one row per record that has a key and lies in the dirty range, or, if ``is_outside_dirty_range``, below that range."""
         due = self._flag_tombstones_to_remove_this_round(records, headers, source)
         digests, keyed = records.digest, records.flags & KEYLESS_RECORD == 0
         picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
@@ -362,8 +362,8 @@ class Gate:
         reported.known[batch_numbers] = True
 
     def _flag_records_with_checked_keys(self, records: GateRecords) -> Flags:
-        """Return a flag per record: whether the gate compares it: if its key is in the checked hash range, or its offset after the mapped
-        range.
+        """Return a flag per record: whether the gate checks it. It checks the records whose key is in the checked hash range, and all
+        records after the mapped range (the offsets that the offset map covers).
         """
         if self._table.range_count == 1:
             return np.ones(len(records.offset), np.bool_)
@@ -481,7 +481,7 @@ class Gate:
         return headers
 
     def _unstated_last_offset_of_first_batch(self, source: SourceSegment, map_bytes: MapSourceBytes) -> int:
-        """Return the last offset of the first batch if its header does not state it (an old v0/v1 wrapper), else -1."""
+        """Return the last offset of the first batch, read from its records, if its header does not state it; -1 if the header does."""
         if not is_last_offset_of_first_batch_unstated(source.table):
             return -1
         with map_bytes(source):
@@ -497,7 +497,7 @@ class Gate:
         end_offset_of_first_batch: int,
         segment_name: str,
     ) -> SourceAndOutputBatches:
-        """Return the output batches with their source batches, without a filler (an empty batch in place of a removed last one)."""
+        """Return the output batches and the source batch of each, without a filler (an empty batch that only extends the segment)."""
         source = SourceBatchHeaders([s.table for s in sources])
         parts = [self._outcomes_of[s.ordinal] for s in sources]
         columns = (np.concatenate([getattr(part, field) for part in parts]) for field in ("aborted", "idle", "began"))
@@ -545,7 +545,7 @@ class Gate:
     def _fingerprint_sums_and_max_timestamps_by_batch(
         self, reader: GateRecordParser, buf: Bytes, headers: HeaderFields, segment_name: str
     ) -> tuple[npt.NDArray[np.uint64], Int64s]:
-        """Return two arrays: rows of (record count, sum of fingerprints, attribute bits), and highest timestamps; a column per batch."""
+        """Return two arrays by batch: record count, sum of fingerprints and attribute bits (shape (3, n)); maximum timestamp (shape n)."""
         sums, highest = np.zeros((3, headers.shape[1]), np.uint64), np.zeros(headers.shape[1], np.int64)
         for some, records in self._parse_batches(reader, buf, headers, headers[col.COUNT] > 0, segment_name):
             sums[:2, some] = sum_fingerprints_by_batch(records, np.ones(len(records.offset), np.bool_)).T
@@ -556,7 +556,7 @@ class Gate:
     # ---- output
 
     def _parse_and_check_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
-        """Yield output records, with the numbers of their source batches. Raises GateFailed if they do not match their batch headers."""
+        """Yield output records with the numbers of their source batches. Raises GateFailed if records differ from their batch header."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
         sources.crc = self._crcs[pairs.source.ordinal]
         for some, records in self._parse_batches(self._output_reader, output, pairs.output, pairs.output[col.COUNT] > 0, name):
@@ -579,7 +579,7 @@ class Gate:
     # ---- what to say
 
     def _raise_for_differing_record(self, pairs: MatchedBatchesOfSource, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
-        """Raise GateFailed for the record that explains a mismatch of sums, or for the sums if none does. Parses the batches again."""
+        """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found. Parses the batches again."""
         source, name = pairs.source, pairs.source.name
         headers = header_fields_of_batch_table(source.table)
         data = (source.table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted

@@ -82,8 +82,10 @@ class LatestRecordTable:
         return int(self._state[RANGES])
 
     def reset_to_hash_range(self, max_record_count: int, range_count: int, range_number: int) -> None:
-        """Remove all keys, and hold the keys of range ``range_number`` of ``range_count`` from now on, for at most ``max_record_count``
-        records.
+        """Empty the table, and make it hold the keys of another hash range from now on.
+
+        :param max_record_count: upper bound of the number of records that will be put.
+        :param range_count, range_number: the range is number ``range_number``, counted from 0, of ``range_count`` equal ranges of the hash.
         """
         cells = self._cell_count_for_rows(max_record_count)
         if WORDS * cells > len(self._cells):
@@ -100,16 +102,16 @@ class LatestRecordTable:
         """
         return int(_put_latest_record_rows(self._cells, self._state, rows))
 
-    def halve_hash_range(self, hash_point_to_keep: int) -> None:
+    def halve_hash_range(self, hash_value_to_keep: int) -> None:
         """Halve the hash range that the table holds, and remove the keys outside it. Raises OutOfBudget if so many keys share one hash that
         no range is small enough.
 
-        :param hash_point_to_keep: position among the 2^64 hash values; the half that contains it is kept.
+        :param hash_value_to_keep: one of the 2^64 hash values; the half that contains it is kept.
         """
         ranges = 2 * self.range_count
         if ranges > MAX_GATE_RANGES:
             raise OutOfBudget("more keys than the gate's memory holds share one hash", hint="Raise map_budget_bytes")
-        self._state[RANGES], self._state[RANGE] = ranges, (hash_point_to_keep * ranges) >> 64
+        self._state[RANGES], self._state[RANGE] = ranges, (hash_value_to_keep * ranges) >> 64
         _remove_keys_of_other_ranges(self._cells, self._state)
 
     def flag_keys_in_range(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
@@ -125,17 +127,19 @@ class LatestRecordTable:
         return out
 
     def add_fingerprint_sums_of_remaining_records(self, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment) -> None:
-        """Add, for each segment, the number and the sum of fingerprints of the table's records that must remain (all but due tombstones) to
-        the row of the segment in ``out_sums``. Segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i +
-        1]`` (exclusive).
+        """Add the number and the sum of fingerprints of the table's records to the row of their segment in ``out_sums``. Left out are
+        tombstones that are due for removal.
+
+        :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
+            (exclusive).
         """
         _add_fingerprint_sums_of_remaining_records(self._cells, int(self._state[TABLE_CAPACITY]), segment_base_offsets, out_sums)
 
     def add_expected_fingerprints_outside_dirty_range(
         self, rows: LatestRecordRows, segment_base_offsets: Int64s, out_sums: FingerprintSumsBySegment
     ) -> None:
-        """Add, for each segment, the number and the sum of fingerprints of those given records whose key the table does not have, so that
-        they must remain, to the row of the segment in ``out_sums``. Records of other hash ranges are skipped.
+        """Add the number and the sum of fingerprints of those given records that must remain to the row of their segment in ``out_sums``.
+        These are the records whose key is not in the table. Records of other hash ranges are skipped.
 
         :param rows: records outside the dirty range.
         :param segment_base_offsets: segment i has the offsets from ``segment_base_offsets[i]`` up to ``segment_base_offsets[i + 1]``
@@ -191,7 +195,9 @@ def find_segment_number(offset: np.uint64, segment_base_offsets: Int64s) -> int:
 
 @inline_kernel
 def _nonzero_key_tag(h0: KeyHashHalf) -> np.uint64:
-    """Return the half of a key hash that chooses the key's cell. 0 becomes another value, because 0 marks an empty cell."""
+    """Return the half of a key hash that chooses the key's cell in the table, with 0 replaced by another value, because 0 marks an empty
+    cell.
+    """
     return h0 if h0 != 0 else np.uint64(1)
 
 

@@ -40,8 +40,8 @@ from compactor.records.batches import Bytes, Int64s, memory_map_file
 
 
 class NewSegmentBalanceBuilder:
-    """Builder of the balance of one new segment: sums that account for all its batches and records. The gate adds the records that it
-    parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
+    """Builder of the balance of one new segment, that is, of sums that account for all its batches and records. The gate adds the records
+    that it parses; ``compute_balance_of_kept_and_removed_records`` parses the others.
     """
 
     def __init__(self, cleaned: CleanedSegment, balance_key: BalanceKey, max_inflated_bytes: int) -> None:
@@ -69,8 +69,8 @@ class NewSegmentBalanceBuilder:
 
     @measure_stage(WorkStage.GATE)
     def compute_balance_of_kept_and_removed_records(self) -> Balance:
-        """Return the balance of the new segment: counts and digest sums of its records and of what was removed. Parses the records first
-        that were not passed to this object before.
+        """Return the balance of the new segment: counts and digest sums of its records and of what was removed. Records that were not added
+        yet are parsed first.
 
         Called once. Raises BadData if the segment cannot be parsed.
         """
@@ -106,7 +106,7 @@ class NewSegmentBalanceBuilder:
         return self._begun
 
     def _parse_records_not_added(self, buf: Bytes, headers: HeaderFields) -> None:
-        """Parse the records that the gate has not parsed. Without a gate, these are all records."""
+        """Parse and add the records that the gate has not added. Without a gate, these are all records."""
         waiting = list(split_batch_numbers_into_chunks(headers, self._wanted))[::-1]
         if not waiting:
             return

@@ -22,7 +22,7 @@ class CleanedSegmentCheckReport:
 
     batches, records: number of batches and of records that were compared.
     keys: number of keys of the dirty range that were looked up.
-    coverage: the share of all keys of the dirty range that these are, 1.0 for all.
+    coverage: share of the dirty range's keys that were looked up, 1.0 for all.
     """
 
     batches: int
@@ -36,8 +36,7 @@ class CleanedSegmentCheckParameters:
     """Parameters of a round against which its cleaned segments are checked.
 
     rules: the cleaner's rules.
-    first_dirty: first offset that the round cleans; the keys of the offsets from it to rules.latest_offset, both inclusive, are compared
-        (the mapped range).
+    first_dirty: first offset that the round cleans. Keys are checked for the offsets from it to rules.latest_offset, both inclusive.
     hash_key: the cleaner's hash key, 16 bytes.
     inflate_limit: most bytes that one batch may inflate to.
     opened: by producer id, the first offset of a transaction that was open at the start of the first source.
@@ -56,8 +55,8 @@ class CleanedSegmentCheckParameters:
 
     @property
     def hash_value_inside_checked_key_range(self) -> int:
-        """Return a position among the 2^64 values of the gate's key hash. If memory does not suffice for all keys, those in the hash range
-        that contains it are checked. It depends on the first dirty offset, so that each round checks other keys.
+        """Return a hash value that must lie in the range of key hashes that the gate checks if memory does not suffice for all keys. The
+        value, from 0 to 2^64 - 1, depends on the first dirty offset, so that each round checks other keys.
         """
         return self.first_dirty * _STRIDE % 2**64
 

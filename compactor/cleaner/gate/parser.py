@@ -65,7 +65,7 @@ class UnreadableBatchesError(Exception):
 
 
 class InflatedTooLargeError(Exception):
-    """Raised if several batches together inflate to more bytes than may be held at once. The caller retries with half of them."""
+    """Raised if several batches together inflate to more bytes than may be held at once. The caller retries with half of the batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,9 @@ def parse_varint(buf: Bytes, position: int, end: int) -> ValueAndNextPosition:
 
 @kernel
 def _parse_headers_from(buf: Bytes, position: int, out_headers: HeaderFields) -> HeaderParseResult:
-    """Parse batch headers from ``position`` on into the columns of ``out_headers``, until these are full, or a batch is incomplete or has
-    an invalid header. Return three values: number of batches parsed, position after the last one, and False if an invalid header follows.
+    """Parse batch headers from byte ``position`` on into the columns of ``out_headers``. Stop when the columns are full, or at a batch that
+    is incomplete or has an invalid header. Return three values: number of batches parsed, position after the last one, and False if an
+    invalid header follows.
     """
     count = 0
     row = np.empty(len(out_headers), np.int64)
@@ -200,8 +201,8 @@ def _parse_headers_from(buf: Bytes, position: int, out_headers: HeaderFields) ->
 
 @inline_kernel
 def _parse_control_kind_and_coordinator_epoch(buf: Bytes, header: Int64s) -> ControlKindAndEpoch:
-    """Parse the marker of a control batch. Return its kind (ABORT, COMMIT, OTHER, or why it has none: EMPTIED, PACKED for compressed,
-    MALFORMED) and its coordinator epoch, -1 if it has none.
+    """Parse the marker of a control batch. Return its kind and its coordinator epoch (-1 if it has none). The kind is ABORT, COMMIT or
+    OTHER, or a reason why it is not known: EMPTIED, PACKED (compressed) or MALFORMED.
     """
     if header[ATTRIBUTES] & CODEC_MASK:
         return PACKED, -1
@@ -359,7 +360,7 @@ def _parse_records_into_columns(
     timestamp: Int64s, hashes: npt.NDArray[np.uint64], digest: npt.NDArray[np.uint64], flags: npt.NDArray[np.uint8], key_start: Int64s,
     key_length: Int64s,
 ) -> BatchNumberOrMinusOne:  # fmt: skip
-    """Parse the records of all batches into the columns from ``offset`` on. Return the first batch that cannot be parsed, or -1."""
+    """Parse all records into the columns ``offset`` to ``key_length``. Return the first batch that cannot be parsed, or -1."""
     for batch in range(headers.shape[1]):
         at, limit = bounds[0, batch], bounds[1, batch]
         magic = headers[MAGIC, batch]
@@ -448,7 +449,7 @@ def _parse_records_into_columns(
 
 
 def _digest_with_reencoded_header_names(records: GateRecords, row: int) -> int:
-    """Return the digest that a record has after Kafka's cleaner has rewritten it. Java then replaces each invalid UTF-8 sequence in the
+    """Return the digest that a record would have if Kafka's cleaner had rewritten it: Java replaces each invalid UTF-8 sequence in the
     names of its headers.
     """
     buf = records.buf
@@ -480,8 +481,8 @@ def _length_and_bytes_of_field(key_or_value: bytes | None) -> tuple[bytes, bytes
 
 
 def sum_fingerprints_by_batch(records: GateRecords, counted_flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Return, for each batch, the number of its counted records and the sum of their fingerprints, shape (batches, 2). Counted are the
-    records whose flag in ``counted_flags`` is set.
+    """Return, for each batch, the number of its records flagged in ``counted_flags``, and the sum of their fingerprints; shape (batches,
+    2).
     """
     sums = np.zeros((len(records.first_row) - 1, 2), np.uint64)
     _sum_fingerprints(records.first_row, records.offset, records.digest, counted_flags, sums)

@@ -55,8 +55,8 @@ RowBitmap = npt.NDArray[np.uint8]
 
 
 def count_log_scans_for_disk(row_count: int, available_disk_bytes: int) -> int:
-    """Return how many scans of the log are needed, each for an equal part of the keys, so that the rows of one part fit
-    ``available_disk_bytes``. A tenth of these bytes stays free, because the parts do not have exactly the same size.
+    """Return how many scans of the log are needed so that the rows on disk fit ``available_disk_bytes``. Each scan takes an equal part of
+    the keys. A tenth of these bytes stays free, because the parts do not have exactly the same size.
     """
     return max(1, -(-row_count * KEY_ROW_BYTES * 11 // (max(1, available_disk_bytes) * 10)))
 
@@ -68,8 +68,8 @@ def stored_key_hashes_of_rows(rows: KeyRows) -> Hashes:
 
 
 class DiskOffsetMap:
-    """Offset map on local disk, for more keys than memory has space for: finds the newest record of each key, and the records below the
-    dirty range whose key it does not have. ``close`` removes its file. Can be used as a context manager.
+    """Offset map on local disk, for more keys than memory has space for. It finds the newest record of each key in the dirty range, and the
+    records below that range whose key the range does not have. ``close`` removes its file. Can be used as a context manager.
     """
 
     def __init__(
@@ -114,9 +114,8 @@ class DiskOffsetMap:
         self._add_key_rows(DIRTY, hashes, self._require_ordinals_within_bitmap(ordinals))
 
     def add_keys_with_known_newest_record(self, hashes: Hashes) -> None:
-        """Add the keys of a full KeyHashSet, whose newest records are known already, so that no row with such a key survives.
-
-        Must be called before ``add_keys_of_dirty_rows``.
+        """Add keys whose newest records are known already, from a full KeyHashSet. Rows that are added later with such a key do not
+        survive. Must be called before ``add_keys_of_dirty_rows``.
         """
         self._add_key_rows(DIRTY, hashes, np.full(len(hashes), SEEN, dtype=np.uint32))
 
@@ -156,7 +155,7 @@ class DiskOffsetMap:
         return bitmap
 
     def close(self) -> None:
-        """Remove the file and release its reservation. A second call does nothing."""
+        """Remove the file and release its reservation of disk space. A second call does nothing."""
         self._spool.close()
 
     def __enter__(self) -> Self:

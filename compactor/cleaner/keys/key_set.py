@@ -75,9 +75,7 @@ def find_cell_or_complement(table: HashTable, capacity: int, tag: np.uint32, h1:
 
 @inline_kernel
 def put_key_if_absent(table: HashTable, state: KeySetState, h0: KeyHashHalf, h1: KeyHashHalf) -> PutResult:
-    """Add a key to the set unless it is there already or there is no space. Return 1 if it was added, 0 if it was there, -1 if there is
-    no space.
-    """
+    """Add a key to the set. Return 1 if it was added, 0 if the set has it already, -1 if there is no space for it."""
     tag = nonzero_32_bit_tag_of_key_hash(h0)
     cell = find_cell_or_complement(table, state[CAPACITY], tag, h1)
     if cell >= 0:
@@ -166,7 +164,7 @@ def enlarge_table_in_place(table: HashTable, old_capacity: int, new_capacity: in
 
 
 class KeyHashSet:
-    """A set of key hashes that takes at most ``budget_bytes``. One thread may write; any number may read while none writes."""
+    """Set of key hashes that takes at most ``budget_bytes`` of memory. One thread may write; several may read while none writes."""
 
     def __init__(self, budget_bytes: int, *, expected_key_count: int = 0) -> None:
         """Create an empty set.
@@ -210,9 +208,7 @@ class KeyHashSet:
         flag_keys_in_table(self.table, self.state, hashes, out_flags)
 
     def grow_within_budget(self) -> bool:
-        """Enlarge the set, so that more keys fit. Return whether it is larger: not if the budget is used up. ``table`` stays the same
-        array.
-        """
+        """Enlarge the set, so that more keys fit. Return True, or False if the budget is used up. ``table`` stays the same array."""
         capacity = min(int(self.state[CAPACITY] * GROWTH), self._most_homes)
         if capacity <= self.state[CAPACITY]:
             return False

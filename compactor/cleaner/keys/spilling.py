@@ -167,7 +167,9 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
         self._clean_places[source.ordinal] = (begins, np.concatenate(added) if added else np.empty(0, np.uint8))
 
     def find_survivors_of_current_key_part(self) -> None:
-        """Finish one part of the keys: find its survivors on disk. Raises OutOfBudget, StoreError."""
+        """Finish the current part of the keys: find which of its rows on disk survive, and continue with the next part. Raises OutOfBudget,
+        StoreError.
+        """
         self._scan = replace(self._scan, second_reader=None)  # it has seen all keys
         if self._map is None:
             return

@@ -63,10 +63,10 @@ class SurvivorLookup(Protocol):
 
     @property
     def peak_bytes(self) -> int:
-        """Return the memory of the map at its largest, in bytes."""
+        """Return the largest memory of the map so far, in bytes."""
 
     def survivor_counts_by_batch(self, source: SourceSegment) -> SurvivorCountsByBatch | None:
-        """Return the number of survivors per batch (-1 if records must be read to know it); None if it is known for no batch."""
+        """Return the number of survivors per batch, -1 if records must be read to know it; None if no batch has a known number."""
 
     def flag_superseded_rows(self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> Flags:
         """Return a flag per row of a chunk: whether a later record within the offsets that the map covers has the row's key."""
@@ -77,7 +77,7 @@ class KeyScanParameters:
     """Parameters of the scan for keys in pass 1: segments, outcomes of their transactions (verdicts), offset range [first_dirty, end), hash
     key and limits.
 
-    rules: if given, the scan backwards cleans compressed chunks at once when everything about them is known, and stores them in
+    rules: if given, the backward scan cleans a compressed chunk at once if it knows which of its records survive, and stores the result in
         ``finished``.
     second_reader: second reader, which receives the chunks that were decompressed.
     """
@@ -103,7 +103,7 @@ class KeyScanParameters:
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
     def flag_batches_below_dirty_range(self, source: SourceSegment) -> Flags:
-        """Return a flag per batch of a segment: whether it may have records below the dirty range that have a later record of their key."""
+        """Return a flag per batch of a segment: whether it may have records below the dirty range, which that range may supersede."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
@@ -147,7 +147,7 @@ class KeyScanParameters:
 class HashedChunkKeys:
     """Key hashes of the records of one chunk (consecutive batches). hashes: shape (n, 2). picked: for each hash, the number of its row in
     the chunk.
-    rows: None if a range of batches came in several chunks, because only the other arrays outlive the next chunk.
+    rows: all columns of the records; None if the batches came in several chunks, because the next chunk overwrites these columns.
     """
 
     chunk: BatchChunk
@@ -166,7 +166,7 @@ class HashedChunkKeys:
 
 
 class SegmentSurvivorBitmap:
-    """Bitmap of the surviving records of one dirty segment, with the position of each batch's first bit (-1: not in the map)."""
+    """Bitmap of the surviving records of one dirty segment, with the position of each batch's first bit, or -1 if it has no bits."""
 
     def __init__(self, batch_count: int) -> None:
         self.begin = np.full(batch_count, -1, np.int64)
@@ -212,7 +212,7 @@ class SegmentSurvivorBitmap:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentScanState:
-    """State of the scan of one segment. ``decisions`` is None if none of its chunks may be cleaned at once."""
+    """State of the scan of one segment. ``decisions``: what batch headers decide; None if no chunk may be cleaned during the scan."""
 
     source: SourceSegment
     bits: SegmentSurvivorBitmap
@@ -235,7 +235,7 @@ DecidedChunk = tuple[_SegmentScanState, HashedChunkKeys, Flags]
 
 class BackwardSurvivorScan:
     """Scan of a log from its end to its beginning for the newest record of each key. Afterwards a bitmap tells which records of the dirty
-    range survive, and the key set tells which earlier records do: those whose key it does not have.
+    range survive. An earlier record survives if the key set does not have its key.
     """
 
     def __init__(self, key_scan: KeyScanParameters, key_set: KeyHashSet) -> None:
@@ -277,7 +277,7 @@ class BackwardSurvivorScan:
         """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
         while the last chunks of one are being processed.
 
-        :param cleans_chunks_while_reading: whether chunks whose records are all decided are cleaned in the same pass.
+        :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as their transactions' outcomes are known.
         """
         key_scan = self._scan
         begun: list[_SegmentScanState] = []
@@ -316,7 +316,7 @@ class BackwardSurvivorScan:
             scanned.bits.join_chunk_flags_to_segment_bitmap()
 
     def _prepare_segment_scan(self, source: SourceSegment, cleans_chunks_while_reading: bool) -> _SegmentScanState:
-        """Prepare the scan of a segment: an empty bitmap, and the decisions on its batches if chunks may be cleaned at once."""
+        """Return the scan's initial state: an empty bitmap, and the decisions on batches if chunks may be cleaned during the scan."""
         key_scan = self._scan
         if key_scan.second_reader is not None:
             key_scan.second_reader.start_reading_segment(source)
@@ -379,7 +379,7 @@ class BackwardSurvivorScan:
     def _flag_superseded_clean_rows(
         self, source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch, row_numbers: Int64s
     ) -> Flags:
-        """Return a flag per row: whether it lies below the dirty range and the dirty range has its key."""
+        """Return a flag per row of ``row_numbers``, which are below the dirty range: whether that range has the row's key."""
         found = np.empty(len(row_numbers), np.bool_)
         self._set.flag_contained_keys(_hash_keys_of_rows(chunk, rows, row_numbers, self._scan.hash_key), found)
         return found

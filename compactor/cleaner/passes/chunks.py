@@ -59,11 +59,11 @@ def clean_batches_of_chunk(
     decisions: BatchRetentionDecisions,
     retention_rules: RetentionRules,
 ) -> CleanedChunk:
-    """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. Raises
-    BadData if Kafka would refuse a batch.
+    """Clean the batches of a chunk: decide which records stay, and encode the batches. The result uses the thread's buffers. Raises BadData
+    if Kafka would refuse a batch.
 
     :param superseded_flags: a flag per row: whether a later record has its key.
-    :param decisions: what the batch headers decide, one row per batch of the chunk.
+    :param decisions: decisions that the batch headers alone allow, one row per batch of the chunk.
     """
     if chunk.wanted.any() and int(source.table.magic[chunk.first]) < 2:
         _reject_wrappers_with_unordered_records(source, chunk, rows, first_row)

@@ -39,8 +39,8 @@ def summarize_timestamps_and_record_count(table: BatchTable) -> SegmentTimestamp
 
 
 def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the earliest delete horizon of a marker or tombstone of a segment, in milliseconds, or -1 if none has one. Reads the records
-    of batches with a horizon. Raises BadData.
+    """Return the earliest delete horizon of the markers and tombstones of a segment, in milliseconds, or -1 if none has one. Reads the
+    records of batches that have a horizon. Raises BadData.
     """
     table = source.table
     due = _earliest_delete_horizon_of_markers_ms(table)
@@ -60,7 +60,8 @@ def read_earliest_delete_horizon_ms(source: SourceSegment, inflate_limit: int) -
 
 
 def earliest_delete_horizon_ms(table: BatchTable, removable_counts: RemovableRecordCounts) -> int:
-    """Return the earliest delete horizon of a marker or tombstone of a segment, in milliseconds, or -1 if none has one. No record is read.
+    """Return the earliest delete horizon of the markers and tombstones of a segment, in milliseconds, or -1 if none has one. Reads no
+    record.
 
     :param removable_counts: summary of the segment's tombstones, as it is stored in the sidecar.
     """
@@ -93,8 +94,8 @@ def read_offset_of_last_record(source: SourceSegment, inflate_limit: int) -> int
 
 
 def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
-    """Return the number of records with a negative timestamp other than -1 (no timestamp). Cleaners refuse to rewrite a batch that keeps
-    one.
+    """Return the number of records with a negative timestamp other than -1, which means no timestamp. Cleaners refuse to rewrite a batch in
+    which such a record stays.
     """
     buffers, found = RecordRowBuffers(), 0
     for first, last in source.split_batches_by_magic_and_compression():
@@ -105,7 +106,7 @@ def count_negative_timestamps(source: SourceSegment, inflate_limit: int) -> int:
 
 
 def leader_epoch_lineage_from_batch_tables(tables: list[BatchTable]) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have none and count as epoch 0."""
+    """Return the leader epochs of the batches, each with its first offset. v0/v1 batches have no leader epoch and count as epoch 0."""
     found: list[EpochEntry] = []
     for table in tables:
         epochs = np.maximum(table.leader_epoch, 0)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from compactor.kernels.common import ByteCount
 from compactor.model.policy import MAX32
+
+BaseOffset = int
 
 
 class GroupableSegment(Protocol):
     """A segment that can be grouped: its base offset, and its size and the sizes of its indexes in bytes."""
 
     @property
-    def base(self) -> int: ...
+    def base(self) -> BaseOffset: ...
     @property
-    def size(self) -> int: ...
+    def size(self) -> ByteCount: ...
     @property
-    def index_bytes(self) -> int: ...
+    def index_bytes(self) -> ByteCount: ...
     @property
-    def timeindex_bytes(self) -> int: ...
+    def timeindex_bytes(self) -> ByteCount: ...
 
 
 S = TypeVar("S", bound=GroupableSegment)

@@ -23,11 +23,11 @@ UNDECIDED: Final = -1
 
 
 def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_by_producer: dict[int, int]) -> TxnOutcomes:
-    """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the
-    first.
+    """Return the outcome of each batch's transaction: ABORT, COMMIT or UNDECIDED. Segments of a log are passed from the last to the first,
+    because a later marker decides about earlier data.
 
-    :param next_outcome_by_producer: by producer id, the outcome of the producer's first marker after this segment. Updated for the call
-        for the segment before: to the first marker from the start of this segment on.
+    :param next_outcome_by_producer: by producer id, the outcome of the producer's first marker after this segment. Updated in place for the
+        call with the previous segment, so that markers of this segment are included.
     """
     kinds = np.full(len(table), UNDECIDED, np.int8)
     transactional = table.transactional_flags
@@ -48,10 +48,12 @@ def find_txn_outcomes_and_update_next_outcomes(table: BatchTable, next_outcome_b
 def find_txn_outcomes_in_columns_and_update_next(
     control_kind: TxnOutcomes, transactional_flags: Flags, producer: Int64s, next_outcome_by_producer: Int64s
 ) -> TxnOutcomes:
-    """Return for each batch the outcome of the transaction to which its data belongs: ABORT, COMMIT or UNDECIDED.
+    """Return, for each batch of transactional data, the outcome of its transaction: ABORT, COMMIT or UNDECIDED. Other batches are
+    UNDECIDED.
 
-    :param next_outcome_by_producer: by producer index, the outcome of its first marker after these batches. Updated to the first marker
-        from the start of these batches on.
+    :param producer: for each batch, the index of its producer.
+    :param next_outcome_by_producer: by producer index, the outcome of the producer's first marker after these batches. Updated in place, so
+        that the markers of these batches are included.
     """
     kinds = np.full(control_kind.size, UNDECIDED, np.int8)
     for i in range(control_kind.size - 1, -1, -1):

@@ -82,8 +82,8 @@ GroupMember = Callable[[], AbstractContextManager[tuple[SourceSegment, Transacti
 
 @dataclass(frozen=True, slots=True)
 class GroupSourceOpener:
-    """Source segment of a group (segments that are rewritten together) whose bytes stay available until its last chunk is written, while
-    the next source is opened already. A call opens it.
+    """Callable that opens one source segment of a group (segments that are rewritten together). The segment's bytes stay available until
+    its last chunk is written, although the next source may be opened before.
     """
 
     source: SourceSegment
@@ -177,8 +177,8 @@ class GroupRewriter:
     def _iterate_batch_ranges_and_barriers(
         self, group: Sequence[GroupMember], progress: _NewSegmentProgress
     ) -> Generator[_BatchRangeWithDecisions | JobBarrier, None, None]:
-        """Yield every range of batches of every source, in order. After a source that cannot stay open while the next one is read, yield
-        a barrier, at which the caller waits until all its ranges are written.
+        """Yield every range of batches of every source, in order. After a source that cannot stay open while the next one is read, yield a
+        barrier. There the caller waits until all ranges of that source are written.
         """
         for member in group:
             with member() as (source, verdicts):
@@ -287,8 +287,9 @@ def _append_filler_batch_if_needed(
 def _decide_batch_retention_by_survivor_count(
     table: BatchTable, decisions: BatchRetentionDecisions, survivor_counts: SurvivorCountsByBatch, now_ms: int
 ) -> None:
-    """Change ``decisions`` for batches that the counts of pass 1 decide, so that they are not read again. A batch without survivors is
-    dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or have no delete horizon yet.
+    """Change ``decisions`` for the batches that the numbers of survivors found in pass 1 decide, so that these batches are not read again.
+    A batch without survivors is dropped or emptied. A batch whose records all survive is copied, unless it has tombstones that are due or
+    have no delete horizon yet.
     """
     action, retain_empty = decisions.action, decisions.retain_empty
     open_ = (action == FILTER) & (survivor_counts.kept >= 0)

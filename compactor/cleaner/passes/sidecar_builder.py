@@ -213,11 +213,10 @@ def segment_without_bytes_from_sidecar(
 def verdicts_of_segment_from_substitute(
     source: SourceSegment, substitute: SourceSegment, verdicts: TransactionVerdicts
 ) -> TransactionVerdicts:
-    """Convert the outcomes of transactions (verdicts) for the batches of a segment's substitute
-    (``segment_without_bytes_from_sidecar``) to those for the batches of the segment itself.
+    """Convert the outcomes of transactions (verdicts) of a segment's substitute, which ``segment_without_bytes_from_sidecar`` made, to
+    those of the segment itself.
 
-    A marker has a batch of its own in the substitute; a data batch has the verdict of its run, which is the next batch of its producer
-    there.
+    In the substitute, each marker has a batch of its own, and the next batch of the same producer stands for a data batch.
     """
     producers = np.unique(substitute.table.producer_id)
     offsets = np.unique(np.concatenate((substitute.table.base_offset, source.table.base_offset)))

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from compactor.errors import BadData
-from compactor.kernels.common import NO_HORIZON, FirstAndEndBatch, Flags, SegmentOrdinal
+from compactor.kernels.common import NO_HORIZON, ByteCount, BytePosition, FirstAndEndBatch, Flags, SegmentOrdinal
 from compactor.profiling import WorkStage, measure_stage
 from compactor.records import codecs
 from compactor.records.batches import (
@@ -68,7 +68,7 @@ class SourceSegment:
         self.verified = np.zeros(len(self.table), np.bool_)
 
     @property
-    def size(self) -> int:
+    def size(self) -> ByteCount:
         return len(self.buf)
 
     def split_batches_by_magic_and_compression(self) -> list[FirstAndEndBatch]:
@@ -179,8 +179,8 @@ class SourceSegment:
             ) from None
         return ends if inflate_buffer.size <= most else None
 
-    def _start_and_end_of_wrapper_body(self, batch_number: int) -> tuple[int, int]:
-        """Return start and end of the value of a v0/v1 wrapper, which holds its messages."""
+    def _start_and_end_of_wrapper_body(self, batch_number: int) -> tuple[BytePosition, BytePosition]:
+        """Return where the value of a v0/v1 wrapper, which holds its messages, begins and ends (exclusive)."""
         position, size, magic = (
             int(self.table.position[batch_number]),
             int(self.table.size[batch_number]),

@@ -102,8 +102,8 @@ def _expand_flags_to_all_batches(batch_count: int, batch_numbers: Int64s, flags_
 def _txn_index_entries_of_markers(
     source: SourceSegment, marker_numbers: Int64s, first_offset: Int64s, last_stable_offset: Int64s
 ) -> TxnEntries:
-    """Return the transaction index entries of the markers that stay: the segment's own entries if it has them and they cover their
-    transactions, otherwise made from the headers.
+    """Return the transaction index entries of the markers that stay. The segment's own entries are used if they cover their transactions;
+    other entries are made from the batch headers.
     """
     entries = np.zeros(len(marker_numbers), TXN_ENTRY)
     entries["producer_id"] = source.table.producer_id[marker_numbers]
@@ -114,9 +114,9 @@ def _txn_index_entries_of_markers(
 
 
 def prefer_existing_txn_index_entries(computed_entries: TxnEntries, existing_entries: TxnEntries) -> TxnEntries:
-    """Replace computed entries of a transaction index, in place, by the segment's existing entries for the same transactions. An existing
-    entry that begins after remaining data of its transaction is not used: a broker without the producer's state wrote it, and readers
-    would take that data for committed.
+    """Replace computed entries of a transaction index, in place, by the segment's existing entries for the same transactions, and return
+    the result. An existing entry that begins after remaining data of its transaction is not used: a broker without the producer's state
+    wrote it, and readers would take that data for committed.
     """
     existing_entries = existing_entries[np.argsort(existing_entries["last_offset"], kind="stable")]
     if len(existing_entries):

@@ -68,7 +68,8 @@ class _JobQueueWithBarriers(Generic[J]):
     def next_startable_job(self, *, are_all_results_taken: bool) -> J | None:
         """Return the next job; None if there is none, or if a barrier blocks it until the results of all earlier jobs were taken.
 
-        :param are_all_results_taken: whether they were taken. If so, no barrier blocks, and None means that there is no more job.
+        :param are_all_results_taken: whether the results of all earlier jobs were taken. If so, no barrier blocks, and None means that
+            there is no more job.
         """
         if self._draining and not are_all_results_taken:
             return None
@@ -83,7 +84,9 @@ class _JobQueueWithBarriers(Generic[J]):
 
 @dataclass(frozen=True, slots=True)
 class _JobAwaitingDecision(Generic[A, R]):
-    """A job whose first step is done; ``prepared`` is None if the job was cancelled."""
+    """Job whose first step is done and whose second step (decision) is not. ``prepared``: result of the first step; None if the job was
+    cancelled.
+    """
 
     buffers: ReusableJobBuffers
     prepared: A | None
@@ -91,8 +94,8 @@ class _JobAwaitingDecision(Generic[A, R]):
 
 
 class _OrderedDecisionRunner(Generic[A, D, R]):
-    """Runner of the second step of jobs in their order. The step runs in the thread that completes the earliest undecided job, so that no
-    thread waits for another one.
+    """Runner of the second step (decision) of jobs, one job after the other in their order. Whichever thread completes the first step of
+    the earliest undecided job runs the decision, so that no thread waits for another one.
     """
 
     def __init__(self, decide_job: Callable[[A], D]) -> None:
@@ -107,7 +110,8 @@ class _OrderedDecisionRunner(Generic[A, D, R]):
         self, job_number: int, job: _JobAwaitingDecision[A, R]
     ) -> list[tuple[_JobAwaitingDecision[A, R], D]]:
         """Add a job whose first step is done, and run the second step (decision) of all jobs that are next in order. Return these jobs with
-        their decisions. The list is empty if an earlier job is missing, or if another thread is deciding, which then takes this job, too.
+        their decisions. The list is empty if an earlier job's first step is not done yet, or if another thread is running decisions; that
+        thread then decides this job, too.
         """
         with self._lock:
             self._waiting[job_number] = job

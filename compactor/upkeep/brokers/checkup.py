@@ -21,13 +21,17 @@ from compactor.views.prices import PriceTable
 UntieredRecordAndLookupProblem = tuple[FirstUntieredRecord | None, str]
 """First record that is not tiered, if it was found; and the leader's answer if it could not look for the record, else empty."""
 
+TopicAndPartition = tuple[str, int]
+OffsetAndTimestamp = tuple[int, int]
+"""Offset of a record, and its timestamp in milliseconds; both -1 if there is no such record."""
+
 
 class ClusterHealthQueries(AdminQueries, Protocol):
     """Requests about the cluster that ``doctor`` makes. Implemented by metadata_topic.admin.KafkaAdmin."""
 
     def first_offsets_at_or_after_timestamps(
-        self, timestamps_ms: Mapping[tuple[str, int], int]
-    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+        self, timestamps_ms: Mapping[TopicAndPartition, int]
+    ) -> Mapping[TopicAndPartition, OffsetAndTimestamp]:
         """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Both are -1 if there
         is none.
         """
@@ -43,8 +47,7 @@ def find_tier_health_problems(
 ) -> list[HealthFinding]:
     """Return all findings about these partitions and the cluster. Read-only.
 
-    :param expected_topics: topics that should be tiered; the uploads of their partitions are examined although the metadata topic may name
-        no segment of them.
+    :param expected_topics: topics that should be tiered. Their uploads are examined even if the metadata topic names no segment of theirs.
     :param on_partition: called after each partition.
     :raises StoreError: if the store or the brokers do not answer.
     """
@@ -103,7 +106,7 @@ def _gather_partition_health_facts(
 def _partitions_without_segments(topics: Iterable[TopicDescription], partitions: Sequence[TopicPartition]) -> Iterator[TopicPartition]:
     """Yield the partitions of topics with remote storage for which the metadata topic names no segment.
 
-    :param partitions: those for which it names one.
+    :param partitions: the partitions for which the metadata topic names a segment.
     """
     named = {(name.topic, name.partition) for name in partitions}
     for topic in topics:
@@ -121,8 +124,9 @@ def _first_untiered_record_or_problem(
     tiered: Sequence[RemoteLogSegmentMetadataRecord],
     topics: Mapping[str, TopicDescription],
 ) -> UntieredRecordAndLookupProblem:
-    """Return two values: the earliest record that is not tiered yet, and the leader's error message if it cannot look up records by their
-    timestamps. The record is None and the message empty if all is tiered; with a message, the record is not known.
+    """Return two values: the earliest record that is not tiered yet, and an error message. If all records are tiered, the first value is
+    None and the message is empty. If the leader cannot look up records by their timestamps, the record is not known: the first value is
+    None, and the message is the leader's.
     """
     try:
         return _find_first_untiered_record_by_time(admin, partition, tiered, topics), ""
@@ -139,7 +143,7 @@ def _find_first_untiered_record_by_time(
     """Return the earliest record after all ``tiered`` segments, found by its timestamp; None if there is none, or if the topic is not in
     ``topics``. Raises Refused if the leader cannot look up timestamps.
 
-    Timestamps of segments need not ascend: control records have the broker's time, and others the producer's.
+    Timestamps need not ascend from segment to segment, because control records have the broker's time and other records the producer's.
     """
     if partition.topic not in topics:
         return None
@@ -155,7 +159,7 @@ def _find_first_untiered_record_by_time(
     return FirstUntieredRecord(offset, timestamp_ms, closed_ms if later > offset else None)
 
 
-def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> tuple[int, int]:
+def _first_offset_and_timestamp_at_or_after(admin: ClusterHealthQueries, partition: TopicPartition, at_ms: int) -> OffsetAndTimestamp:
     """Return offset and timestamp of the first record of a partition whose timestamp is ``at_ms`` or later, -1 and -1 if there is none."""
     where = (partition.topic, partition.partition)
     return admin.first_offsets_at_or_after_timestamps({where: at_ms}).get(where, (-1, -1))

@@ -25,8 +25,8 @@ _FEW = 3
 class FirstUntieredRecord:
     """The first record of a log that is not tiered yet.
 
-    closed_ms: latest time at which brokers closed the record's segment: the timestamp of the first later record that segment.ms puts into
-        another segment. None if there is no such record, since brokers close a segment only when they append.
+    closed_ms: time, in milliseconds, by which brokers had closed the record's segment: the timestamp of the first later record that, by
+        segment.ms, belongs to another segment. None if there is no such record, since brokers close a segment only when they append.
     """
 
     offset: int
@@ -38,9 +38,9 @@ class FirstUntieredRecord:
 class PartitionHealthFacts:
     """Answers of brokers and store about one partition.
 
-    segments: in all states.
+    segments: segments that the metadata topic names, in all states.
     settings: settings of the topic.
-    pending: the first record that is not tiered; None if everything is tiered, or, with a ``lookup_problem``, if the record is not known.
+    pending: the first record that is not tiered. None if everything is tiered, or if the record is not known because of ``lookup_problem``.
     lookup_problem: the leader's error message if it cannot find a record by its time; empty otherwise.
     missing: objects of readable segments that the store does not have.
     gaps: ranges of offsets (both inclusive) that no readable segment contains.
@@ -65,7 +65,7 @@ def newest_tiered_segment(segments: Sequence[RemoteLogSegmentMetadataRecord]) ->
 
 
 def partition_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> list[HealthFinding]:
-    """Return the problems of the tiered part of a partition."""
+    """Return the findings about the tiered part of a partition. Empty if it has no problem."""
     return [
         *_unfinished_copy_findings(examined, now_ms, prices),
         *_late_upload_findings(examined, now_ms),
@@ -106,7 +106,7 @@ def _finding_about_partition(
 
 
 def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, prices: PriceTable) -> Iterator[HealthFinding]:
-    """Yield at most one finding: copies of segments to the tier that brokers began long ago and never finished (Aiven#820)."""
+    """Yield at most one finding: that brokers began to copy segments to the tier long ago and never finished (Aiven#820)."""
     begun = [
         one
         for one in examined.segments
@@ -135,8 +135,8 @@ def _unfinished_copy_findings(examined: PartitionHealthFacts, now_ms: int, price
 
 
 def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterator[HealthFinding]:
-    """Yield at most one finding: records that should have been tiered long ago (Aiven#699), or that copying is switched off for the
-    topic.
+    """Yield at most one finding. It is about records that should have been tiered long ago (Aiven#699), or about copying being switched off
+    for the topic.
     """
     if examined.pending is None:
         return
@@ -164,7 +164,7 @@ def _late_upload_findings(examined: PartitionHealthFacts, now_ms: int) -> Iterat
 
 
 def _failed_lookup_findings(examined: PartitionHealthFacts) -> Iterator[HealthFinding]:
-    """Yield a finding if the leader fails to find records by their time, for which it reads time indexes in the tier."""
+    """Yield a finding if the leader fails to find records by their time. To find them it reads time indexes in the tier."""
     if examined.lookup_problem:
         words = (
             examined.lookup_problem,

@@ -110,7 +110,7 @@ def _size_retention_findings(brokers: Sequence[BrokerDescription], topics: Itera
 
 
 def _last_tiered_offset_fetch_findings(brokers: Sequence[BrokerDescription]) -> Iterator[HealthFinding]:
-    """Yield at most one finding: the brokers that build new replicas from the newest tiered segment (KIP-1023)."""
+    """Yield at most one finding. It lists the brokers that build new replicas from the newest tiered segment (KIP-1023)."""
     enabled = [one.id for one in brokers if one.takes_last_tiered]
     if not enabled:
         return

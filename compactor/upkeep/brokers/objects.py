@@ -49,7 +49,7 @@ class PartitionObjectsAndMetadata:
     strangers: Sequence[ListedObject]
 
     def missing_file_kinds_of_segment(self, segment: RemoteLogSegmentMetadataRecord, expected_parts: frozenset[str]) -> list[str]:
-        """Return those of the expected kinds of file of a segment that the listing of the store does not contain."""
+        """Return those kinds of file in ``expected_parts`` for which the listing of the store has no file of this segment."""
         return sorted(expected_parts - self.there.get(segment.id, {}).keys())
 
 

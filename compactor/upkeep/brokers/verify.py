@@ -125,8 +125,8 @@ FINDING_KINDS = {
 
 @dataclass(frozen=True)
 class BrokerTierFinding(SegmentProblem):
-    """A problem found in a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS, which states severity and
-    consequence.
+    """A problem found in a partition of a broker-managed tier. Its kind is a key of FINDING_KINDS, which states severity, consequence and
+    recommended action.
     """
 
     means: str

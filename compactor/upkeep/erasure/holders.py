@@ -42,9 +42,9 @@ class KeyHoldingObjectState(StrEnum):
 
 @dataclass(frozen=True)
 class ObjectHoldingKey:
-    """An object that contains a record or hash of a key, or may contain one.
+    """An object that contains a record or hash of a record key, or may contain one.
 
-    key: index of the key in KeySearchRequest's keys; ANY_KEY if it may be any of them.
+    key: index of the record key in KeySearchRequest's keys; ANY_KEY if it may be any of them.
     what: value (the latest one), tombstone, superseded, aborted, undecided, record (in a segment that readers do not get), keyed hash, or
         unknown.
     waits_for: what must happen before the object is deleted.
@@ -76,7 +76,7 @@ class ObjectHoldingKey:
 
 @dataclass(frozen=True)
 class UnsearchedKeyLocation:
-    """A place that the survey does not cover but where the key may be, too, and the reason why it is not covered."""
+    """A place where a record of the keys may also be but where it was not searched for, and the reason why not."""
 
     what: str
     why: str
@@ -98,9 +98,9 @@ class KeyRemovalRound:
 class PartitionKeySearchResult:
     """Objects of one partition that contain the keys, as of position ``slot`` of its control log.
 
-    removals: rounds after which readers no longer get records of a key, by the key's number.
-    movable: ids of live segments from which a round that is forced now would remove a key, or in which it would give a tombstone of a key
-        its delete horizon.
+    removals: by the key's number, rounds after which readers no longer get records of the key.
+    movable: ids of live segments that a round that is forced now would change: it would remove a key from them, or give a tombstone of a
+        key its delete horizon.
     filtered: number of live segments that were not read because their Bloom filter has none of the keys.
     """
 
@@ -163,7 +163,7 @@ def newest_committed_record_by_key_number(key_records: Iterable[KeyRecordsInSegm
 
 @dataclass(frozen=True)
 class KeyStatusInSegment:
-    """Records of a key in a live segment, and what must happen to remove them.
+    """Kind of the records that a live segment has of a key, and what must happen to remove them.
 
     what: value (the latest one), tombstone, superseded, aborted or undecided.
     until_ms: earliest time at which they can be removed, in milliseconds; None if no time is known.
@@ -191,17 +191,20 @@ class ErasureRules:
     compacts: bool
 
     @staticmethod
-    def erasure_rules_for_partition_state(state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, compacts: bool) -> ErasureRules:
+    def erasure_rules_for_partition_state(
+        state: PartitionState, cleaner: CleanerSettings, now_ms: int, *, is_tier_compactable: bool
+    ) -> ErasureRules:
         """Return the rules for a state of the partition.
 
-        :param compacts: whether the tier can be compacted at all.
+        :param is_tier_compactable: whether the tier can be compacted at all.
         """
-        return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, compacts)
+        return ErasureRules(state, cleaner, now_ms, assess_round(state, cleaner, now_ms, force=True).end, is_tier_compactable)
 
     def key_status_in_segment(self, key_records: KeyRecordsInSegment, latest: FoundRecord | None) -> KeyStatusInSegment:
-        """Return the kind of record that a segment has of the key, and what must happen to remove it.
+        """Return what kind of record a segment has of a key, and what must happen to remove the record.
 
-        :param latest: the newest committed record of this key in the partition; None if there is none.
+        :param key_records: the records of the key in the segment.
+        :param latest: the newest committed record of the key in the partition; None if there is none.
         """
         here = latest if latest is not None and latest.segment.id == key_records.segment.id else None
         if here is not None and not here.is_tombstone:

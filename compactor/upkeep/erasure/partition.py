@@ -137,7 +137,9 @@ class _KeySearch:
                 self._search_segment(self.tier, segment, KeyHoldingObjectState.LIVE, f"the next round ({error.cause})")
         latest = newest_committed_record_by_key_number(found)
         cleaner = self.tier.cleaner_settings_for_topic(self.partition.topic)
-        rules = ErasureRules.erasure_rules_for_partition_state(self.state, cleaner, self.question.now_ms, compacts=self.tier.kind.compacts)
+        rules = ErasureRules.erasure_rules_for_partition_state(
+            self.state, cleaner, self.question.now_ms, is_tier_compactable=self.tier.kind.compacts
+        )
         for one in found:
             status = rules.key_status_in_segment(one, latest.get(one.key))
             if status.movable:
@@ -147,8 +149,8 @@ class _KeySearch:
         return len(ruled_out)
 
     def _search_unread_parts_of_live_objects(self, rules: ErasureRules) -> None:
-        """Search those parts of live objects that readers no longer use: brokers read the offsets after a segment's end from another
-        segment.
+        """Search those parts of live objects that readers do not use: the records after the segment's end offset, which brokers read from
+        the next segment.
         """
         seen = {(holder.segment, holder.key) for holder in self.holders}
         for segment in self.state.live:
@@ -276,8 +278,8 @@ class _KeySearch:
             )
 
     def _ids_of_segments_with_inherited_filter(self, segment_ids: AbstractSet[str]) -> set[str]:
-        """Return the ids of those given segments whose Bloom filter was taken over from their sources. Such a filter may contain keys
-        that are gone.
+        """Return those of the given segment ids whose Bloom filter was taken over from the segment's sources. Such a filter may contain
+        keys that the segment no longer has.
         """
         heads = self.tier.open_sidecar_store(self.partition).load_sidecar_heads(sorted(segment_ids))
         return {name for name, head in heads.items() if head.sidecar is not None and head.sidecar.inherited}
@@ -311,9 +313,8 @@ class _KeySearch:
         run_id: str = "",
         object_name: str = "",
     ) -> list[KeyRecordsInSegment]:
-        """Search one segment for records of the keys, add it to the result if there are any, and return them by key.
-
-        Records in open and aborted transactions, and in batches after the segment's end, are included.
+        """Search one segment for records of the keys, and return them by key. If there are any, add the segment to the result. Records in
+        open and aborted transactions, and in batches after the segment's end, are included.
         """
         try:
             whole = segment.model_copy(update={"end_offset": MAX_POSITION})

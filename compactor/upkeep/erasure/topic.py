@@ -82,7 +82,7 @@ class TopicKeySearchResult:
 
     @property
     def removals(self) -> list[KeyNumberAndRemoval]:
-        """Return the rounds that took records from readers, each with the index of the key."""
+        """Return the rounds after which readers no longer get records of a key, each with the index of the key."""
         return [(key, one) for found in self.surveys for key, some in found.removals.items() for one in some]
 
 
@@ -213,11 +213,10 @@ def _key_holding_objects_in_pinterest_output(
 def expedite_erasure(
     tier: Tier, survey: PartitionKeySearchResult, request: KeySearchRequest, *, shorten_grace: bool, report_step: Callable[[str], None]
 ) -> PartitionKeySearchResult:
-    """Run rounds over the segments that contain the keys, until they make no more progress, then `retire`, which deletes replaced segments.
-    Return a new survey.
+    """Run rounds over the segments that contain the keys, until they make no more progress. Then run `retire`, which deletes replaced
+    segments. Return a new survey. Its ``removals`` include rounds whose replaced segments `retire` has deleted.
 
-    Its ``removals`` include rounds whose replaced segments `retire` has deleted. Nothing else is written. Delete horizons of tombstones are
-    never shortened, because slow readers rely on them.
+    Nothing else is written. Delete horizons of tombstones are never shortened, because slow readers rely on them.
 
     :param shorten_grace: delete replaced segments although their grace (the time in which readers may still use them) is not over.
     :param report_step: receives a line about each step.
@@ -237,8 +236,8 @@ def expedite_erasure(
 
 
 def create_round_assessor_including_segments(segment_ids: frozenset[str]) -> AssessRound:
-    """Return a function that assesses, as for any round, which segments the next round must read, and adds the segments with these ids if
-    they lie below the round's end offset. If there are any, the round is due.
+    """Return a function that assesses which segments the next round must read. It adds the segments with these ids to those that any round
+    would read, if they lie below the round's end offset. If it adds any, the round is due.
     """
 
     def assess_round_with_segments(
@@ -321,7 +320,8 @@ def erasure_report_json(
     """Return the erasure report as a JSON document.
 
     :param done_steps: lines about the steps that were taken for this erasure.
-    :param removals: further rounds that took records from readers, which ``survey`` does not contain, each with the index of the key.
+    :param removals: rounds after which readers no longer get records of a key, each with the index of the key, in addition to those in
+        ``survey``.
     """
     known = [*removals, *survey.removals]
     since = [_last_removal_of_key(number, survey, known) for number in range(len(header.digests))]
@@ -357,8 +357,8 @@ def _holders_of_key(key_number: int, survey: TopicKeySearchResult) -> list[Objec
 
 
 def _last_removal_of_key(key_number: int, survey: TopicKeySearchResult, removals: Sequence[KeyNumberAndRemoval]) -> KeyRemovalRound | None:
-    """Return the round that took the key's last record from readers. Return None if a live segment still has a record of the key, or if
-    none does and no such round is known.
+    """Return the last round after which readers no longer get a record of the key. Return None if a live segment still has a record of the
+    key, or if no such round is known.
     """
     if any(holder.state is KeyHoldingObjectState.LIVE and holder.has_found_record for holder in _holders_of_key(key_number, survey)):
         return None
