@@ -43,17 +43,21 @@ if TYPE_CHECKING:
 def open_tier(settings: Settings, *, local_state: bool = False, topics: Mapping[str, TopicId] | None = None) -> Tier:
     """Return the tier that the settings describe, with its stores opened. Makes no request to brokers.
 
-    :param local_state: whether to cache control logs in ``state_dir``, which is opened at its first use.
+    :param local_state: whether to cache control logs in ``state_dir``. The cache is opened when it is first used.
     :param topics: topic ids by topic name; None to look them up in the tier's metadata.
     :raises UsageError: if the settings are invalid.
-    :raises StoreError: if a broker-managed tier is configured without brokers, and there is no snapshot of their metadata.
+    :raises StoreError: if a broker-managed tier is configured without brokers, and the control store has no snapshot of the brokers'
+        metadata.
     """
     counters = RequestCounters()
     contact = FirstAnswerTracker()
     conditions = ConditionalCreateCheck(Path(settings.tier.state_dir) / "stores")
 
     def open_control_store(limits: LimitSettings, retries: RetrySettings | None = None) -> ObjectStore:
-        """Open the store of control logs with these rate limits. ``retries``: None for the store's usual retries."""
+        """Open the store of control logs with these rate limits.
+
+        :param retries: how failed requests are retried; None for the usual retries of this kind of store.
+        """
         return open_store(
             control_at,
             settings=settings,

@@ -54,7 +54,7 @@ class _ActiveStagesOfThread(threading.local):
 
 
 class CostRecorder:
-    """Sums of the cost of each stage over all threads. The time of a nested stage counts only for the nested one.
+    """Sums of the cost of each stage over all threads. While a stage runs inside another one, time counts only for the inner stage.
 
     :param cpu: returns the CPU seconds that the calling thread has used.
     :param wall: returns the seconds of a wall clock.
@@ -78,7 +78,7 @@ class CostRecorder:
             self.costs[self._here.stages.pop()].bytes += nbytes
 
     def _add_elapsed_time_to_innermost_stage(self) -> None:
-        """Add the time since the last change of the calling thread's stage to the innermost stage of that thread, if it is in one."""
+        """Add the time since this method was last called in the thread to the thread's innermost stage, if the thread is in a stage."""
         here, cpu, wall = self._here, self._cpu(), self._wall()
         if here.stages:
             with self._adding:

@@ -27,10 +27,11 @@ CommandFunction = Callable[[argparse.Namespace, "Output"], ExitCode | None]
 
 
 class Argument(NamedTuple):
-    """Description of one argument of a command, or of several that exclude each other, as argparse's ``add_argument`` receives it.
+    """Description of one argument of a command, or of a group of arguments of which at most one may be given.
 
-    names: name of a positional argument, or the spellings of an option. settings: argparse's keywords. exclusive: arguments of which at
-    most one may be given, in place of ``names``.
+    names: name of a positional argument, or all spellings of an option; empty for a group.
+    settings: keyword arguments for argparse's ``add_argument`` or, for a group, ``add_mutually_exclusive_group``.
+    exclusive: members of the group; empty for a single argument.
     """
 
     names: tuple[str, ...]
@@ -74,8 +75,8 @@ _OPTIONS_BEFORE_COMMAND = {name: "action" not in option.settings for option in C
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that aligns the list of commands. argparse does not count their extra indentation and breaks the line after the
-    longest name.
+    """Help formatter that aligns the list of commands. argparse ignores the extra indentation of commands when it computes the column
+    width, so that the longest name would push its help text to the next line.
     """
 
     @override
@@ -110,9 +111,10 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments and return the values, with an empty list of unknown arguments.
+        """Parse arguments. Return their values, and an empty list in place of argparse's list of unknown arguments.
 
-        Raises UsageError if an argument is unknown. Its hint is the most similar option of this command, or the command's ``--help``.
+        Raises UsageError if an argument is unknown. The error's hint is the most similar option of this command, or the command's
+        ``--help``.
         """
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -127,8 +129,9 @@ class Parser(argparse.ArgumentParser):
 
     @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError if a value is not among the choices. The message suggests the most similar choice; if none is similar, it
-        lists all choices, unless there are ten or more.
+        """Raise ArgumentError if a value is not among the argument's choices.
+
+        The message suggests the most similar choice. If none is similar, it lists all choices, provided that there are fewer than ten.
         """
         from difflib import get_close_matches
 

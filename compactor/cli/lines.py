@@ -19,7 +19,8 @@ FIRST = ("partition",)
 class StderrLineFormat:
     """Format of lines on stderr.
 
-    as_json: write JSON objects with ``time``, ``level``, ``message`` and the fields. stamped: write time and level in text lines as well.
+    as_json: whether each line is a JSON object with ``time``, ``level``, ``message`` and further fields, instead of plain text.
+    stamped: whether plain text lines begin with time and level.
     """
 
     as_json: bool = False

@@ -89,7 +89,9 @@ def _run_command(arguments: list[str]) -> ExitCode:
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM. As with Ctrl-C, leases are released, local state is closed and staged files are deleted on the way out."""
+    """Raised by SIGTERM, as KeyboardInterrupt is by Ctrl-C, so that leases are released, local state is closed and staged files are deleted
+    before the process ends.
+    """
 
 
 class Interrupted(KeyboardInterrupt):
@@ -100,10 +102,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def _signals_as_exceptions() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into exceptions while the block runs, if this is the main thread. A second SIGTERM ends the process at once.
+    """Turn SIGTERM and Ctrl-C into exceptions while the block runs. Does nothing outside the main thread.
 
-    Python drops exceptions that are raised while it calls a finalizer or returns from a library. In that case the signal is sent again a
-    moment later.
+    A second SIGTERM ends the process at once. Python drops an exception that is raised while it runs a finalizer or a callback of a
+    library; the signal is then sent again a moment later.
     """
 
     def raise_terminated(number: int, frame: object) -> NoReturn:

@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
     columns: headings.
     minor: headings of columns that a narrow terminal leaves out, the least important first.
-    below: number of last columns that a terminal shows on lines of their own below each row, such as reasons.
+    below: how many columns, counted from the right, a terminal shows on separate lines below each row, because they hold long text.
     """
 
     title: str
@@ -239,7 +239,7 @@ class Progress:
             self._update_display()
 
     def begin_part_of_same_total(self, title: str, done: int | None = None) -> None:
-        """Begin the next part of the work, with another title and the same total.
+        """Show another title for the next part of the work. The total stays the same.
 
         :param done: amount of the total that counts as done when this part begins; None for the amount recorded so far.
         """
@@ -248,7 +248,7 @@ class Progress:
             self._update_display()
 
     def begin_step_with_new_total(self, title: str, total: int | None = None) -> None:
-        """Begin the next step of the same work, with another title and total. The amount done starts again at 0."""
+        """Show another title and total for the next step of the work. The amount done starts again at 0. ``total``: None if unknown."""
         with self._lock:
             self.title, self.total, self.done = title, total, 0
             self._update_display()

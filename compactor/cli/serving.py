@@ -102,7 +102,7 @@ def _reload_configuration(
 ) -> Settings:
     """Reread the configuration, pass it to the service, and return the settings now in force.
 
-    Of a valid configuration, settings that can only be changed by a restart keep their old values. An invalid one changes nothing.
+    Settings that can only be changed by a restart keep their old values. If the configuration is invalid, all settings keep them.
     """
     from compactor.service.reloading import settings_after_reload
 

@@ -98,11 +98,12 @@ def open_configured_tier_read_only(args: argparse.Namespace) -> Tier:
 def open_tier_and_partition(
     args: argparse.Namespace, open_tier: Callable[[argparse.Namespace], Tier] = open_configured_tier_read_only
 ) -> tuple[Tier, TopicPartition]:
-    """Return the configured tier, and the partition that ``args.partition`` names. If the command has an option ``topic_id``, that id
-    chooses among the topics that have had this name.
+    """Return the configured tier, and the partition that ``args.partition`` names.
+
+    If several topics have had this name, the command's option ``--topic-id`` chooses among them.
 
     :param open_tier: opens the tier, by default read-only.
-    :raises UsageError: if the tier has no such partition, or a topic with several partitions is named.
+    :raises UsageError: if the tier has no such partition, or the name is that of a topic with several partitions.
     """
     tier = open_tier(args)
     names = select_partitions(tier, [args.partition])
@@ -118,9 +119,9 @@ def select_partitions(tier: Tier, given_names: Sequence[str]) -> list[TopicParti
 
     A topic or expression selects the partitions of the present topic of that name, not those of deleted topics.
 
-    :param given_names: partitions, topics or regular expressions over whole names of either. A name that exists is never taken as an
-        expression.
-    :raises UsageError: if one of them matches nothing. Its hint is the nearest name.
+    :param given_names: names of partitions or topics, or regular expressions that match such a name as a whole. An existing name is never
+        taken as an expression.
+    :raises UsageError: if a name or expression matches nothing. The error's hint is the most similar name.
     """
     known = tier.list_partitions()
     latest = current_incarnations(known)
@@ -247,8 +248,8 @@ def report_document(report: Any) -> dict[str, Any]:
 
 
 class PartitionOutcomes:
-    """Outcomes of a command for each of several partitions, from which its exit code follows. A partition that fails does not stop the
-    others.
+    """Outcomes of a command for each of several partitions, from which the command's exit code follows. A partition that fails does not
+    stop the others.
 
     :param is_selection_explicit: whether the user named the partitions. If not, a partition that another process leads is not a failure.
     """
@@ -289,7 +290,7 @@ class PartitionOutcomes:
     def exit_code(self) -> ExitCode:
         """Return the command's exit code: that of the gravest failure, or 0 if every partition succeeded.
 
-        Partitions that another process leads count only if the user named them, or if nothing else was recorded.
+        A partition that another process leads counts as a failure if the user named the partitions, or if no other outcome was recorded.
         """
         if self._leased and not self._codes:
             return Leased.exit_code

@@ -36,9 +36,11 @@ _PLANS = (b"free", b"basic", b"plus", b"business")
 class DemoTopicSettings:
     """Size of the generated topic. The same settings, ``seed`` included, give the same bytes.
 
-    now_ms: time of the last record.
-    records, keys: number of changes, and of the rows that they change.
+    now_ms: time of the last record, in milliseconds.
+    records: number of records; each is one change of a row.
+    keys: number of rows of the table, and so of different record keys.
     batch_records: records in a batch.
+    segment_bytes: largest size of a segment, in bytes.
     transactions: number of transactions, one of which is aborted.
     """
 
@@ -67,10 +69,10 @@ class _LogDirectoryWriter:
     _size: int = 0
 
     def append_batch(self, data: bytes, records: int, timestamp: int) -> None:
-        """Append a serialized batch to the log. If it does not fit into the segment, begin a new one first.
+        """Append a serialized batch to the log. If it does not fit into the current segment, write that segment and begin a new one first.
 
         :param records: number of records in the batch.
-        :param timestamp: modification time of the segment that is then complete, in milliseconds.
+        :param timestamp: modification time, in milliseconds, for the file of a segment that is written.
         """
         if self._size + len(data) > self.segment_bytes:
             self.roll_segment(timestamp)
@@ -84,7 +86,7 @@ class _LogDirectoryWriter:
         self.epochs.append(EpochEntry(LeaderEpoch(epoch), Offset(self.next_offset)))
 
     def roll_segment(self, timestamp: int) -> None:
-        """Write the batches since the last segment to a segment file, if there are any, and begin a new segment.
+        """Write the batches of the current segment to a file, if there are any, and begin a new segment.
 
         :param timestamp: modification time of the file, in milliseconds.
         """

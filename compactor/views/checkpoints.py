@@ -57,10 +57,9 @@ def checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
 
 
 def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the compactor epochs (one process's period of leadership each) that the state of a partition remembers, oldest first, as JSON
-    fields.
+    """Return the compactor epochs (one process's period of leadership each) in the state of a partition, oldest first, as JSON fields.
 
-    unowned: control records without effect that belong to imports or to epochs that are no longer remembered.
+    unowned: control records without effect whose writer was an import, or an epoch that is no longer in the state.
 
     :param log: the partition's control log, just refreshed by the caller.
     """
@@ -73,8 +72,10 @@ def compactor_epoch_history_document(ports: EnvironmentPorts, log: PartitionLog)
 
 
 def _partition_state_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the fields that both documents about a partition have: its name, the last position (slot) of its control log, and as of that
-    slot its cleaner offsets, its lease and its control records without effect (``fenced``).
+    """Return the fields that both documents about a partition have.
+
+    These are its name, the last position (slot) of its control log, its cleaner offsets, its lease, and the control records that have no
+    effect (``fenced``).
     """
     state = log.state
     return {
@@ -104,7 +105,8 @@ def _compactor_epoch_document(
 
     ended: released, replaced or leading.
     granted: cleaner offset of this epoch among the present cleaner offsets, or None.
-    cut_off: the epoch that replaced this one before it was released, or None. From its ``slot`` on, records of this epoch have no effect.
+    cut_off: the epoch that replaced this one before it was released, or None. Records that this epoch wrote at or after the other one's
+        ``slot`` have no effect.
     runs: rounds that this epoch published. ``announced_by`` names the compactor that began the round, which may be another one.
     undid: ids of runs that this epoch undid and whose outputs are not deleted yet.
     fenced: control records of this epoch that have no effect.

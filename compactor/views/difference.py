@@ -42,7 +42,8 @@ class PartitionHistoryPoint:
 class CleanerOffsetChange:
     """Change of one compactor epoch's cleaner offset between two moments.
 
-    before, after: None if the epoch has no entry then.
+    before: offset at the earlier moment; None if the epoch had no entry then.
+    after: offset at the later moment; None if the epoch has no entry then.
     """
 
     leader_epoch: int
@@ -66,10 +67,10 @@ class HistoryDifference:
     """All differences of a partition between two moments of its history.
 
     segments: live segments added or removed.
-    leader: the leader as text at each of the two moments; empty if there was none.
+    leader: the leader as text at the earlier and at the later moment; an empty text if there was none.
     fenced: number of control records without effect that were added.
 
-    The last three are None if the state of a moment is not known, because its control records were deleted.
+    ``segments``, ``leader`` and ``fenced`` are None if the control records of a moment were deleted, because its state is then unknown.
     """
 
     cleaner_offsets: tuple[CleanerOffsetChange, ...]
@@ -160,14 +161,14 @@ class PartitionHistoryInControlLog:
             )
         return self._history_point_after_record_index(found[-1] if found else -1)
 
-    def _history_point_after_record_index(self, step: int) -> PartitionHistoryPoint:
+    def _history_point_after_record_index(self, record_index: int) -> PartitionHistoryPoint:
         """Return the moment after a record.
 
-        :param step: index of the record among those that the log still has; -1 for the moment before the first.
+        :param record_index: index among the records that the log still has; -1 for the moment before the first of them.
         """
-        if step < 0:
+        if record_index < 0:
             return PartitionHistoryPoint(self._base.slot, None, self._base.vector, self._base)
-        record, state = self._steps[step]
+        record, state = self._steps[record_index]
         return PartitionHistoryPoint(state.slot, record.at_ms, state.vector, state)
 
 

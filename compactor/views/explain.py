@@ -397,10 +397,10 @@ def _explain_removed_offset(
 def _find_removed_records(
     tier: Tier, state: PartitionState, live_records: Iterable[FoundRecord], on_bytes: OnRead, *, key: bytes | None = None, offset: int = -1
 ) -> list[RemovedRecord]:
-    """Return the records of a key, or at an offset, that are in replaced segments but not in ``live_records``. Each comes with the group of
-    replaced segments that holds it.
+    """Return the records of a key, or at an offset, that are in replaced segments but not in ``live_records``.
 
-    The outputs of undone rounds are not searched; a group that was deleted meanwhile is skipped.
+    Each record comes with the group of replaced segments that holds it. A group is skipped if it is the output of an undone round, or if it
+    is deleted during the search.
 
     :param key: the key, if an offset is not given.
     :param offset: the offset, or -1 if a key is given.
@@ -431,8 +431,9 @@ def _removed_record_facts(removed_records: Iterable[RemovedRecord]) -> list[Expl
 
 @dataclass(frozen=True)
 class _RecordExplainer:
-    """Source of the reasons why records are still in the log, and of when they will be removed. rounds: whether rounds clean this tier at
-    all.
+    """Source of the reasons why records are still in the log, and of when they will be removed.
+
+    rounds: whether rounds ever clean this tier; False on a tier that is only read.
     """
 
     state: PartitionState
@@ -533,7 +534,7 @@ def _answer_about_key(key: str, records: Sequence[FoundRecord], facts: Sequence[
     """Return one sentence: the key's value and its offset, or that the key has none.
 
     :param records: present records of the key, newest first.
-    :param facts: all facts about the key. If only these are there, the key was removed.
+    :param facts: all facts about the key. Facts without any present record mean that the key's records were removed.
     """
     latest = next((record for record in records if record.sets_value_of_key), None)
     if latest is not None:

@@ -54,15 +54,16 @@ class SegmentForecast(NamedTuple):
 class RoundForecast:
     """Expected work, cost and saving of a round on one partition. Sizes are in bytes; bytes_to_write and map_keys are upper bounds.
 
-    due: whether `run` has something to do, be it only for retention.
+    due: whether `run` has something to do, even if only retention deletes something.
     retention: what retention does to the partition, in words; empty if it does not apply.
-    segments_expired, bytes_expired: segments that expire first; they count neither as read nor as rewritten.
+    segments_expired, bytes_expired: segments that retention deletes first; they are not counted in bytes_to_read and bytes_to_write.
     one_to_one: number of segments that are rewritten one to one, because brokers expire them soon.
     min_cleanable_dirty_ratio: the ratio above which a round is due. If it was chosen automatically, the two fields that follow say why, and
         how much it saves in comparison with Kafka's default.
-    skip: number of segments that the round is expected to skip, a share of ``asked`` included.
-    asked: number of segments whose Bloom filters decide. The share that is skipped is taken from earlier rounds.
-    cost_usd: price of the requests; 0 for a directory. stored_usd_month: monthly price of all live and replaced segments.
+    skip: number of segments that the round is expected to skip. It includes the expected share of the segments in ``asked``.
+    asked: number of segments that are skipped or not depending on their Bloom filters. The expected share is that of earlier rounds.
+    cost_usd: price of the requests; 0 for a directory.
+    stored_usd_month: monthly price of all live and replaced segments.
     expected_saving_bytes: by how much the store will shrink once the replaced objects are deleted; None if unknown.
     expected_saving_why: what that number is based on, or why it is unknown.
     expected_saving_error_bytes: half width of the 95 % confidence interval if the number is from a sample; else None.
@@ -126,7 +127,7 @@ class SkipEvidenceFromSidecars:
     """Facts from sidecars (files with a segment's Bloom filter and counts) by which a forecast expects segments to be skipped.
 
     heads: header of each sidecar, by segment id.
-    record: how often filters let the partition's earlier rounds skip a segment.
+    record: statistics of earlier rounds: for how many segments a Bloom filter was read, and how many of them it allowed to skip.
     """
 
     heads: Mapping[str, SidecarHead]
@@ -136,8 +137,10 @@ class SkipEvidenceFromSidecars:
 def read_bloom_sidecar_headers_for_forecast(
     tier: Tier, summary: PartitionSummary, now_ms: int, *, force: bool = False
 ) -> SkipEvidenceFromSidecars | None:
-    """Read the headers of the sidecars by which a due round would skip segments, and the filters' record in earlier rounds. Return None if
-    no round is due, or the round would use no sidecar.
+    """Read the headers of the sidecars by which a due round would skip segments, and how often Bloom filters allowed earlier rounds to do
+    so.
+
+    Return None if no round is due, or the round would use no sidecar.
 
     :param force: as for `run --force`: a round is due if anything is dirty.
     :raises StoreError: if the sidecars cannot be read.
@@ -278,12 +281,12 @@ def _segment_forecasts(
     alone = {segment.id for segment in assessment.covered_segments[: outlook.one_to_one]}
 
     def expected_action(segment: SegmentSummary) -> ActionAndReason:
-        """Return the expected action on a segment and its reason, which also says if the segment is rewritten alone."""
+        """Return the expected action on a segment and the reason. The reason says so if the segment is rewritten alone, not in a group."""
         action, why = action_ignoring_solo_rewrite(segment)
         return action, f"{why}; alone, because brokers expire it soon" if action != "skip" and segment.id in alone else why
 
     def action_ignoring_solo_rewrite(segment: SegmentSummary) -> ActionAndReason:
-        """Return the expected action on a segment and its reason, which leaves open whether the segment is rewritten alone."""
+        """Return the expected action on a segment and the reason, whether or not the segment is rewritten alone."""
         if segment.id in gone:
             return "expire", outlook.reason
         if segment.end_offset < summary.log_start:
@@ -327,7 +330,7 @@ def _count_tombstones(segments: Sequence[SegmentForecast], heads: Mapping[str, S
 def _expected_saving_and_reason(
     summary: PartitionSummary, bytes_to_write: int, dirty_bytes: int, frees_space: bool | None, tombstone_count: int | None
 ) -> SavedBytesAndReason:
-    """Return by how many bytes the store will shrink, and what that is based on; or None and the reason why it is unknown.
+    """Return by how many bytes the store will shrink, and what the number is based on. If it is unknown, return None and the reason why.
 
     :param bytes_to_write: most bytes that the round will write; the saving cannot be larger.
     :param tombstone_count: tombstones that the round may remove if nothing is dirty; None if unknown.

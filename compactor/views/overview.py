@@ -97,8 +97,8 @@ def is_summary_fresh(
 ) -> bool:
     """Return whether a summary from local state is still valid.
 
-    It is not while an import or a round is open, because the next control record may then come without a change hint (a note in the catalog
-    that the partition's log has grown).
+    It is not valid while an import or a round is open. The next control record may then come without a change hint (a note in the catalog
+    that the partition's log has grown), so that the log itself must be read.
 
     :param progress: how far the control log was read, and when.
     :param latest_hint_number: number of the latest catalog record about the partition.
@@ -130,8 +130,8 @@ def _read_summary(
     """Return a partition's summary from the tier, or the error that prevented it.
 
     :param latest_hint_number: number of the latest catalog record about the partition.
-    :param cached: the summary in local state. If the control log has no newer record, it is returned.
-    :param confirmed_progress: changed in place: gets an entry if ``cached`` is returned, with the time of this check.
+    :param cached: the summary in local state, or None. It is returned if the control log has no newer record.
+    :param confirmed_progress: receives an entry with the time of this check if ``cached`` is returned.
     """
     try:
         if cached:

@@ -14,14 +14,14 @@ from compactor.views.time_formats import count_noun, format_duration, format_iso
 
 @dataclass(frozen=True)
 class RetentionOutlook:
-    """Expiry of a partition's segments, as the next round finds it.
+    """Segments of a partition that the next round will find expired, and when further ones expire.
 
     segments, bytes: number and size of the segments that the next `run` removes first; 0 where brokers remove segments themselves.
-    log_start_offset: the log start afterwards.
-    reason: which limits have passed; empty if nothing expires now.
+    log_start_offset: first offset of the log after this removal.
+    reason: which retention limits were exceeded; empty if nothing expires now.
     next_ms: when the next segment exceeds a limit, in milliseconds; None if that never happens or is not known.
     one_to_one: number of segments that a round would rewrite one to one, because brokers expire them soon.
-    text: all of this in words; empty if retention does not apply.
+    text: the whole outlook in words; empty if retention does not apply.
     """
 
     segments: int
@@ -66,7 +66,9 @@ def retention_outlook(
 def _retention_outlook_under_brokers(
     state: PartitionStateOrSummary[S], assessment: RoundAssessment[S], cleaner: CleanerSettings, now_ms: int
 ) -> RetentionOutlook:
-    """Return which segments the brokers of a broker-managed tier expire, and how many are therefore rewritten one to one."""
+    """Return when the brokers of a broker-managed tier expire the next segment, and how many segments a round therefore rewrites one to
+    one.
+    """
     if not is_retention_enabled(cleaner) or cleaner.retention_ms < 0:
         return RetentionOutlook(0, 0, state.log_start)
     next_ms = min(NEVER_MS, state.live[0].max_timestamp_ms + cleaner.retention_ms)

@@ -56,7 +56,8 @@ class FoundRecord:
 class RecordSearch:
     """Search for records in a partition's segments, from the log's end to its beginning.
 
-    The outcomes of transactions come from the control records read on the way. A transaction whose marker is not among them counts as open.
+    The outcome of a transaction is known from its marker, a control record. If the search has not read the marker, the transaction counts
+    as open.
 
     :param on_bytes: receives the size of each segment that was read.
     :param staging_purpose: word by which the staged files of this search are named.

@@ -189,8 +189,9 @@ def _agent_totals(status: AgentStatus, led: list[_BrokerLedPartitionEntry], fail
 
 
 def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbook_url: str) -> NeedsAttention:
-    """Return the entry of a failing partition for the page's list of problems, with the first command to run. There is none if the failure
-    is not caused by the partition itself.
+    """Return the entry of a failing partition for the page's list of problems, with the first command to run.
+
+    The entry has no command if the cause lies outside the partition, such as a store that cannot be reached.
     """
     trouble = upload_state.trouble
     return NeedsAttention(
@@ -207,7 +208,7 @@ def _failing_upload_entry(upload_state: PartitionUploadState, config: str, runbo
 
 
 def _running_upload_entry(partition: TopicPartition, begun_ms: int, now_ms: int) -> RunningWork:
-    """Return the entry of a running upload for the page's list of jobs, with the time since it began. How much is done is not known."""
+    """Return the entry of a running upload for the page's list of jobs, with the time since it began. Its progress is unknown."""
     return RunningWork(
         partition=str(partition),
         action="upload",

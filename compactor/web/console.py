@@ -158,8 +158,9 @@ class ServicePages(Protocol):
 class RequestRouter:
     """Router that maps the path of an HTTP request to a page of the service.
 
-    :param ms_since_loop_turn: returns the milliseconds since the service's loop last completed a turn.
-    :param interval_ms: the service's scan interval in milliseconds. Health fails if the loop is silent for this long and SILENT_MS more.
+    :param ms_since_loop_turn: returns the milliseconds since the service's main loop last completed an iteration.
+    :param interval_ms: the service's scan interval in milliseconds. /healthz fails if no iteration was completed for this time plus
+        SILENT_MS.
     """
 
     def __init__(self, pages: ServicePages, ms_since_loop_turn: Callable[[], int], interval_ms: int) -> None:
@@ -204,7 +205,7 @@ class RequestRouter:
         return render_template(self._pages.template, document=self._pages.status_page_document(query), query=query, root="")
 
     def _liveness_response(self) -> HttpResponse:
-        """Return the response of /healthz: 200 while the service's loop runs, 503 if it has been silent for too long."""
+        """Return the response of /healthz: 200 while the service's main loop runs, 503 if its last iteration is too long ago."""
         silent = self._silent_ms()
         if silent > self._limit_ms:
             return text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"it has not scanned for {self._pages.looks_for} since {silent // 1000} s")

@@ -194,8 +194,9 @@ class DaemonPages:
 
 
 def _partition_output_state(output: OutputSchedule, status: PartitionStatus) -> OutputState:
-    """Return the state of a partition's output, such as an Iceberg table: up to which offset it shows the partition, how far that is behind
-    the cleaned part of the log, and why it shows no more.
+    """Return the state of a partition's output, such as an Iceberg table.
+
+    It contains the offset up to which the output is current, how many cleaned offsets it lacks, and the reason why it is not further.
     """
     content = output.content
     lag = status.first_dirty_offset - content.end_offset if content else None

@@ -19,8 +19,8 @@ Level = Literal["ok", "attention", "down", "starting", "stopping"]
 class ServiceVerdict(StrictFrozenModel):
     """Condition of the service at a glance.
 
-    ``text``: a few words.
-    ``detail``: the reason, or the present work.
+    ``text``: the condition in a few words.
+    ``detail``: the reason for it, or else the work that runs or is due.
     """
 
     level: Level
@@ -87,7 +87,11 @@ class PlannedStep(StrictFrozenModel):
 
 
 class RoundOutcome(StrictFrozenModel):
-    """The latest round of a partition that has ended. Sizes are those of the rewritten segments before and after it."""
+    """The latest ended round of a partition.
+
+    ``bytes_before``: size of the segments that it rewrote.
+    ``bytes_after``: size of the segments that it wrote.
+    """
 
     run: str
     status: str
@@ -136,9 +140,9 @@ class PartitionUploadRow(ListRow):
     """A partition in the agent's list.
 
     ``condition``: attention (it fails), working (an upload runs), due (segments wait for upload), unseen (state unknown) or quiet (up to
-    date).
+        date).
     ``tier_end_offset``: last offset in the tier, inclusive.
-    ``lag_deadline_ms``: when the broker deletes the first of ``lag_staged_segments``.
+    ``lag_deadline_ms``: when the broker will delete the first of the ``lag_staged_segments`` segments.
     """
 
     leader_epoch: int | None
@@ -174,7 +178,7 @@ class PartitionList(StrictFrozenModel, Generic[RowT]):
 
 
 class ScanInfo(StrictFrozenModel):
-    """Times of the service's scans for work.
+    """Number and times of the service's scans, in which it looks for work.
 
     ``last_ms``: time of the latest scan.
     ``interval_ms``: time between two scans.
@@ -218,10 +222,15 @@ class ServiceTotals(StrictFrozenModel):
 
 
 class DaemonTotals(ServiceTotals):
-    """Totals of a daemon. ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``,
-    from run history, to the hour. ``waiting_due_ms``: when the first waiting segment may be deleted. ``queue_empty_ms``: when the due
-    rounds will be done if they go on as fast as those before; null while nothing is due or no round has ended. ``week``: oldest first.
-    ``recent_rounds``: newest first, one for each partition.
+    """Totals of a daemon.
+
+    ``reclaimed_24h_bytes``: bytes of replaced segments that any process has deleted since ``reclaimed_since_ms``. Computed from the run
+        history in steps of an hour.
+    ``waiting_due_ms``: when the first replaced segment may be deleted.
+    ``queue_empty_ms``: when all due rounds will be done if they go on as fast as this process's rounds so far; null if nothing is due or no
+        round has ended.
+    ``week``: stored, dirty and deleted bytes of each hour of the last seven days, oldest first.
+    ``recent_rounds``: the latest round of each partition, newest first.
     """
 
     segments: int
@@ -245,7 +254,7 @@ class AgentTotals(ServiceTotals):
     """Totals of an agent (uploader on a broker).
 
     ``partitions``: number of partitions in the log directories whose topics match.
-    ``led``: number of those that this broker leads; all lags concern these.
+    ``led``: number of those partitions that this broker leads. The fields about lag count only these.
     """
 
     led: int
@@ -260,11 +269,11 @@ TotalsT = TypeVar("TotalsT", DaemonTotals, AgentTotals)
 
 
 class StatusDocument(StrictFrozenModel, Generic[TotalsT, RowT]):
-    """Document of the first page and of ``/api/status``.
+    """Document of the start page and of ``/api/status``.
 
-    ``needs_attention``: the first of the ``totals.attention_partitions`` failing partitions.
+    ``needs_attention``: the first few failing partitions; ``totals.attention_partitions`` counts all of them.
     ``conditions``: number of partitions in each condition.
-    ``looks``: times of the scans for work.
+    ``looks``: number and times of the scans, in which the service looks for work.
     """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
@@ -300,7 +309,7 @@ class TopicRow(StrictFrozenModel):
     """Totals of one topic.
 
     ``saved_bytes``: bytes saved by the latest round of each partition.
-    ``week``: figures of each hour; empty unless the topic is a large one.
+    ``week``: stored, dirty and deleted bytes of each hour of the last seven days; empty unless the topic is one of the largest.
     """
 
     topic: str
@@ -336,11 +345,11 @@ class OffsetRange(StrictFrozenModel):
 class SegmentSpan(OffsetRange):
     """A segment on the offset axis, or several similar neighbours drawn as one.
 
-    ``segments``: number of the segments.
+    ``segments``: number of these segments.
     ``end_offset``: inclusive.
     ``state``: cleaned, dirty or uncleanable.
-    ``decision``: "left alone" if the latest round skipped the segments, with the reason in ``why``; both are empty if it did not, or if
-        that was not recorded.
+    ``decision``: "left alone" if the latest round skipped the segments, otherwise empty.
+    ``why``: why they were skipped. Both texts are also empty if this was not recorded.
     """
 
     segments: int
@@ -391,11 +400,11 @@ class OffsetAxis(OffsetRange):
 class RoundEntry(StrictFrozenModel):
     """A round of the run history.
 
-    ``cost_bytes_read``, ``cost_bytes_written``: bytes from and to the tier.
-    ``cost_usd``: price of its requests, estimated from their usual number.
-    ``saved_usd_month``: monthly price of the storage that it saves.
+    ``cost_bytes_read``, ``cost_bytes_written``: bytes that the round read from the tier and wrote to it.
+    ``cost_usd``: price of the round's requests, estimated from the number that such a round usually makes.
+    ``saved_usd_month``: monthly price of the storage that the round saves.
 
-    Prices are those of the document's ``prices``.
+    Both prices are computed from the price table that the document names in ``prices``.
     """
 
     run: str
@@ -434,9 +443,9 @@ class CompactorEpochSpan(StrictFrozenModel):
 
 
 class PageDocument(StrictFrozenModel):
-    """Fields that the page of every partition has.
+    """Fields of a partition's page that daemon and agent have in common.
 
-    ``commands``: commands to copy.
+    ``commands``: command lines about the partition, for people to copy.
     """
 
     schema_version: int = DOCUMENT_SCHEMA_VERSION
@@ -450,11 +459,12 @@ class PageDocument(StrictFrozenModel):
 class OutputState(StrictFrozenModel):
     """State of a partition's output, such as its Iceberg table.
 
-    ``end_offset``: end of the offsets that it shows, exclusive; null if unknown.
-    ``lag_offsets``: how far the cleaner offset is beyond it; negative after an undo.
-    ``lag_since_ms``: when the latest round ended, if the output does not show it.
-    ``files``, ``snapshots``: number of the partition's files, and of versions that can be read.
-    ``problem``: why it shows no more; empty if nothing is in the way.
+    ``end_offset``: end of the offsets that the output contains, exclusive; null if unknown.
+    ``lag_offsets``: number of offsets from ``end_offset`` to the cleaner offset; negative after an undo.
+    ``lag_since_ms``: when the latest round ended, if the output does not contain its result yet.
+    ``files``: number of the partition's files in the output.
+    ``snapshots``: number of versions of the output that can be read.
+    ``problem``: why the output lags behind; empty if nothing prevents an update.
     """
 
     end_offset: int | None
@@ -466,8 +476,10 @@ class OutputState(StrictFrozenModel):
 
 
 class PartitionDocument(PageDocument):
-    """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first. ``prices``: the price table that
-    was used; empty if the store costs nothing. ``output``: null if none is configured, or nothing is known of it yet.
+    """Document of a partition's page and of ``/api/partitions/T-P``. Rounds and epochs come newest first.
+
+    ``prices``: the price table that was used; empty if the store costs nothing.
+    ``output``: null if no output is configured, or its state is not known yet.
     """
 
     row: PartitionRow
@@ -496,9 +508,9 @@ class UploadDocument(PageDocument):
 
     ``directory``: the broker's directory of the partition.
     ``first_offset``: first offset in that directory.
-    ``active_offset``: first offset of the segment that is still written.
-    ``leads``: whether this broker leads the partition; only then it is uploaded here.
-    ``pending``: the first of ``row.lag_segments``.
+    ``active_offset``: first offset of the active segment, to which the broker still appends.
+    ``leads``: whether this broker leads the partition. Only the leader's agent uploads it.
+    ``pending``: the first few segments that wait for upload; ``row.lag_segments`` counts all of them.
     """
 
     row: PartitionUploadRow

@@ -93,7 +93,7 @@ class ListColumn(Generic[ItemT]):
 def list_partitions_page(
     items: Sequence[ItemT], query: ListQuery, columns: Mapping[str, ListColumn[ItemT]], make_row: Callable[[ItemT], RowT]
 ) -> PartitionList[RowT]:
-    """Return the page of the list that the query asks for, or the last page if there are fewer.
+    """Return the page of the list that the query asks for, or the last page if the list has fewer pages.
 
     :param items: all partitions, from which the query selects.
     :param columns: sortable columns by name. The first one is the default.

@@ -93,6 +93,7 @@ def make_verdict(
     """Return the service's condition at a glance.
 
     :param ready: whether the latest scan for work succeeded.
+    :param stopping: whether the service has been asked to stop.
     :param problem: why the service cannot work, or an empty string.
     :param has_scanned: whether it has scanned the partitions at least once.
     :param due_partitions: number of partitions that wait for work.
@@ -108,8 +109,9 @@ def make_verdict(
 def _verdict_level_text_and_detail(
     *, ready: bool, stopping: bool, problem: str, has_scanned: bool, failing_partitions: int
 ) -> tuple[Level, str, str]:
-    """Return level, text and detail of the verdict about a service. The detail is empty if level and text need no reason; the caller then
-    states the present work.
+    """Return level, text and detail of the verdict about a service.
+
+    The detail is empty for levels that need no reason. The caller then fills in the work that runs or is due.
     """
     if stopping:
         return "stopping", "Stopping", "The next start continues running jobs"

@@ -20,9 +20,10 @@ def list_audited_actions(args: argparse.Namespace, out: Output) -> None:
         raise UsageError(f"{args.pattern!r} is not a valid regular expression: {error}") from error
 
     def matches_requested_target_pattern(recorded: RecordedAction) -> bool:
-        """Return whether the command's pattern matches a target of a recorded action, or no pattern was given.
+        """Return whether the command's pattern matches a target of a recorded action, or the command was given no pattern.
 
-        The target of a recorded action may itself be a pattern, as for a pause. It counts if it matches the text that the user gave.
+        A recorded target may itself be a pattern, as for a pause of several partitions. Such a target also counts if it matches the text
+        that the user gave as the pattern.
         """
         targets = recorded.action.targets
         texts = [text for each in targets for text in (each, re.sub(r"-\d+(~\d+)?$", "", each))]

@@ -73,7 +73,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
-    """Yield for each block its records as lines of JSON, with decoded keys and values. ``formats``: that of keys, then that of values."""
+    """Yield each block of records as lines of JSON, with decoded keys and values. ``formats``: the format of keys and that of values."""
     for block in blocks:
         lines = []
         for message in block.messages():
@@ -92,16 +92,18 @@ def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, form
 
 
 def _value_lines(blocks: Iterable[RecordBlock]) -> Iterator[bytes]:
-    """Yield the values, a newline after each, as kcat prints them. A null is printed as an empty line."""
+    """Yield the record values of each block, each followed by a newline, as kcat prints them. A null value becomes an empty line."""
     for block in blocks:
         yield b"".join((value or b"") + b"\n" for value in iterate_byte_strings(block.values))
 
 
 def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndValueDecoder, field_format: FieldFormat) -> dict[str, Any]:
-    """Return the JSON fields of a key or value.
+    """Return the JSON fields of a record's key or value. ``NAME`` stands for ``name``:
 
-    They are ``NAME`` with the decoded data, or ``NAME_base64`` if it cannot be decoded; ``NAME_schema_id`` if the data names a schema; and
-    ``NAME_error`` with the reason if it should have been decodable.
+    - ``NAME``: the decoded data;
+    - ``NAME_base64``: the bytes, in place of ``NAME`` if they cannot be decoded;
+    - ``NAME_error``: why decoding failed, if a format or schema was to be applied;
+    - ``NAME_schema_id``: id of the schema, if the data names one.
 
     :param name: name of the field: key or value.
     """
@@ -116,12 +118,12 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndV
 def _table_lines(
     blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: tuple[FieldFormat, FieldFormat], width: int | None
 ) -> Iterator[bytes]:
-    """Yield for each block its records as lines of a table, so that the first records appear at once.
+    """Yield each block of records as lines of a table, so that the first records appear at once.
 
-    Columns are as wide as the first block needs; a longer offset or key moves the rest of its line.
+    Columns are as wide as the first block needs. In later lines, a longer offset or key shifts the cells to its right.
 
     :param formats: format of keys, then that of values.
-    :param width: columns of the terminal, at which lines are cut; None to cut nothing.
+    :param width: width of the terminal in characters, at which lines are cut; None to cut nothing.
     """
     widths: tuple[int, int, int] | None = None
     for block in blocks:

@@ -154,8 +154,8 @@ def _print_checkpoint_files(paths: Sequence[str], out: Output) -> ExitCode:
 def _checkpoint_file_document(file: KafkaCheckpointFile) -> dict[str, object]:
     """Return a Kafka checkpoint file as a JSON document.
 
-    Partitions of a cleaner-offset-checkpoint have the fields of a tier's partitions. The lease and the compactor epoch are null, because
-    the file has neither.
+    A cleaner-offset-checkpoint gets the same fields as a tier's checkpoints, so that both can be compared. Lease and compactor epoch are
+    null, because a Kafka broker's file has neither.
     """
     document: dict[str, object] = {"file": file.path, "kind": file.kind}
     if file.leader_epochs or file.kind == "leader-epoch-checkpoint":
@@ -201,7 +201,7 @@ def _print_file_diff(args: argparse.Namespace, out: Output) -> None:
 
 
 def _describe_lease(document: Document, now_ms: int) -> str:
-    """Return as text the leader and how long its lease still runs, or for how long it has been over; empty if there is no lease."""
+    """Return the lease as text: its holder, and how long it still runs or how long ago it ended; empty if there is no lease."""
     lease = document["lease"]
     if lease is None:
         return ""
@@ -211,7 +211,7 @@ def _describe_lease(document: Document, now_ms: int) -> str:
 
 
 def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
-    """Return a list with one table of void records (control records that have no effect), or an empty list if there are none."""
+    """Return a list with one table of the control records that have no effect; an empty list if there are no such records."""
     if not fenced:
         return []
     rows = [
@@ -231,7 +231,7 @@ def _fenced_records_table(fenced: Sequence[Document]) -> list[Table]:
 
 
 def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
-    """Return the history of a partition as a tree: each compactor epoch (term of one leader) with its rounds."""
+    """Return the history of a partition as a tree: each compactor epoch (period of leadership) with its rounds."""
     offsets = tiers.format_cleaner_offsets(document["cleaner_offsets"])
     title = f"{tiers.partition_text_of_row(document)} at slot {document['slot']}: cleaner offsets {offsets}"
     branches = [_compactor_epoch_tree(epoch, document, now_ms) for epoch in document["epochs"]]
@@ -240,7 +240,7 @@ def _compactor_epochs_tree(document: Document, now_ms: int) -> Tree:
 
 
 def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> Tree:
-    """Return the tree of one compactor epoch (term of one leader): its rounds, and its void records, which have no effect.
+    """Return the tree of one compactor epoch (period of leadership): its rounds, and its control records that have no effect.
 
     :param document: document of the partition, with its lease.
     """
@@ -267,8 +267,9 @@ def _compactor_epoch_tree(epoch: Document, document: Document, now_ms: int) -> T
 
 
 def _describe_compaction_round(run: Document, epoch: Document) -> str:
-    """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments, and the compactor that began it
-    if that is not the leader of ``epoch``.
+    """Return one line about a round of compaction: its id, result, cleaned offsets and number of segments.
+
+    If another compactor than the leader of ``epoch`` began the round, the line names that compactor.
     """
     text = f"run {run['run_id']}  {run['status']}"
     if run["published_slot"]:
@@ -280,7 +281,7 @@ def _describe_compaction_round(run: Document, epoch: Document) -> str:
 
 
 def _describe_fenced_control_record(entry: Document) -> str:
-    """Return one line about a void record: a record of the control log that has no effect."""
+    """Return one line about a control record that has no effect: what it is, who wrote it, and why it is void."""
     claim = f" up to {entry['offset']}" if entry["offset"] is not None else ""
     return f"VOID: {entry['type']}{claim} in slot {entry['slot']} by {entry['by']}: {entry['reason']}"
 
@@ -290,7 +291,7 @@ def _history_point_document(point: PartitionHistoryPoint) -> dict[str, object]:
 
 
 def _diff_tables(before: PartitionHistoryPoint, after: PartitionHistoryPoint, difference: HistoryDifference) -> list[Table]:
-    """Return tables of what changed in a partition between two points of its history."""
+    """Return tables of the differences between two moments of a partition's history."""
 
     def history_point_title(point: PartitionHistoryPoint) -> str:
         return f"slot {point.slot}" + (f" ({format_iso_time(point.at_ms)})" if point.at_ms else "")

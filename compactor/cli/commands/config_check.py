@@ -41,9 +41,9 @@ CHECK_BROKERS_S = 5.0
 
 
 def check_settings(args: argparse.Namespace, out: Output) -> ExitCode:
-    """Check stores, brokers, topics and folders that the settings name. A failed check does not stop the others.
+    """Check the stores, brokers, topics and folders that the settings name. A failed check does not stop the others.
 
-    Return the exit code: 0 if no check found an error. Settings with invalid values were refused earlier, when they were loaded.
+    Return the exit code: 0 if no check found an error. Invalid values are not checked here; they are refused when the settings are loaded.
     """
     checks = {
         MetadataSource.CONTROL_LOG: _check_compactor_managed_tier,
@@ -250,7 +250,8 @@ def _check_brokers(settings: Settings) -> list[SettingFinding]:
 def _check_tier_and_control_store_match(settings: Settings) -> list[SettingFinding]:
     """Check that the stores can be reached, and that tier and control store belong together. Return the problem, if any.
 
-    An empty tier with an empty control store passes. A store error other than Unavailable is left to ``_check_stores_accept_writes``.
+    An empty tier with an empty control store passes. Store errors other than Unavailable are ignored here, because
+    ``_check_stores_accept_writes`` reports them.
     """
     tier = open_tier(settings)
     try:

@@ -61,9 +61,9 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
 def _search_keys_and_build_erasure_report(
     tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output
 ) -> tuple[dict[str, Any], ExitCode]:
-    """Search the topic for the keys. Return the erasure report, which lists the objects that hold one of them, and the exit code.
+    """Search the topic for the keys. Return the erasure report, a JSON document that lists the objects holding a key, and the exit code.
 
-    With ``--expedite``, run rounds that remove the keys and search again before the report is made.
+    With ``--expedite``, first run rounds that remove the keys, and search again before the report is made.
     """
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
@@ -102,11 +102,12 @@ def _run_compaction_rounds_to_erase_keys(
 ) -> list[tuple[int, KeyRemovalRound]]:
     """Run a round now in each partition that holds a key, so that the key is erased earlier.
 
-    Return the rounds that took records of a key from readers, those of ``survey`` included. Each comes with the index of its key.
+    Return each round that removed a key's records from what readers see, together with the index of that key among the searched keys. The
+    list includes earlier rounds, which the search found (``survey.removals``).
 
     :param survey: result of the search for the keys.
     :param question: the search, which is repeated in each partition after its round.
-    :param done: list to which a line for each step is added.
+    :param done: list to which one line of text is added for each step.
     """
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")

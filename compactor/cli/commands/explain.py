@@ -52,7 +52,10 @@ def _explain_partition(tier: Tier, partition: TopicPartition, args: argparse.Nam
 
 
 def _facts_table(title: str, facts: Sequence[explaining.ExplanationFact]) -> Table:
-    """Return a table of the first MAX_EVENT_ROWS facts, and of the number of further ones. ``title``: the answer that the facts support."""
+    """Return a table of the first MAX_EVENT_ROWS facts. If there are more, its last row states how many were left out.
+
+    :param title: heading of the table: the answer that the facts support.
+    """
     rows = [(fact.kind.replace("_", " "), fact.text) for fact in facts[:MAX_EVENT_ROWS]]
     if len(facts) > MAX_EVENT_ROWS:
         rows.append(("", f"and {len(facts) - MAX_EVENT_ROWS} more; --output json has all"))

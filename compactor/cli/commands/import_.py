@@ -79,8 +79,8 @@ def import_logs_command(args: argparse.Namespace, out: Output) -> ExitCode:
 def _audit_import_with_safety_overrides(
     args: argparse.Namespace, tier: Tier, out: Output, targets: Sequence[str]
 ) -> AbstractContextManager[None]:
-    """Return a context that records the import in the audit log if an option such as ``--allow-gaps`` permits what an import otherwise
-    refuses; else a context that does nothing.
+    """Return a context that records the import in the audit log if the user gave an option, such as ``--allow-gaps``, that overrides a
+    safety check; otherwise a context that does nothing.
     """
     consents = ("allow_gaps", "accept_truncation", "accept_loss", "new_incarnation")
     given = {name: True for name in consents if getattr(args, name)}
@@ -88,15 +88,16 @@ def _audit_import_with_safety_overrides(
 
 
 def _topic_id_query_of_brokers(settings: Settings) -> AskTopicIds | None:
-    """Return a function that asks the configured brokers for topic ids; None if no brokers are configured."""
+    """Return a function that requests topic ids from the configured brokers; None if no brokers are configured."""
     return KafkaAgentClusterQueries(kafka_connection_settings(settings)).topic_ids if settings.kafka.has_configured_brokers else None
 
 
 def _record_cluster_of_imported_topics(
     tier: Tier, directories: Iterable[tuple[TopicPartition, Path]], options: ImportOptions, out: Output
 ) -> None:
-    """Record in the catalog to which Kafka cluster the topics of imported directories belong. Does nothing if no brokers are configured;
-    prints a note if they do not answer.
+    """Record in the catalog to which Kafka cluster the topics of the imported directories belong.
+
+    Does nothing if no brokers are configured. Prints a note if the brokers do not answer.
     """
     if options.opening.ask is not None:
         tier.catalog.refresh()
@@ -128,10 +129,10 @@ def _import_directory(args: argparse.Namespace, out: Output, options: ImportOpti
 
 
 def _partition_to_import(args: argparse.Namespace, out: Output) -> TopicPartition:
-    """Return the partition as which a directory is imported. Options name its topic and number; what they leave out comes from the
-    directory's name.
+    """Return the partition into which a directory is imported.
 
-    Raises UsageError if neither gives both.
+    ``--topic`` and ``--partition`` name it. Whichever is not given is taken from the directory's name, such as ``orders-0``. Raises
+    UsageError if the name is not of this form and an option is missing.
     """
     reported = partition_of_directory(args.log_dir)
     if reported is None and (args.topic is None or args.partition is None):
@@ -187,9 +188,10 @@ def _import_with_progress(
 ) -> ExitCode:
     """Import many partitions with a progress display, print the result of each, and return the exit code.
 
-    :param sizes: bytes of each partition in the source. A partition that is done counts with all of them.
-    :param import_all: imports the partitions and returns their results. Receives two functions: one to call with each partition's result,
-        and one to call with a partition and the bytes just handled, which reports each segment twice (checked, uploaded).
+    :param sizes: size in bytes of each partition in the source. Progress advances to this size when the partition is finished, even if
+        fewer bytes had to be imported.
+    :param import_all: function that imports all partitions and returns their results. It calls its first argument with each partition's
+        result, and its second with a partition and a number of bytes, twice for each segment: when it is checked and when it is uploaded.
     """
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
     compile_kernels(out)

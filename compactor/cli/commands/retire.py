@@ -35,11 +35,11 @@ NOTED_TOGETHER = 100
 
 @dataclass
 class _RetireInspectionRecorder:
-    """Collector of the results of inspecting partitions. It records them in the catalog, many partitions per record.
+    """Collector of what `retire` found in each inspected partition. Writes its findings to the catalog, many partitions per record.
 
-    records_next_deletion_times: whether to record also, for each partition, the time before which it has nothing to delete.
+    records_next_deletion_times: whether to record also when each partition next has something to delete.
     now_ms: time of the inspection by the store's clock, in milliseconds.
-    behind: collected control logs whose length the catalog does not know yet.
+    behind: collected control logs that are longer than the catalog knows.
     looks: collected times of the next deletion, by name of the control log.
     """
 
@@ -50,7 +50,7 @@ class _RetireInspectionRecorder:
     looks: dict[str, RetireCheckResult] = field(default_factory=dict)
 
     def add_partition_inspection(self, partition: TopicPartition, log: PartitionLog, report: RetireReport) -> None:
-        """Add one partition's result, and record all collected results when NOTED_TOGETHER results are collected."""
+        """Add the findings about one partition. As soon as NOTED_TOGETHER findings are collected, write them to the catalog."""
         if log.state.slot > self.tier.min_last_record_number_of_control_log(partition):
             self.behind.append(log)
         if self.records_next_deletion_times:
@@ -59,7 +59,7 @@ class _RetireInspectionRecorder:
             self.write_inspections_to_catalog()
 
     def write_inspections_to_catalog(self) -> None:
-        """Record the collected results in the catalog."""
+        """Write the collected findings to the catalog, and forget them."""
         if self.behind:
             self.tier.control_log_change_notifier.save_last_record_numbers_of_control_logs(self.behind)
         if self.looks:
@@ -176,7 +176,7 @@ def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespa
 
 
 def _count_segments_objects_and_format_size(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[int, int, str]:
-    """Return the number of segments, the number of objects, and the total size of the objects as text.
+    """Return three values about objects: the number of segments they belong to, the number of objects, and their total size as text.
 
     Objects whose keys differ only in the suffix belong to one segment. An object without an entry in ``object_sizes``, such as an
     unfinished upload, counts as 0 bytes.

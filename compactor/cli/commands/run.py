@@ -79,9 +79,9 @@ def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], ou
 
 
 def _print_lease_holder(tier: Tier, partition: TopicPartition, out: Output) -> None:
-    """Print who holds the partition's lease and how long the command waits for its end at most. Print nothing if no lease is in force.
+    """Print which process holds the partition's lease, and for how long at most the command waits until the lease ends.
 
-    A process that was killed leaves its lease unreleased.
+    Print nothing if no lease is in force. A lease may outlive its holder, because a process that was killed cannot release it.
     """
     log = tier.open_control_log_of_partition(partition)
     log.refresh()

@@ -74,8 +74,8 @@ def show_run(args: argparse.Namespace, out: Output) -> None:
 
 
 def _kept_and_removed_record_balance_rows(run: RunHistoryEntry) -> list[tuple[str, object]]:
-    """Return table rows with a run's balance: counts and digest sums which show that each batch and record of its sources was kept or
-    removed. An empty list if the run recorded no balance.
+    """Return table rows with a run's balance: counts and digest sums which show that each batch and record of the source segments was
+    either kept or removed. Return an empty list if the run recorded no balance.
     """
     if run.balance is None:
         return []
@@ -91,8 +91,9 @@ def _kept_and_removed_record_balance_rows(run: RunHistoryEntry) -> list[tuple[st
 
 
 def _format_cleaned_offset_range(run: RunHistoryEntry) -> str:
-    """Return the first dirty offset before and after a run as text, such as ``1000 -> 2500``; ``?`` in place of the second if it is not
-    known, and empty if the first is not.
+    """Return the first dirty offset before and after a run as text, such as ``1000 -> 2500``.
+
+    The text is empty if the offset before the run is unknown; ``?`` stands for an unknown offset after the run.
     """
     if run.first_dirty_offset < 0:
         return ""
@@ -106,7 +107,10 @@ def _format_byte_stat(run: RunHistoryEntry, name: str) -> str:
 
 
 def _format_saved_bytes(run: RunHistoryEntry) -> str:
-    """Return as text the bytes by which a run made the segments smaller; empty if it published nothing, or its sizes were not recorded."""
+    """Return as text by how many bytes a run made the segments smaller.
+
+    The text is empty if the run published nothing, or if the sizes were not recorded.
+    """
     if not run.published_slot or "bytes_before" not in run.stats:
         return ""
     return format_size(int(run.stats["bytes_before"]) - int(run.stats["bytes_written"]))

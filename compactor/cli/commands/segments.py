@@ -38,7 +38,7 @@ def list_segments_command(args: argparse.Namespace, out: Output) -> None:
 
 
 def _segment_state_word(segment: dict[str, Any], live: set[str]) -> str:
-    """Return a word for a segment's state, such as ``live`` or ``replaced``, in place of Kafka's name of the state, which JSON has.
+    """Return one word for a segment's state, such as ``live`` or ``replaced``. JSON output has Kafka's name of the state instead.
 
     :param live: ids of the live segments.
     """

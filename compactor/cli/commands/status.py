@@ -49,7 +49,7 @@ def show_status(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> Table:
-    """Return a table of the first SHOWN_PARTITIONS partitions, those that need help first. Its title is the tier's overall condition."""
+    """Return a table of the first SHOWN_PARTITIONS partitions. Partitions that need help come first. Its title is the tier's condition."""
     first_command = {each.partition: each.commands[0] for each in document.needs_attention if each.commands}
     since = {each.partition: each.since_ms for each in document.needs_attention}
     rows = []
@@ -72,8 +72,8 @@ def _partitions_table(document: StatusDocument[DaemonTotals, PartitionRow]) -> T
 
 
 def _tier_totals_text(document: StatusDocument[DaemonTotals, PartitionRow]) -> str:
-    """Return a few lines of text with the tier's totals: partitions, bytes stored, dirty, saved but not deleted yet, and reclaimed in 24
-    hours.
+    """Return a few lines of text with the tier's totals: partitions, live bytes, dirty bytes, bytes of replaced segments that are not
+    deleted yet, and bytes deleted in the last 24 hours.
     """
     totals, hidden = document.totals, document.partitions.matching - SHOWN_PARTITIONS
     lines = [f"and {count_noun(hidden, 'more partition')}; --output json has all"] if hidden > 0 else []

@@ -16,9 +16,9 @@ from compactor.views.time_formats import format_iso_time
 
 
 def _run_id_needed_error(tier: Tier, given_name: str) -> UsageError:
-    """Return the error for a user who gave something other than a run's id, such as a partition, topic or pattern.
+    """Return the error for an argument of ``undo`` that is not the id of a run.
 
-    If it names partitions, the hint is the command that undoes their latest round. If not, the hint is the most similar name.
+    If the argument names partitions, the hint is the command that undoes their latest round; otherwise it is the most similar name.
     """
     try:
         names = tiers.select_partitions(tier, [given_name])
