@@ -115,10 +115,10 @@ def _signals_as_exceptions() -> Iterator[None]:
     def raise_interrupted(number: int, frame: object) -> NoReturn:
         raise Interrupted
 
-    def resend_dropped_signal(what: sys.UnraisableHookArgs) -> None:
-        number = signal.SIGTERM if what.exc_type is Terminated else signal.SIGINT if what.exc_type is Interrupted else None
+    def resend_dropped_signal(dropped: sys.UnraisableHookArgs) -> None:
+        number = signal.SIGTERM if dropped.exc_type is Terminated else signal.SIGINT if dropped.exc_type is Interrupted else None
         if number is None or threading.current_thread() is not threading.main_thread():
-            hook(what)
+            hook(dropped)
             return
         signal.signal(number, raise_terminated if number == signal.SIGTERM else raise_interrupted)
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()

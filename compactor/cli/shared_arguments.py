@@ -14,10 +14,13 @@ WATCH_SECONDS = 5
 SAMPLED_PARTITIONS = 8
 """Largest number of partitions that `plan` samples without being asked, so that it answers within seconds."""
 FIELD_FORMATS = ("auto", "avro", "json", "text", "bytes")
+OffsetOrTimeWord = str
+"""``offset`` or ``time``."""
+OffsetOrTimeMs = int
 FILE_HELP = "or one of Kafka's own cleaner-offset-checkpoint and leader-epoch-checkpoint files"
 
 
-def parse_offset_or_time(text: str) -> tuple[str, int]:
+def parse_offset_or_time(text: str) -> tuple[OffsetOrTimeWord, OffsetOrTimeMs]:
     """Return an argument as ("offset", a number) or ("time", milliseconds). Raises ArgumentTypeError if it is neither."""
     if text.isascii() and text.isdigit():
         return "offset", whole_number_parser()(text)

@@ -20,6 +20,8 @@ from compactor.constants import LeaderEpoch, Offset
 from compactor.records.build import ProducerFields, RecordToEncode, encode_batch, encode_txn_marker
 from compactor.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
+RecordCount = int
+"""Number of records."""
 CONNECTOR = 4001
 IMPORTER = 4002
 """Producer ids of the change-capture connector, and of a job that changes many customers in one transaction."""
@@ -97,7 +99,7 @@ class _LogDirectoryWriter:
         self._base, self._parts, self._size = self.next_offset, [], 0
 
 
-def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[int]:
+def write_demo_topic(folder: Path, settings: DemoTopicSettings, customers: CustomersTable) -> Iterator[RecordCount]:
     """Write a Kafka log directory with the generated topic. Yield the number of records of each batch once it is generated, for a progress
     bar.
 

@@ -13,6 +13,8 @@ from compactor.daemon.trend import HourlyStorageFigures
 from compactor.model.status import RoundStatus
 from compactor.web.documents import EffectiveTopicSettings, HourTotals, TopicRow, TopicsDocument
 
+UnixTimeMs = int
+
 
 def topics_document(status: DaemonStatus, cleaner_settings_for_topic: Callable[[str], CleanerSettings]) -> TopicsDocument:
     """Return the document of the page of topics.
@@ -54,7 +56,7 @@ def hourly_storage_bytes(hours: Iterable[HourlyStorageFigures]) -> tuple[HourTot
     )
 
 
-def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> int | None:
+def queue_empty_ms(status: DaemonStatus, due_bytes: int) -> UnixTimeMs | None:
     """Return the time, in milliseconds since 1970, when all due rounds will be done if they go on as fast as this process's rounds so far.
 
     Return None if nothing is due, or this process has finished no round.

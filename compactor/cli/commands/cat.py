@@ -19,6 +19,7 @@ from compactor.decoding.fields import FieldFormat, KeyAndValueDecoder, parse_key
 from compactor.errors import BadData, ExitCode, UsageError
 from compactor.views.time_formats import format_iso_time
 
+KeyAndValueFormats = tuple[FieldFormat, FieldFormat]
 WIDEST_KEY = 40
 """Largest number of columns that the key takes in a table."""
 
@@ -54,7 +55,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
             yield block
 
     width = out.terminal_width()
-    formats: tuple[FieldFormat, FieldFormat] = (args.key_format, args.value_format)
+    formats: KeyAndValueFormats = (args.key_format, args.value_format)
     match args.format or ("json" if width is None or out.mode == "json" else "table"):
         case "table":
             out.write_chunks(_table_lines(count_and_pass_on_blocks(), decoder, formats, width))
@@ -72,7 +73,7 @@ def print_records(args: argparse.Namespace, out: Output) -> ExitCode:
     return BadData.exit_code if skipped else 0
 
 
-def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: tuple[FieldFormat, FieldFormat]) -> Iterator[bytes]:
+def _json_lines(blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: KeyAndValueFormats) -> Iterator[bytes]:
     """Yield each block of records as lines of JSON, with decoded keys and values. ``formats``: the format of keys and that of values."""
     for block in blocks:
         lines = []
@@ -116,7 +117,7 @@ def _json_fields_of_key_or_value(name: str, data: bytes | None, decoder: KeyAndV
 
 
 def _table_lines(
-    blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: tuple[FieldFormat, FieldFormat], width: int | None
+    blocks: Iterable[RecordBlock], decoder: KeyAndValueDecoder, formats: KeyAndValueFormats, width: int | None
 ) -> Iterator[bytes]:
     """Yield each block of records as lines of a table, so that the first records appear at once.
 

@@ -17,6 +17,8 @@ from compactor.errors import BadData, CompactorError, ExitCode
 from compactor.model.status import RoundStatus
 from compactor.transfer.import_options import ImportProgressCallbacks
 
+RoundSeconds = float
+
 
 def run_demo(args: argparse.Namespace, out: Output) -> ExitCode:
     if args.dir is not None:
@@ -61,7 +63,7 @@ def _run_demo_in_folder(args: argparse.Namespace, folder: Path, out: Output, *, 
     return 0 if ok else CompactorError.exit_code
 
 
-def _run_demo_and_return_round_seconds(demo: Demo, out: Output) -> float:
+def _run_demo_and_return_round_seconds(demo: Demo, out: Output) -> RoundSeconds:
     """Run all steps of the demo (generate, import, forecast, compact, verify, export), and return the seconds that the round took."""
     with out.show_progress("making a topic", demo.shape.records, "records") as progress:
         demo.generate_topic(progress.advance)

@@ -31,6 +31,9 @@ from compactor.upkeep.erasure.topic import (
 )
 from compactor.views.time_formats import count_noun
 
+ErasureReportDocument = dict[str, Any]
+SearchedKeyIndex = int
+"""Index of a key among the keys that the user gave."""
 NOT_YET = 3
 MAX_HOLDER_ROWS = 50
 """Largest number of holders in the table. JSON has all of them."""
@@ -60,7 +63,7 @@ def report_and_erase_keys(args: argparse.Namespace, out: Output) -> ExitCode:
 
 def _search_keys_and_build_erasure_report(
     tier: Tier, args: argparse.Namespace, keys: list[bytes], out: Output
-) -> tuple[dict[str, Any], ExitCode]:
+) -> tuple[ErasureReportDocument, ExitCode]:
     """Search the topic for the keys. Return the erasure report, a JSON document that lists the objects holding a key, and the exit code.
 
     With ``--expedite``, first run rounds that remove the keys, and search again before the report is made.
@@ -68,7 +71,7 @@ def _search_keys_and_build_erasure_report(
     names = partitions_of_topic(tier, args.topic)
     secret = tier.identity.hash_key_for_unstored_hashes()
     outcomes = tiers.PartitionOutcomes(out, is_selection_explicit=True)
-    removals: list[tuple[int, KeyRemovalRound]] = []
+    removals: list[tuple[SearchedKeyIndex, KeyRemovalRound]] = []
     done: list[str] = []
     with out.show_progress("searching", tiers.sum_stored_bytes(tier, names, out, with_replaced=True), "bytes") as progress:
         question = KeySearchRequest(tuple(keys), tier.ports.clock_ms(), args.by_filters, progress.advance)
@@ -94,20 +97,20 @@ def _search_keys_and_build_erasure_report(
 def _run_compaction_rounds_to_erase_keys(
     tier: Tier,
     survey: TopicKeySearchResult,
-    question: KeySearchRequest,
+    search_request: KeySearchRequest,
     args: argparse.Namespace,
     outcomes: tiers.PartitionOutcomes,
-    done: list[str],
+    finished_steps: list[str],
     out: Output,
-) -> list[tuple[int, KeyRemovalRound]]:
+) -> list[tuple[SearchedKeyIndex, KeyRemovalRound]]:
     """Run a round now in each partition that holds a key, so that the key is erased earlier.
 
     Return each round that removed a key's records from what readers see, together with the index of that key among the searched keys. The
     list includes earlier rounds, which the search found (``survey.removals``).
 
     :param survey: result of the search for the keys.
-    :param question: the search, which is repeated in each partition after its round.
-    :param done: list to which one line of text is added for each step.
+    :param search_request: the search, which is repeated in each partition after its round.
+    :param finished_steps: list to which one line of text is added for each step.
     """
     if not tier.kind.compacts:
         raise UsageError("a tier of this layout is only read", hint="Nothing was changed; leave out --expedite")
@@ -115,7 +118,7 @@ def _run_compaction_rounds_to_erase_keys(
     compile_kernels(out)
 
     def record_erasure_step(text: str) -> None:
-        done.append(text)
+        finished_steps.append(text)
         out.print_note(text)
 
     removals = survey.removals
@@ -126,7 +129,7 @@ def _run_compaction_rounds_to_erase_keys(
             record_erasure_step(f"{one.partition}: nothing was done, it is {why}")
             continue
         try:
-            after = expedite_erasure(tier, one, question, shorten_grace=args.shorten_grace, report_step=record_erasure_step)
+            after = expedite_erasure(tier, one, search_request, shorten_grace=args.shorten_grace, report_step=record_erasure_step)
             removals += [(key, removal) for key, some in after.removals.items() for removal in some]
         except Exception as error:  # noqa: BLE001 - the other partitions go on (I9)
             outcomes.record_failure(str(one.partition), error)
@@ -147,7 +150,7 @@ def _requested_keys(args: argparse.Namespace) -> list[bytes]:
     return list(dict.fromkeys(parse_text_or_base64_key(text) for text in texts))
 
 
-def _print_erasure_report(document: dict[str, Any], keys: list[bytes], out: Output) -> None:
+def _print_erasure_report(document: ErasureReportDocument, keys: list[bytes], out: Output) -> None:
     """Print the erasure report: a table of the objects that hold a key, and a sentence that says whether the keys are erased."""
     texts = {entry["digest"]: key.decode("utf-8", "backslashreplace") for entry, key in zip(document["keys"], keys, strict=True)}
     rows = [

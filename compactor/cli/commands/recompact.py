@@ -97,10 +97,10 @@ def _print_dry_run(candidates: Sequence[RecompactionCandidate], out: Output, out
     return outcomes.exit_code()
 
 
-def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, count: str) -> None:
+def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers.PartitionOutcomes, progress_text: str) -> None:
     """Report the result of one partition at once, so that a user who interrupts the job knows which partitions are finished.
 
-    :param count: progress as text, such as ``3 of 12``.
+    :param progress_text: progress as text, such as ``3 of 12``.
     """
     report = finished.report
     if finished.error is not None:
@@ -112,9 +112,11 @@ def _report_partition(finished: RecompactionResult, out: Output, outcomes: tiers
         if report is not None and report.status == RoundStatus.WAITING:
             out.print_note(f"{finished.partition}: {report.reason}")
         if report is not None and report.segments_out:
-            out.print_note(f"{count}: {finished.partition} {report.status}, {report.records_read:,} records -> {report.records_kept:,}")
+            out.print_note(
+                f"{progress_text}: {finished.partition} {report.status}, {report.records_read:,} records -> {report.records_kept:,}"
+            )
         elif finished.skip_reason:
-            out.print_note(f"{count}: {finished.partition} is skipped: {finished.skip_reason}")
+            out.print_note(f"{progress_text}: {finished.partition} is skipped: {finished.skip_reason}")
 
 
 def _spark_document(started: StartedCluster, cost: TaskCost) -> dict[str, object]:

@@ -32,6 +32,11 @@ from compactor.views.time_formats import count_noun, format_iso_time
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""
 
+SegmentCount = int
+ObjectCount = int
+FormattedSize = str
+"""Size as text, such as ``3.2 MiB``."""
+
 
 @dataclass
 class _RetireInspectionRecorder:
@@ -175,7 +180,9 @@ def _abort_unfinished_uploads_of_dead_writers(tier: Tier, args: argparse.Namespa
         return ()
 
 
-def _count_segments_objects_and_format_size(object_keys: Sequence[str], object_sizes: Mapping[str, int]) -> tuple[int, int, str]:
+def _count_segments_objects_and_format_size(
+    object_keys: Sequence[str], object_sizes: Mapping[str, int]
+) -> tuple[SegmentCount, ObjectCount, FormattedSize]:
     """Return three values about objects: the number of segments they belong to, the number of objects, and their total size as text.
 
     Objects whose keys differ only in the suffix belong to one segment. An object without an entry in ``object_sizes``, such as an

@@ -95,7 +95,7 @@ def _run_due_rounds(
     tier: Tier,
     partitions: Sequence[TopicPartition],
     expected_bytes: Mapping[TopicPartition, int],
-    led_elsewhere: Sequence[TopicPartition],
+    partitions_led_elsewhere: Sequence[TopicPartition],
     args: argparse.Namespace,
     now_ms: int,
     profile: CommandProfile,
@@ -105,7 +105,7 @@ def _run_due_rounds(
     """Run a round on each of these partitions. Return for each the fields of its JSON result.
 
     :param expected_bytes: largest number of bytes that each round will read and write, for the progress display.
-    :param led_elsewhere: partitions that another process leads, or led when it was killed.
+    :param partitions_led_elsewhere: partitions that another process leads, or led when it was killed.
     :param outcomes: receives the success or failure of each partition.
     """
     spool_folder_of_this_process(tier.state_dir)  # before anything is announced that could not be worked on
@@ -127,7 +127,7 @@ def _run_due_rounds(
             done += expected_bytes.get(name, 0)
             stages = _StageDisplay(progress, reported)
             try:
-                if name in led_elsewhere:
+                if name in partitions_led_elsewhere:
                     _print_lease_holder(tier, name, out)
                 report = compact(tier, name, now_ms, force=args.force, on_stage=stages)
                 if report.status == RoundStatus.QUARANTINED:
