@@ -18,6 +18,7 @@ from compactor.control.logs import PartitionLog, move_queued_change_hints_into_c
 from compactor.control.records import RetireCheckResult
 from compactor.errors import CompactorError, ExitCode
 from compactor.model.ids import TopicPartition
+from compactor.tier.ports import SegmentCount
 from compactor.upkeep.deleted_topics import delete_partitions_of_missing_topics
 from compactor.upkeep.retire import (
     MAX_UNHINTED_INSPECTIONS,
@@ -32,7 +33,6 @@ from compactor.views.time_formats import count_noun, format_iso_time
 NOTED_TOGETHER = 100
 """Largest number of partitions whose inspections are recorded in one record of the catalog."""
 
-SegmentCount = int
 ObjectCount = int
 FormattedSize = str
 """Size as text, such as ``3.2 MiB``."""
