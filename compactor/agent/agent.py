@@ -157,7 +157,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         """Start every due upload for which a thread is free, and return the partitions whose upload was started.
 
         An upload starts only if the partition's leader has reported the end of its log within the last FRESH_MS. If a report is older, the
-        leaders are asked again first, together with those of due uploads for which no thread is free yet.
+        leaders of due partitions (up to ASKED_AT_ONCE of them) are asked again first.
         """
         if self.stop.event.is_set() or not self._tier_ready or self._problems.get("broker"):
             return []
@@ -238,7 +238,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         """Log the files staged for deletion whose offsets the tier lacks, with the time at which the broker deletes them. Each file is
         logged once.
 
-        Return the upload state; if a file was logged, with the topic's ``file.delete.delay.ms`` added.
+        Return the upload state. If a file was logged, the state has the topic's ``file.delete.delay.ms``, from which that time is computed.
         """
         new = self._staged.select_and_mark_unreported_files("staged", upload_state.uploadable_staged_files)
         if not new:
@@ -387,7 +387,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
     def _log_partitions_awaiting_topics_adopt(self) -> None:
         """Log the partitions that are not uploaded until a person accepts their logs for the tier (``topics adopt``), because the topic id
-        differs. Done once, when the upload of every partition was tried.
+        differs. The line is logged once, after the upload of every partition was tried.
         """
         line = None if self._adoptions_listed else log_line_of_partitions_awaiting_adoption(self._upload_states.values())
         self._adoptions_listed = self._adoptions_listed or line is not None
@@ -395,8 +395,8 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
             self._log(line, level=logging.WARNING)
 
     def _add_retention_deadline_if_awaiting_adoption(self, upload_state: PartitionUploadState, outcome: UploadOutcome) -> UploadOutcome:
-        """Return the outcome of an upload, unchanged unless the upload waits for ``topics adopt`` because the topic id differs. In that
-        case the time is added at which the broker's retention will delete the first segment that is not in the tier.
+        """Return the outcome of an upload. If the upload waits for ``topics adopt`` because the topic id differs, add to the outcome when
+        the broker's retention will delete the first segment that is not in the tier. Other outcomes are returned unchanged.
         """
         if outcome.trouble is not UploadFailureReason.IDENTITY:
             return outcome
@@ -414,8 +414,8 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         return replace(outcome, reason=f"{outcome.reason}. {when}", deadline_ms=deadline)
 
     def _record_failure_before_upload(self, partition: TopicPartition, failure: UploadFailureReason, reason: str, now_ms: int) -> None:
-        """Record a failure that prevents the upload of a partition from starting, and when to retry. Does nothing while the delay after an
-        earlier failure lasts.
+        """Record a failure that prevents a partition's upload from starting, and compute when to retry. Does nothing while the delay after
+        an earlier failure lasts.
         """
         upload_state = self._upload_states[partition]
         if now_ms < upload_state.retry_at_ms:
@@ -474,7 +474,7 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
 
 
 def _describe_broker(identity: BrokerIdentity) -> str:
-    """Return a text for messages that names a broker and its cluster."""
+    """Return the name of a broker and its cluster, as messages show it."""
     return f"broker {identity.broker_id} of cluster {identity.cluster_id}"
 
 
@@ -533,11 +533,11 @@ class StagedFilesHeldOpenOfAllPartitions:
         is_upload_running: bool,
         has_free_space: bool = True,
     ) -> tuple[FileStagedForDeletion, ...]:
-        """Open the wanted files of a partition, close its other files, and return those that are open afterwards. A wanted file is closed,
-        too, if the broker has deleted it and the agent refuses to upload it.
+        """Open the wanted files of a partition, close its other files, and return the files that are open afterwards. A wanted file that
+        the broker has deleted is closed, too, if the agent refuses to upload it.
 
         :param is_upload_running: whether an upload reads the files now, so that none may be closed.
-        :param has_free_space: whether the disk has room for files that its broker has deleted; if not, these are closed.
+        :param has_free_space: whether the disk has space for files that the broker has deleted; if not, these files are closed.
         """
         if partition not in self._held and not wanted_files:
             return ()
@@ -555,7 +555,7 @@ class StagedFilesHeldOpenOfAllPartitions:
         return tuple(each.file for each in files.held_files)
 
     def select_and_mark_unreported_files(self, report_name: str, files: Iterable[FileStagedForDeletion]) -> list[FileStagedForDeletion]:
-        """Return the files that this report has not named before, and remember that it names them now.
+        """Return the files that this report has not named yet, and mark them as reported.
 
         :param report_name: name of the report; each report names a file once.
         """

@@ -27,10 +27,11 @@ MAX_INTERVALS = 8
 
 @dataclass(frozen=True)
 class LeadershipInterval:
-    """Time in which this broker certainly led a partition in one leader epoch, known from leaders' answers. Times are in milliseconds.
+    """Period in which this broker was certainly the leader of a partition, in one leader epoch. It is derived from leaders' answers to
+    requests. Times are in milliseconds.
 
-    from_ms: when the first answer with this epoch had arrived.
-    until_ms: when the question for the latest answer with this epoch was sent.
+    from_ms: when the first answer with this epoch arrived.
+    until_ms: when the latest request whose answer has this epoch was sent.
     """
 
     leader_epoch: LeaderEpoch
@@ -54,13 +55,13 @@ class LeadershipAtDeletionRename(Enum):
 def leadership_intervals_with_answer_added(
     intervals: tuple[LeadershipInterval, ...], log_end: LeaderReportedLogEnd, asked_ms: int, answered_ms: int
 ) -> tuple[LeadershipInterval, ...]:
-    """Return the intervals of leadership after one more answer of the leader, which is this broker. After an answer without a leader epoch
-    no interval is left.
+    """Return the intervals of leadership after one more answer of the leader, which is this broker. If the answer has no leader epoch, no
+    interval remains.
 
-    A clock that was set back begins a new interval, because the times before and after it cannot be compared.
+    If the clock was set back, a new interval begins, because times before and after that cannot be compared.
 
     :param log_end: the answer.
-    :param asked_ms: when the question was sent, in milliseconds.
+    :param asked_ms: when the request was sent, in milliseconds.
     :param answered_ms: when the answer arrived, in milliseconds.
     """
     if log_end.leader_epoch < 0:
@@ -72,9 +73,8 @@ def leadership_intervals_with_answer_added(
 
 
 def leadership_at_deletion_rename(intervals: Sequence[LeadershipInterval], renamed_ms: int) -> LeadershipAtDeletionRename:
-    """Return whether this broker is known to have led the partition, in one leader epoch, before and after a file was renamed for
-    deletion. A leader's answer that arrived in the millisecond of the rename does not count as before it, because their order is
-    unknown.
+    """Return whether this broker is known to have led the partition, in one leader epoch, before and after it renamed a file for deletion.
+    An answer of the leader that arrived in the millisecond of the rename counts as later than the rename.
 
     :param renamed_ms: time of the rename: the file's change time, in milliseconds.
     """

@@ -69,7 +69,7 @@ def _upload_lag_metrics(status: AgentStatus) -> Iterator[Metric]:
 
 
 def _age_seconds(since_ms: int, now_ms: int) -> float:
-    """Return the seconds since ``since_ms``; 0 if that is 0, which means that there is no such time."""
+    """Return the seconds from ``since_ms`` to ``now_ms``; 0 if ``since_ms`` is 0, which stands for an unknown time."""
     return max(0, now_ms - since_ms) / 1000 if since_ms else 0
 
 

@@ -72,7 +72,7 @@ class UploadFailureReason(StrEnum):
 
 @dataclass(frozen=True)
 class SealedFile:
-    """A segment file to which its broker no longer writes.
+    """Segment file to which its broker no longer writes.
 
     base, end: first offset, and offset after the last one, both taken from file names.
     size: in bytes.
@@ -129,17 +129,17 @@ class PartitionUploadState:
     seen: latest listing of the partition's directory.
     leads: whether this broker leads the partition.
     position: last offset of the tier plus one; None if not known yet.
-    end: the leader's latest answer about its log's end; None before the first one.
+    end: the end of the log that the leader reported last; None before the first report.
     anew: whether the end of the tier must be read again although no segment seems to wait for upload.
     checked_ms: time of the leader's latest answer.
     failures: number of failed attempts in a row.
-    trouble, reason: the latest failure.
+    trouble, reason: kind and message of the latest failure.
     troubled_ms: since when the partition fails; 0 if it does not.
     retry_at_ms: earliest time of the next attempt.
     deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier; else None.
-    leadership: when this broker led, by leader epoch.
+    leadership: periods in which this broker led the partition, by leader epoch.
     delete_delay_ms: the topic's ``file.delete.delay.ms``.
-    held: staged files that the agent holds open, also deleted ones.
+    held: files staged for deletion that the agent holds open, even if the broker has deleted them.
     """
 
     seen: PartitionDirectoryListing
@@ -165,8 +165,8 @@ class PartitionUploadState:
 
     @property
     def pending_segments(self) -> tuple[SealedFile, ...]:
-        """Return the segments with offsets after the tier's end: those staged for deletion, then sealed ones. Empty segments are left out,
-        because they are uploaded together with a neighbour.
+        """Return the segments with offsets after the tier's end, first those staged for deletion, then the other sealed ones. Empty
+        segments are left out, because they are uploaded together with a neighbour.
         """
         staged = self.uploadable_staged_files
         files = (*(segment for file, segment in self._staged_files_with_offset_ranges if file in staged), *self.seen.sealed)
@@ -174,7 +174,9 @@ class PartitionUploadState:
 
     @property
     def uploadable_staged_files(self) -> tuple[FileStagedForDeletion, ...]:
-        """Return the files staged for deletion whose offsets are missing in the tier, except ``staged_files_with_unknown_leadership``."""
+        """Return the files staged for deletion whose offsets are missing in the tier. Files about which it is unknown whether this broker
+        led when it renamed them are left out.
+        """
         return tuple(
             file
             for file in self._staged_files_missing_in_tier
@@ -223,11 +225,12 @@ class PartitionUploadState:
 
 @dataclass(frozen=True)
 class UploadLag:
-    """Segments that are sealed or staged for deletion, and not in the tier. ``segments`` and ``bytes`` are their number and size.
+    """Size of the segments that are sealed or staged for deletion, and not in the tier.
 
-    since_ms: when the oldest of them was sealed, in milliseconds; 0 if there is none.
-    staged: number of those among them that are staged for deletion.
-    deadline_ms: when the broker deletes the first of the staged ones, in milliseconds; 0 if none is staged.
+    segments, bytes: their number and total size.
+    since_ms: when the oldest of these segments was sealed, in milliseconds; 0 if there is none.
+    staged: number of these segments that are staged for deletion.
+    deadline_ms: when the broker deletes the first segment staged for deletion, in milliseconds; 0 if there is none.
     """
 
     segments: int
@@ -250,8 +253,8 @@ def upload_lag(upload_state: PartitionUploadState) -> UploadLag:
 def with_listing(upload_state: PartitionUploadState | None, listing: PartitionDirectoryListing) -> PartitionUploadState:
     """Return the upload state with a new listing of the partition's directory.
 
-    If the topic id in the directory has changed, the topic may have been created again. Therefore only the listing and the leadership of
-    the partition are retained, and the tier's end is read again. The id also changes when the broker writes ``partition.metadata``, shortly
+    If the topic id in the directory has changed, the topic may have been created again. In that case only the listing and the leadership of
+    the partition are kept, and the tier's end is read again. The id also changes when the broker writes ``partition.metadata``, shortly
     after it has created the directory.
     """
     if upload_state is not None and upload_state.seen.topic_id != listing.topic_id:
@@ -262,8 +265,8 @@ def with_listing(upload_state: PartitionUploadState | None, listing: PartitionDi
 def with_leadership(upload_state: PartitionUploadState, is_leader: bool) -> PartitionUploadState:
     """Return the upload state after the cluster reported who leads the partition.
 
-    If the leadership has changed, everything but the directory's listing is forgotten, and the tier's end is read again, because the agent
-    of the former leader may have uploaded meanwhile.
+    If the leadership has changed, only the directory's listing is kept. The tier's end is read again, because the agent of the former
+    leader may have uploaded meanwhile.
 
     :param is_leader: whether this broker leads the partition now.
     """

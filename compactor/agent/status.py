@@ -17,7 +17,8 @@ SHARED = ("tier", "store", "generations", "broker")
 class AgentCounters:
     """Totals of an agent since it started.
 
-    uploads: number of uploads that added segments; ``segments`` and ``bytes`` are what they added.
+    uploads: number of uploads that added segments to the tier.
+    segments, bytes: number and size of the added segments.
     refusals: number of failed uploads by reason.
     untaken: number of files staged for deletion that were not uploaded, because it is unknown whether this broker led the partition when it
         renamed them for deletion.

@@ -127,10 +127,10 @@ class Uploader:
 
 
 class _PinterestOutputAppender:
-    """Appends newly uploaded segments to the partition's output in Pinterest's layout.
+    """Writer that appends newly uploaded segments to the partition's output in Pinterest's layout.
 
-    If a round has rewritten segments of the output, nothing is appended: a daemon has to write the output again. Segments are read from the
-    broker's directories as long as these have the same bytes as the tier.
+    If a round has rewritten segments of the output, nothing is appended; a daemon has to write the complete output again. Segments are read
+    from the broker's directories as long as these contain the same bytes as the tier.
     """
 
     def __init__(self, tier: Tier, stop: StopRequest) -> None:
@@ -143,8 +143,8 @@ class _PinterestOutputAppender:
         self._left: set[TopicPartition] = set()
 
     def append_upload_to_pinterest_output(self, partition: TopicPartition, outcome: UploadOutcome) -> UploadOutcome:
-        """After an upload, append the uploaded segments to the partition's output, if an output is configured. Return the upload's
-        outcome, to which a failure of the output or a line for the log is added. Raises Stopped if the agent is stopping.
+        """Append the segments of an upload to the partition's output, if an output is configured. Return the upload's outcome; a failure of
+        the output, or a line for the log, is added to it. Raises Stopped if the agent is stopping.
         """
         if not outcome.position:
             return outcome

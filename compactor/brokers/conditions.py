@@ -44,10 +44,10 @@ class AdminQueries(Protocol):
     def describe_cluster(self) -> ClusterDescription:
         """Return the cluster id and the brokers."""
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
+    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``.
 
-        :param needs_append_right: whether the description lists a missing permission to append to the topic, too.
+        :param lists_missing_append_right: whether the description lists a missing permission to append to the topic, too.
         """
 
     def describe_topics(self, topics: Sequence[str]) -> Mapping[str, TopicDescription]:
@@ -55,9 +55,10 @@ class AdminQueries(Protocol):
 
 
 class BrokerPublicationCheck:
-    """Check, called before each publication step, that cluster and topic permit it. Thread-safe.
+    """Check, called before each publication step, that the settings of cluster and topic permit the step. Thread-safe.
 
-    A topic that was deleted and created again is refused once, so that work on the deleted topic ends. Later calls are about the new topic.
+    If a topic was deleted and created again, the first check afterwards fails, so that work on the deleted topic ends. Later checks are
+    about the new topic.
 
     :param cleanup_policy_of: returns ``cleanup_policy`` of this program's settings for a topic.
     :param max_age_s: how long a passed check stays valid, in seconds.
@@ -78,15 +79,16 @@ class BrokerPublicationCheck:
         self._topic_ids: dict[str, bytes] = {}
 
     def require_publishing_allowed(self, partition: TopicPartition) -> None:
-        """Ask the cluster about itself and the partition's topic, unless both have passed this check recently.
+        """Check the settings of the cluster and of the partition's topic, unless both have passed the check in the last ``max_age_s``
+        seconds.
 
         Raises Refused if nothing may be written about this partition, and Unavailable if the brokers do not answer.
         """
         with self._lock:
             if self._is_compaction_permission_check_due(_CLUSTER_KEY):
-                problem = metadata_topic_problem(self._admin.describe_metadata_topic(needs_append_right=True)) or broker_version_problem(
-                    self._admin.describe_cluster()
-                )
+                problem = metadata_topic_problem(
+                    self._admin.describe_metadata_topic(lists_missing_append_right=True)
+                ) or broker_version_problem(self._admin.describe_cluster())
                 if problem:
                     raise Refused(f"nothing is compacted under these brokers: {problem}", hint="Readers are not affected")
                 self._checked_at[_CLUSTER_KEY] = time.monotonic()

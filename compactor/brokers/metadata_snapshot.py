@@ -26,6 +26,8 @@ from compactor.storage.port import ObjectStore
 
 PREFIX = "metadata-snapshots/"
 _ZLIB_LEVEL = 6
+SnapshotObjectKey = str
+"""Key of the object, in the control store, that holds a metadata snapshot."""
 
 
 class PartitionSnapshot(StrictFrozenModel):
@@ -106,7 +108,7 @@ def _take_partition_snapshot(brokers: BrokerMetadata, partition: TopicPartition,
     )
 
 
-def save_metadata_snapshot(store: ObjectStore, snapshot: MetadataSnapshot) -> str:
+def save_metadata_snapshot(store: ObjectStore, snapshot: MetadataSnapshot) -> SnapshotObjectKey:
     """Create the snapshot's object and return its key. Raises StoreError, or UsageError if the key holds another snapshot."""
     data = zlib.compress(snapshot.model_dump_json().encode(), _ZLIB_LEVEL)
     key = f"{PREFIX}{snapshot.taken_ms:020d}.json.z"

@@ -37,6 +37,8 @@ from compactor.tier.ports import AnnouncedSegment, MetadataRecordRateLimitDelay,
 
 _S = SegmentState
 READ_BACK_TIMEOUT_S = 30.0
+WithdrawnSegmentCount = int
+"""Number of segments whose deletion was begun."""
 _DELETED_STATES = (None, _S.DELETE_SEGMENT_STARTED, _S.DELETE_SEGMENT_FINISHED)
 
 
@@ -89,8 +91,9 @@ class KafkaPublisher:
     def reserve_metadata_records(
         self, partition: TopicPartition, records: int, max_records_per_hour: int
     ) -> MetadataRecordRateLimitDelay | None:
-        """Reserve records of the hourly limit for a round. Return None if the round is admitted or there is no limit
-        (``max_records_per_hour`` is 0), else until when the round has to wait.
+        """Reserve metadata records of the hourly limit for a round. Return None if the round is admitted, else until when it has to wait.
+
+        :param max_records_per_hour: the limit; 0 for no limit.
         """
         if not max_records_per_hour:
             return None
@@ -136,13 +139,14 @@ class KafkaPublisher:
         last_group_first: bool = False,
         is_begun_recorded: bool = False,
     ) -> None:
-        """Switch readers group by group, ascending by offset. The new segment of a group whose sources brokers have deleted is withdrawn.
+        """Switch readers to the new segments group by group, ascending by offset.
 
-        If brokers have expired all sources of a group at the front of the log, later groups are switched all the same, because no value of
-        an expired segment can come back. If some of its sources have expired, the group is switched as if they were still there.
+        If brokers have deleted sources of a group, its new segment is withdrawn. The groups after it are then withdrawn, too, because its
+        remaining sources may hold values whose tombstones later groups removed.
 
-        Otherwise the groups after a withdrawn group are withdrawn, too, because its remaining sources may hold values whose tombstones
-        later groups removed.
+        Expired segments are an exception, because none of their values can come back. If all sources of a group at the front of the log
+        have expired, the group is withdrawn and later groups are switched all the same. If only some have expired, the group is switched as
+        if they were still there.
 
         :param record_begun: called once, before the first record is appended.
         :param record_published: called at the end, with the ids of the new segments that were not published.
@@ -204,7 +208,7 @@ class KafkaPublisher:
         self._append_checked_records_and_await_read_back(where, cache, records)
 
     def record_finished_segment_deletion(self, partition: TopicPartition, segments: Sequence[SegmentRef]) -> None:
-        """Append to the metadata topic, for each of these segments, the record that its deletion is finished (DELETE_SEGMENT_FINISHED)."""
+        """Append to the metadata topic that the deletion of these segments is finished (one DELETE_SEGMENT_FINISHED for each)."""
         where, cache = self._read_newest_metadata(partition)
         known = [cache.segments.get(uuid_bytes(segment.id)) for segment in segments]
         going = [one for one in known if one is not None and one.state is _S.DELETE_SEGMENT_STARTED]
@@ -213,7 +217,7 @@ class KafkaPublisher:
         )
 
     def find_segments_deleted_by_brokers(self, partition: TopicPartition, segment_ids: Collection[str]) -> frozenset[str]:
-        """Return which of these segments brokers have begun to delete or have deleted, after reading the topic to its end."""
+        """Return the ids of those segments that brokers have deleted or have begun to delete, after reading the topic to its end."""
         _, cache = self._read_newest_metadata(partition)
         return frozenset(one for one in segment_ids if _is_deleted_by_broker(cache, uuid_bytes(one)))
 
@@ -226,11 +230,11 @@ class KafkaPublisher:
 
     def withdraw_announced_unrecorded_segments(
         self, partition: TopicPartition, live: Sequence[SegmentRef], recorded_ids: Collection[str]
-    ) -> int:
-        """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number: those that
-        compactors wrote and no reader uses, and copies that brokers made within the offsets of compacted segments.
+    ) -> WithdrawnSegmentCount:
+        """Begin the deletion (DELETE_SEGMENT_STARTED) of segments that the control log does not name, and return their number. These are
+        segments that compactors wrote and no reader uses, and copies that brokers made within the offsets of compacted segments.
 
-        Live segments that lookups do not find are first finished again, so that lookups find them.
+        Live segments that lookups do not find are first finished again (COPY_SEGMENT_FINISHED), so that lookups find them.
 
         :param recorded_ids: ids of all segments that the control log names.
         """
@@ -256,8 +260,8 @@ class KafkaPublisher:
         return len(going)
 
     def _require_all_records_accepted(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
-        """Try all records of a publication on a copy of the folded metadata. Raises Refused, before the first is appended, if a rule
-        forbids one. Tries nothing if sources or new segments are gone, because their groups are then withdrawn.
+        """Raise Refused if a rule forbids one of the records of a publication. The records are tried on a copy of the folded metadata,
+        before the first one is appended. Does nothing if sources or new segments are gone, because their groups are then withdrawn.
         """
         _, cache = self._read_newest_metadata(partition)
         lineage, news = lineage_from_segments(cache), [cache.segments.get(uuid_bytes(new.segment.id)) for new in replacements]
@@ -290,10 +294,12 @@ class KafkaPublisher:
             require_records_accepted([self._state_change_record(one, _S.DELETE_SEGMENT_STARTED) for one in ascending])
 
     def _delete_unfinished_copies_and_unhide_segments(self, partition: TopicPartition, replacements: Sequence[Replacement]) -> None:
-        """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again.
+        """Delete unfinished copies of earlier leaders in the range to be replaced, and finish hidden segments again
+        (COPY_SEGMENT_FINISHED).
 
-        A copy that finished after the round would bring back values whose tombstones were removed. A hidden segment is one that lookups
-        find only after its start; it must be found from its start before the segment below it is replaced by one that ends there.
+        If an unfinished copy was finished after the round, it would bring back values whose tombstones were removed. A hidden segment is
+        one that lookups do not find at its start. Lookups must find it there before the segment below it is replaced by a segment that ends
+        at that offset.
         """
         where, cache = self._read_newest_metadata(partition)
         last = max((new.segment.end_offset for new in replacements), default=-1)
@@ -311,14 +317,14 @@ class KafkaPublisher:
         self,
         partition: TopicPartition,
         replacement: Replacement,
-        expired: Callable[[Collection[str]], Collection[str]],
+        find_expired: Callable[[Collection[str]], Collection[str]],
         *,
         must_withdraw: bool,
     ) -> _ReaderSwitchOutcome:
         """Switch readers to one group's new segment: append COPY_SEGMENT_FINISHED, verify that lookups find the segment, and append
         DELETE_SEGMENT_STARTED for its sources.
 
-        :param expired: returns those of the given segments that brokers have expired.
+        :param find_expired: returns those of the given segments that brokers have expired.
         :param must_withdraw: withdraw the new segment instead, because an earlier group was withdrawn.
         """
         where, cache = self._read_newest_metadata(partition)
@@ -330,7 +336,7 @@ class KafkaPublisher:
             is_gone = known is None or known.state in _DELETED_STATES
             # A group that was switched before has expired with its new segment; its sources were then deleted by this program.
             asked = [*missing, replacement.segment.id] if is_gone and len(missing) == len(replacement.sources) else missing
-            explained = expired(asked) if asked else ()
+            explained = find_expired(asked) if asked else ()
             if replacement.segment.id in explained or all(source in explained for source in replacement.sources):
                 return self._withdraw_new_segment_of_expired_sources(partition, raw_id)
             if known is None or is_gone:

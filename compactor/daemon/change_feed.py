@@ -35,9 +35,9 @@ class ChangeReport:
 
     hints: change hint of every partition: a number that changes whenever the partition's log has new records.
     recreated: partitions whose topic was deleted and created again.
-    suspended: topic -> why its rounds are forbidden.
-    paused: partition -> who paused it, and why.
-    requested: partition -> position in the catalog (slot) of a person's latest request for a round.
+    suspended: why rounds of a topic are forbidden, by topic.
+    paused: who paused a partition and why, by partition.
+    requested: number of the catalog record (slot) in which a person last requested a round, by partition.
     """
 
     hints: Mapping[TopicPartition, int]
@@ -83,8 +83,8 @@ def paused_partitions(catalog: CatalogState, partitions: Iterable[TopicPartition
 
 
 def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition, CatalogSlot]:
-    """Return the partitions for which a round was requested in the last REQUEST_EXPIRY_MS, each with the request's position in the catalog
-    (slot).
+    """Return the partitions for which a person requested a round in the last REQUEST_EXPIRY_MS, each with the number of the catalog record
+    (slot) of the request.
     """
     requests = catalog.wanted.items()
     return {
@@ -95,8 +95,10 @@ def requested_rounds(catalog: CatalogState, now_ms: int) -> dict[TopicPartition,
 
 
 class BrokerChangeFeed:
-    """Change feed of a broker-managed tier. Reads from the brokers' metadata which partitions have changed. A partition's change hint is
-    the offset of the last metadata record about the partition, plus POLICY_STEP for each change of its topic's settings.
+    """Change feed of a broker-managed tier. Reads from the brokers' metadata which partitions have changed.
+
+    The change hint of a partition (a number that changes with every change) is the offset of the last metadata record about it, plus
+    POLICY_STEP for each change of its topic's settings.
     """
 
     def __init__(self, brokers: BrokerMetadata) -> None:

@@ -61,7 +61,7 @@ ALIASES = {
 
 
 def _kafka_cleaner_values(status: DaemonStatus) -> dict[str, float]:
-    """Return the values of those metrics that Kafka's LogCleaner has, too, by name. Times are in seconds, shares from 0 to 1."""
+    """Return the values of the metrics that Kafka's LogCleaner has, too, by metric name. Times are in seconds, shares from 0 to 1."""
     seen = [schedule.status for schedule in status.schedules if schedule.status is not None]
     bad = [schedule.status for schedule in status.blocked_schedules if schedule.status is not None]
     totals = status.totals

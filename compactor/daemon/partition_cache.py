@@ -56,12 +56,12 @@ class PartitionCache:
     def load_statuses_of_unchanged_partitions(
         self, hints: Mapping[str, int], max_age_ms: int, now_ms: int
     ) -> dict[TopicPartition, PolledStatus]:
-        """Load the summaries that are still valid from local state, and return the statuses of their partitions.
+        """Load the summaries that are still valid from local state, and return the statuses of their partitions. Makes no request.
 
-        A summary is valid if the partition has not changed since it was saved and had no replaced segments that wait for deletion. Makes no
-        request.
+        A summary is valid if the partition has not changed since the summary was saved, and no replaced segments of the partition waited
+        for deletion.
 
-        :param hints: the partitions' present change hints, by name.
+        :param hints: the present change hint of each partition, by name. A change hint is a number that changes with every change.
         :param max_age_ms: summaries of partitions that were not polled for longer are ignored.
         """
         kept = self._tier.local.cached_summaries_by_partition_name() if self._tier.local else {}
@@ -92,10 +92,10 @@ class PartitionCache:
         return self._compute_status(partition, now_ms) if partition in self._known else None
 
     def poll_partition(self, partition: TopicPartition, hint: int, last_status: PartitionStatus | None, now_ms: int) -> PartitionStatus:
-        """Return the partition's present status, after reading what is new in its control log. Takes two requests if nothing was written
-        since ``last_status``.
+        """Return the partition's present status, after reading the new records of its control log. Takes two requests if nothing was
+        written since ``last_status``.
 
-        :param hint: the latest change hint of the partition.
+        :param hint: the latest change hint of the partition: a number that changes with every change.
         :param last_status: the status after the previous poll; None if there is none.
         :raises StoreError: if the store fails.
         :raises BadControlRecord: if the control log is corrupt.
@@ -142,8 +142,8 @@ class PartitionCache:
         return deserialize_history(data) if data is not None else None
 
     def save_unchanged_partitions(self) -> None:
-        """Write to local state which partitions had nothing new at their last poll, and when that was. A daemon that starts later uses
-        their summaries without polling them, except those for which the change feed reports a change since then.
+        """Save to local state which partitions had no new records at their last poll, and when they were polled. After a restart, the
+        daemon uses the cached summaries of these partitions without polling them, unless the change feed reports a change.
         """
         with self._lock:
             confirmed, self._confirmed = self._confirmed, {}
@@ -153,7 +153,9 @@ class PartitionCache:
     def _may_have_changed(self, cached: CachedPartitionSummary, hint: int) -> bool:
         """Return whether the partition's log may have changed since its summary was made.
 
-        Asks the store whether the log has new records. On broker-managed tiers a new hint alone counts as a change.
+        Asks the store whether the log has new records. On broker-managed tiers a new change hint is enough, without a request.
+
+        :param hint: the latest change hint of the partition: a number that changes with every change.
         """
         tier, name = self._tier, cached.summary.topic_partition
         if cached.position is None or (not tier.kind.is_content_determined_by_control_logs and cached.position.hint != hint):
@@ -164,7 +166,7 @@ class PartitionCache:
         return log.has_changed_since(cached.position.slot, cached.position.mark)
 
     def _record_unchanged_partition(self, cached: CachedPartitionSummary, hint: int, now_ms: int) -> None:
-        """Remember that the partition was polled at ``now_ms`` and had nothing new, until ``save_unchanged_partitions`` writes this to
+        """Remember that a poll at ``now_ms`` found no new records of the partition. ``save_unchanged_partitions`` later writes this to
         local state.
         """
         if cached.position is not None:

@@ -15,9 +15,9 @@ MOST_LINEAGE = 100
 
 
 class ReplacedRange(StrictFrozenModel):
-    """Adjacent segments that were replaced together and wait for deletion.
+    """Offset range of adjacent segments that were replaced together and wait for deletion. Offsets are inclusive.
 
-    Offsets are inclusive. run_id: the round that replaced them; empty if no round replaced them (a truncation, a deleted partition).
+    run_id: the round that replaced them; empty if no round did (a truncation, a deleted partition).
     """
 
     start_offset: int

@@ -187,7 +187,7 @@ class OutputSchedule:
     retry_at_ms: int = 0
 
     def is_output_due(self, status: PartitionStatus, now_ms: int) -> bool:
-        """Return whether the output lacks records of the log or an old version may be deleted, and no failed attempt delays it."""
+        """Return whether the output lacks records of the log or an old version of it may be deleted, and no failed attempt delays it."""
         return now_ms >= self.retry_at_ms and (status.slot > self.written_slot or now_ms >= self.next_deletion_ms)
 
 
@@ -259,8 +259,8 @@ class JobOutcome:
     status: a status of `run`, or retired, failed, out_of_budget, stopped.
     partition: the partition's status after the job; None if unknown.
     until_ms: when a round that waits may be tried again.
-    written_slot, next_deletion_ms, content: for an update of an output: the log record (slot) up to which it was written, when an old
-        version of it may be deleted, and what it shows.
+    written_slot, next_deletion_ms, content: for an update of an output: number of the last log record (slot) that the output shows, when an
+        old version of the output may be deleted, and the extent of its data.
     """
 
     status: str
@@ -287,7 +287,7 @@ class PartitionJob:
 
 
 def with_change_hint(schedule: PartitionSchedule, hint: int, now_ms: int) -> PartitionSchedule:
-    """Return the schedule after a change was reported (``hint``), so that the partition is polled at once."""
+    """Return the schedule after the change feed reported a change (``hint`` is a new number), so that the partition is polled at once."""
     return replace(schedule, hint=hint, next_poll_ms=now_ms, idle_polls=0)
 
 
@@ -343,7 +343,7 @@ def with_pause_and_request(schedule: PartitionSchedule, pause_reason: str, reque
 
 
 def needs_poll(schedule: PartitionSchedule, now_ms: int) -> bool:
-    """Return whether the partition's control log must be read (polled) before a job can be chosen."""
+    """Return whether the partition's control log must be read (polled) now, before a job can be chosen."""
     return now_ms >= schedule.next_poll_ms or (schedule.status is not None and now_ms >= schedule.status.wake_ms)
 
 
@@ -352,7 +352,7 @@ def with_poll_result(
 ) -> PartitionSchedule:
     """Return the schedule after a poll that has found the partition in this status.
 
-    :param spread_fraction: a number from 0 to 1 that spreads the second polls of many partitions over ``interval_ms``.
+    :param spread_fraction: number from 0 to 1 that decides when, within ``interval_ms``, the second poll takes place.
     """
     before = schedule.status
     changed = before is not None and before.slot != status.slot
@@ -419,7 +419,7 @@ def next_action(schedule: PartitionSchedule, now_ms: int, *, may_begin_rounds: b
 def with_job_outcome(schedule: PartitionSchedule, job: PartitionJob, outcome: JobOutcome, now_ms: int, ttl_ms: int) -> PartitionSchedule:
     """Return the partition's schedule after a job with this outcome: when the next job may begin, and what failed.
 
-    :param ttl_ms: lease time of a compactor that was found at work; no job of the partition begins for so long.
+    :param ttl_ms: lease time, in milliseconds; no job begins for this time if the job found another compactor at work.
     """
     output = schedule.output
     if job.action is DaemonAction.OUTPUT:
@@ -484,10 +484,10 @@ def choose_jobs(
     *,
     may_begin_rounds: bool = True,
 ) -> list[PartitionJob]:
-    """Return the jobs to start now: at most one per partition, and at most ``max_jobs`` including the running ones.
+    """Return the jobs to start now: at most one per partition. Jobs to start and running jobs are together at most ``max_jobs``.
 
-    Requested rounds go first, then the order of ``schedules`` decides. An exclusive round (one that needs the budgets for itself) starts
-    only when nothing else runs, and nothing else starts before it.
+    Requested rounds go first, then the order of ``schedules`` decides. A round that needs the budgets for itself (an exclusive round)
+    starts only when no job runs, and no other job starts before it.
 
     :param may_begin_rounds: whether new rounds may begin.
     """

@@ -40,7 +40,8 @@ BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0
 class DurationHistogram:
     """Histogram of durations.
 
-    counts: number of durations up to each bound in BOUNDS_S and above the bound before it; then the number above the last bound.
+    counts: for each bound in BOUNDS_S, the number of durations up to this bound and above the previous one; last, the number above all
+        bounds.
     total: sum of all durations, in seconds.
     """
 

@@ -92,8 +92,8 @@ class RoundReport:
     bytes_written: size of the new segments, of which the store copied ``bytes_copied`` from existing objects.
     saved_bytes: size of the replaced segments minus the size of the published ones; below 0 if the partition has grown.
     segments: outcome for each segment below the round's end.
-    filters: number of segments that Bloom filters decided about in this round.
-    useless_rate: of the clean segments without a dirty key, the share that was read because of a false positive.
+    filters: how many reads the Bloom filters saved in this round.
+    useless_rate: share of the clean segments without a dirty key that was read because of a false positive.
     until_ms: for status waiting, the earliest time at which the round can start, in milliseconds.
     log_start_offset: first offset that readers may read.
     segments_expired, bytes_expired: number and size of the segments that retention removed before the round was planned.
@@ -162,7 +162,7 @@ class RoundInputs:
     """Values from which a round is planned.
 
     facts: the values that every engine needs.
-    indexed: result of pass 1 if this process ran it; None if a remote engine does.
+    indexed: result of pass 1 if it was run by this process; None if a remote engine runs it.
     disk_bytes: disk budget in bytes that each group of segments must fit; None if a remote engine does the work.
     """
 
@@ -238,9 +238,10 @@ class PartitionRound:
         return self._round_too_old_problem(intent)
 
     def _round_too_old_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
-        """Return why an open round is too old to be resumed, or an empty string. Only where brokers expire segments is there a limit:
-        until the new segments are published, brokers expire no segment that follows them. The time counts from the plan, because the
-        new segments are announced after it.
+        """Return why an open round is too old to be resumed, or an empty string.
+
+        There is a limit only if brokers expire segments, because an open round delays that: until its new segments are published, brokers
+            expire no segment after them. The age is measured from the plan.
         """
         ports = self._context.ports
         if ports.brokers is None or self._cleaner.retention_ms < 0 or ports.clock_ms() - intent.at_ms <= OPEN_ROUND_MAX_MS:
@@ -288,7 +289,7 @@ class PartitionRound:
             yield RoundInputs(known, LocalKeyScan(found, workers, reading), disk.total)
 
     def _draft_plan_for_time(self, state: PartitionState, now_ms: int) -> CompactionPlan | None:
-        """Return the plan, without ids, that would be made at a time in milliseconds; None if no round would be due then."""
+        """Return the plan, without ids, that would be made at the time ``now_ms``, in milliseconds; None if no round would be due then."""
         assessment = self._assess(state, self._cleaner, now_ms)
         if not assessment.due:
             return None

@@ -36,10 +36,10 @@ MetadataAndRefusal = tuple[RemoteLogSegmentMetadata, ReasonOrEmpty]
 class RewrittenSegment:
     """New segment that is ready for upload.
 
-    table: its batches.
+    table: the batches of the segment.
     log: size and digests of its log.
-    contents: file or bytes of each kind of object, without the log if the store composes that.
-    due_ms: earliest delete horizon in it, in milliseconds.
+    contents: file or bytes of each kind of object; the log is missing if the store composes it.
+    due_ms: earliest delete horizon in the segment, in milliseconds.
     pieces: ranges of existing objects, and new bytes, from which the store composes the log; empty if the log is uploaded.
     """
 

@@ -63,7 +63,9 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class _DriverSideOfWorkSession:
-    """Driver's side of the session with the worker of one plan (implements ``RoundWorkerSession``)."""
+    """Session of the round's driver with a worker that works on one plan (implements ``RoundWorkerSession``). It gives the worker the
+    state, keys for scratch objects, and the check for leadership.
+    """
 
     leadership: Leadership
     run_id: str
@@ -118,8 +120,8 @@ def _is_round_needed(ports: EnvironmentPorts, state: PartitionState, round_steps
 
 
 def run_round_as_leader(leadership: Leadership, round_steps: RoundSteps[RoundInputsT]) -> RoundResult:
-    """Run one round under a leadership that the caller holds already: finish or undo an open round, raise the log start, plan, rewrite,
-    verify, publish. Return what was done, also if nothing was due.
+    """Run one round under a leadership that the caller has acquired: finish or undo an open round, raise the log start, plan, rewrite,
+    verify, publish. Return the result, even if no round was due.
 
     :raises Fenced: if another compactor has become the leader.
     :raises BadData: if a source is damaged or the output is refused.
@@ -336,11 +338,10 @@ def _run_history_status(plan: CompactionPlan, status: RoundStatus) -> RunHistory
 def _run_pending_tasks(
     leadership: Leadership, round_steps: RoundSteps[RoundInputsT], inputs: RoundInputsT | None, expired_sources: BrokerExpiredSegmentCache
 ) -> FailureAndSegmentId | None:
-    """Let the worker run the pending tasks. Return the first failure with the segment concerned, or None if there was none.
+    """Let the worker run the pending tasks. Return the first failure with the segment concerned; None if there was no failure.
 
-    Tasks whose sources have all been expired by brokers are skipped, also if that happens while the tasks run. If brokers have expired only
-    some sources of a task, None is returned, too. The caller must therefore ask ``expired_sources`` afterwards, and undo the intent in this
-    case.
+    Brokers may expire source segments, even while the tasks run. A task is skipped if all its sources have expired. If only some of them
+    have expired, the tasks end and None is returned; the caller must ask ``expired_sources`` for this case, and undo the intent.
     """
     while True:
         intent = _require_intent(leadership)
@@ -373,8 +374,8 @@ def _run_unexpired_pending_tasks(
     intent: RoundIntent,
     expired_sources: BrokerExpiredSegmentCache,
 ) -> CompactionFailure | None:
-    """Give the worker those pending tasks whose segments brokers have not expired, and record each receipt as it arrives. Return the first
-    failure, or None if every task succeeded. A task for which the worker gives no result counts as a failure.
+    """Give the worker the pending tasks, except those whose segments brokers have expired, and record each receipt as it arrives. Return
+    the first failure; None if every task succeeded. A task for which the worker returns no result counts as failed.
 
     :param inputs: None if an earlier process announced the plan.
     """

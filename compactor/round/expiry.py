@@ -22,11 +22,11 @@ S = TypeVar("S", bound=SegmentMetadataOrSummary)
 
 @dataclass(frozen=True)
 class ExpiredSegments:
-    """Segments that retention removes now, and the log start afterwards.
+    """Segments that retention removes now. The newest segment is never among them, even if its records expire.
 
-    log_start_offset: first offset that readers may read afterwards. It does not change if all removed segments lay below it already.
-    segments, bytes: number and size of the removed segments. The newest segment is never among them, even if its records expire.
-    reason: which limits have passed.
+    log_start_offset: first offset that readers may read afterwards. It is unchanged if all removed segments were below it already.
+    segments, bytes: number and size of the removed segments.
+    reason: retention limits that the segments exceed, as text for people.
     """
 
     log_start_offset: int
@@ -41,12 +41,12 @@ def is_retention_enabled(cleaner: CleanerSettings) -> bool:
 
 
 def find_expired_segments(state: PartitionStateOrSummary[S], cleaner: CleanerSettings, now_ms: int) -> ExpiredSegments | None:
-    """Return what retention deletes at this time, or None if nothing expires.
+    """Return the segments that retention deletes at this time, or None if none expires.
 
     Segments that lie below the log start but could not be removed earlier are included, whatever the cleanup policy is.
 
     :param state: the folded state, or its summary. For a broker-managed tier None is returned, because brokers expire its segments.
-    :param now_ms: the smaller of this machine's clock and the store's, so that a clock that is ahead deletes nothing.
+    :param now_ms: the earlier of this machine's clock and the store's, so that a clock that is ahead deletes nothing.
     """
     if state.mirrored or not state.has_segments:
         return None

@@ -111,7 +111,8 @@ class CleanSegmentSelectionInputs:
 class SurvivorScanResult:
     """Result of pass 1.
 
-    opened_sources: sources and verdicts. A segment that was not opened is represented by the headers in its sidecar, or is empty.
+    opened_sources: source segments and transaction verdicts on their batches. A segment that was not opened is represented by the headers
+        in its sidecar, or is empty.
     passes: number of scans of the dirty range.
     clean: which clean segments must be read, and why.
     """
@@ -185,7 +186,7 @@ class _FetchedSidecarBytes:
 
 @dataclass
 class _HeldDiskReservation:
-    """Holder of the disk reservation of one attempt at pass 1. ``reservation`` is None until the attempt needs disk space."""
+    """Holder of the disk space that one attempt at pass 1 has reserved. ``reservation`` is None until the attempt needs disk space."""
 
     reservation: DiskSpaceReservation | None = None
 
@@ -203,8 +204,10 @@ class _SurvivorScanAttempt:
 
 @dataclass(frozen=True)
 class BloomFilterAnswers:
-    """Results of asking Bloom filters of clean segments about the dirty keys, by position of the segment. asked: segments that only their
-    filter could decide. met: segments that must be read although their filter was asked, with the reason.
+    """Answers of the Bloom filters of clean segments to the question whether they may contain a dirty key, by position of the segment.
+
+    asked: segments about which only the filter could decide.
+    met: segments of ``asked`` that must be read, with the reason.
     """
 
     asked: frozenset[int] = frozenset()
@@ -245,8 +248,8 @@ def scan_for_survivors(
 
 
 def _scan_with_keys_in_memory(scan_inputs: _SurvivorScanInputs, expected_key_count: int, expected_row_count: int) -> SurvivorScanResult:
-    """Run one attempt with the keys in memory, moving them to disk if they turn out not to fit. Raises DiskReservationExceeded if the disk
-    has no space then.
+    """Run one attempt with the keys in memory. If they turn out not to fit, move them to disk. Raises DiskReservationExceeded if there is
+    no disk space for them.
     """
     settings, staging, space = scan_inputs.settings, scan_inputs.reading.staging, _HeldDiskReservation()
     spare = max(0, settings.map_budget_bytes - expected_key_count * KEY_BYTES * 5 // 4 - MIN_MAP_BYTES)
@@ -469,8 +472,8 @@ def _reason_to_read_due_to_transactions(scan_inputs: _SurvivorScanInputs, ordina
 def _ask_filters_about_dirty_keys(
     scan: _SurvivorScanAttempt, decisions: Mapping[SegmentOrdinal, SegmentReadDecisionFromSidecar], earlier_answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
-    """Ask the filters of clean segments about the dirty keys of this part of the key space, and return ``earlier_answers`` with the new
-    answers added. With keys on disk, also read the clean segments that may have one of these keys.
+    """Ask the filters of clean segments about the dirty keys of this part of the key space. Return ``earlier_answers`` with the new answers
+    added. If keys are on disk, also read the clean segments that may contain one of these keys.
     """
     job, survivors, on_disk = scan.job, scan.survivors, scan.survivors.are_rows_on_disk
     asked = [n for n, decision in decisions.items() if decision.askable and not decision.may and (on_disk or not decision.must)]
@@ -493,10 +496,10 @@ def _answers_with_partially_read_segments(
     scan: _SurvivorScanAttempt, decisions: dict[SegmentOrdinal, SegmentReadDecisionFromSidecar], answers: BloomFilterAnswers
 ) -> BloomFilterAnswers:
     """Choose, by key directories, the clean segments of which reading a part is enough. Return the updated answers; ``decisions`` is
-    changed in place.
+    changed in place. Does nothing if keys are on disk, because then all rows are needed now.
 
-    Not done with keys on disk, which need all rows now. A segment that has no due deletion and none of the keys in its directory is skipped
-    whatever its filter says: the filter of a composed segment still contains keys that are gone, and would match them in every round.
+    A segment without a due deletion is skipped if its key directory contains no dirty key, whatever its filter says. The filter of a
+    composed segment still contains keys that are gone, and would match them in every round.
     """
     job, survivors, inquiry = scan.job, scan.survivors, scan.job.inquiry
     if inquiry.sidecars is None or inquiry.in_part == frozenset() or survivors.are_rows_on_disk:
@@ -534,7 +537,7 @@ def _answers_with_partially_read_segments(
     return replace(answers, met=met)
 
 
-def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[int, str]:
+def _reasons_to_read_by_filters(scan: _SurvivorScanAttempt, ordinals: Sequence[SegmentOrdinal]) -> dict[SegmentOrdinal, str]:
     """Return the segments whose filter matches a dirty key or cannot be used, with the reason, by position of the segment."""
     job, live = scan.job, scan.job.roles.live
     if job.inquiry.sidecars is None:

@@ -65,21 +65,22 @@ _log = logging.getLogger(__name__)
 
 
 def program_and_codec_versions_fingerprint() -> str:
-    """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces. A process with
-    another fingerprint than the plan's refuses the plan (determinism, I7).
+    """Return the versions of this program and of its compression libraries, which decide the bytes that a plan produces. A plan can be
+    executed only by processes with the same fingerprint (determinism, I7).
     """
     return f"tiered-compactor={__version__} {codecs.codec_library_versions()}"
 
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """Worker (round.ports) that uses threads of this process.
+    """Worker (``PlanWorker``) that executes a plan in threads of this process.
 
     publisher: informed about each new segment before its first object is created.
     engine: auto, memory or partitioned; used if pass 1 must be repeated.
     sidecars: sidecars of sources and of new segments; None to use and write none.
     filter_for: returns the filter for a new segment with a number of records and bytes, or None.
-    found: result of pass 1 for the plan that was just announced, with the number of workers that pass 1 used.
+    found: result of pass 1 for the plan that was just announced; None if pass 1 must be repeated.
+    workers: the threads that pass 1 used.
     splices: whether segments may be read in part, and new ones get the key directories that this needs.
     stats: statistics, updated while the round runs.
     known: contents of small files that were already read, by segment id and kind.
@@ -202,12 +203,13 @@ class LocalWorker:
 
 @dataclass(frozen=True)
 class RewrittenGroup:
-    """A group's new segment on local disk, with its disk reservation. A group is a sequence of neighbouring segments that become one.
+    """New segment of a group on local disk, with its disk reservation. A group is a sequence of neighbouring segments that become one
+    segment.
 
     members: positions of the group's sources in the partition.
     cleaned: the written files; of a partial rewrite, only the rewritten batches.
-    balance: accounts for all records of the sources, also with a partial rewrite.
-    part: the part of the source that was read; None if all of it was.
+    balance: sums that account for all records of the sources, also with a partial rewrite.
+    part: the part of the source that was read; None if the source was read completely.
     """
 
     task: CompactionTask
@@ -225,8 +227,10 @@ class RewrittenGroup:
 
 
 class SurvivorScanResultsForRewrite(Protocol):
-    """Results of pass 1 that pass 2 needs. gate: checks each rewritten group; None if it is switched off. second_reader: receives the
-    records that pass 2 decompresses; None if no check needs them.
+    """Results of pass 1 that pass 2 needs.
+
+    gate: checks each rewritten group; None if the check is switched off.
+    second_reader: receives the records that pass 2 decompresses; None if no check needs them.
     """
 
     @property

@@ -57,7 +57,8 @@ class RoundAssessment(Generic[S]):
 
     first_dirty: first offset that is not clean.
     end: end of the round's range, exclusive.
-    dirty, clean: segments of the range with and without offsets from ``first_dirty`` on. Their sizes give ``dirty_ratio``.
+    dirty: segments of the range with an offset at or above ``first_dirty``.
+    clean: the other segments of the range. The sizes of both give ``dirty_ratio``.
     horizon_due: ids of segments in which a delete horizon has passed.
     """
 
@@ -161,9 +162,9 @@ class PlanInputs:
 
     producers: producers that are live at the log's end.
     fingerprint: versions that decide the output bytes, see ``CompactionPlan``.
-    clean: which clean segments pass 1 allows to skip; by default none.
-    left: upper bound on the bytes of each segment that remain after the round, by segment id. Groups are sized by it; if it is empty, by
-        the segments' present sizes.
+    clean: clean segments that pass 1 allows to skip; by default none.
+    left: upper bound on the bytes of each segment that remain after the round, by segment id. It decides the sizes of groups; if it is
+        empty, the segments' present sizes do.
     snapshot: the last segment's producer snapshot, as read.
     """
 
@@ -181,8 +182,8 @@ class PlanInputs:
 
 @dataclass(frozen=True)
 class GroupCandidate:
-    """A segment that may join a group (neighbours that become one segment), with the sizes in bytes that decide about it: those of its
-    files, or those of its remaining records after the round.
+    """Segment that may join a group (neighbours that become one segment). Its sizes, in bytes, are those of its present files, or those of
+    the records that remain after the round.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -266,17 +267,19 @@ def plan_round(plan_inputs: PlanInputs, leader_epoch: CompactorEpoch, create_id:
 
 
 def _segments_beginning_leader_epoch(segments: Sequence[RemoteLogSegmentMetadata]) -> frozenset[SegmentOrdinal]:
-    """Return the positions of the segments in which a leader epoch begins. A group must begin with each of them.
+    """Return the positions of the segments in which a leader epoch begins. Each of them must be the first segment of its group.
 
-    Brokers look up each epoch separately: otherwise readers would get the later epoch's part before the part that precedes it
-    (docs/broker-protocol.md, section on ascending order).
+    Brokers look up each epoch separately. If an epoch began inside a group, readers would get that epoch's part of the new segment before
+    the part that precedes it (docs/broker-protocol.md, section on ascending order).
     """
     epochs = [{entry.epoch for entry in segment.leader_epochs} for segment in segments]
     return frozenset(number for number, (before, own) in enumerate(pairwise(epochs), start=1) if own - before)
 
 
 def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentOrdinal]:
-    """Return the positions of the segments that must begin a group, because brokers will soon expire the segment that precedes them."""
+    """Return the positions of the segments that follow one that brokers will soon expire. Each of them must be the first segment of its
+    group.
+    """
     return frozenset(
         range(
             1,
@@ -289,15 +292,16 @@ def _segments_after_expiring_ones(plan_inputs: PlanInputs) -> frozenset[SegmentO
 
 
 def margin_before_broker_expiry_ms(state: PartitionStateOrSummary[S]) -> int:
-    """Return how long before its expiry a segment is rewritten alone, not in a group with others, in milliseconds."""
+    """Return the time before a segment's expiry, in milliseconds, from which on the segment is rewritten alone, not in a group."""
     return max(EXPIRY_MARGIN_MS, 2 * state.last_round_ms)
 
 
 def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Sequence[S], cleaner: CleanerSettings, now_ms: int) -> int:
-    """Return how many segments at the beginning of a round's range will soon be expired by brokers; 0 if brokers expire none. Each of these
+    """Return how many segments at the beginning of a round's range brokers will expire soon; 0 if brokers expire none. Each of these
     segments is rewritten alone.
 
-    A larger group would keep them until its last source expires, and some of its sources would be gone before the group is published.
+    In a larger group, records would be kept until the group's last source expires, and some sources would be gone before the group is
+    published.
 
     :param segments: the segments that the round covers, ascending.
     """
@@ -311,9 +315,10 @@ def count_segments_expiring_soon(state: PartitionStateOrSummary[S], segments: Se
 class GroupingRules:
     """Rules that decide which neighbouring segments form a group and become one segment.
 
-    left: upper bound on the bytes of each segment that remain after the round, by segment id; groups are sized by it.
-    apart: positions of segments that must begin a group.
-    large: whether segments that are due only for delete horizons are grouped, too. Used for brokers, which keep several files per segment.
+    left: upper bound on the bytes of each segment that remain after the round, by segment id; it decides the sizes of groups.
+    apart: positions of segments that must be the first of their group.
+    large: whether segments that are due only for delete horizons are grouped, too. Set for broker-managed tiers, because brokers keep
+        several files per segment.
     """
 
     cleaner: CleanerSettings
@@ -330,8 +335,8 @@ class GroupingRules:
     def _may_join_group(self, group: list[GroupCandidate], segment: GroupCandidate) -> bool:
         """Return whether a segment may join a group of neighbours.
 
-        Undoing a round needs one segment for all sources of a group (round.restoring), which limits their size. Segments of which no record
-        remains always join, because a group without any record would be worse.
+        To undo a round, all sources of a group are copied into one segment (round.restoring); this limits their total size. A segment of
+        which no record remains always joins, because a group without any record must be avoided.
         """
         if segment.has_no_remaining_record or all(member.has_no_remaining_record for member in group):
             return True
@@ -342,8 +347,8 @@ class GroupingRules:
 def _choose_groups_to_rewrite(
     assessment: _AssessedPartition, clean_verdicts: CleanSegmentVerdicts, grouping_rules: GroupingRules
 ) -> GroupsAndMergedSegmentIds:
-    """Return the groups of neighbouring segments that become one segment each, ascending, and the ids of the clean segments that are in a
-    group only because they are small.
+    """Return the groups of neighbouring segments that become one segment each, ascending. Return also the ids of the clean segments that
+    are in a group only because they are small.
     """
     groups: list[list[RemoteLogSegmentMetadata]] = []
     merged: set[str] = set()
@@ -374,8 +379,8 @@ def _choose_groups_to_rewrite(
 
 
 def _is_worth_merging(group: Sequence[GroupCandidate]) -> bool:
-    """Return whether clean neighbours that need not be read otherwise should be merged: there must be many, and none may have more than
-    half of the bytes. Therefore a byte is rewritten for this reason at most once for each doubling of its segment's size.
+    """Return whether to merge clean neighbours that need not be read otherwise: there are at least MERGE_AT_LEAST of them, and none has
+    more than half of the bytes. Therefore each merge of a record at least doubles the size of its segment.
     """
     return len(group) >= MERGE_AT_LEAST and 2 * max(member.size for member in group) <= sum(member.size for member in group)
 

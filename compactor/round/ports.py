@@ -44,7 +44,9 @@ class RoundPostponedError(Exception):
 
 
 class RoundWorkerSession(Protocol):
-    """Interface to the driver for a worker while it works on a plan."""
+    """Interface through which a worker reaches the round's driver while it works on a plan: the partition's state, scratch objects and the
+    check for leadership.
+    """
 
     @property
     def state(self) -> PartitionState:
@@ -58,7 +60,7 @@ class RoundWorkerSession(Protocol):
         """Return the control store key for a scratch object of this run. The object is deleted after the run has ended."""
 
     def record_survivor_objects(self, objects: Sequence[ScratchObject]) -> None:
-        """Record existing scratch objects as the result of pass 1. Raises Fenced."""
+        """Record in the control log that these existing scratch objects are the result of pass 1. Raises Fenced."""
 
     def raise_if_leadership_lost(self, *, is_waiting: bool = False) -> None:
         """Replay new control records; raise Fenced if another compactor has taken over.
@@ -112,13 +114,12 @@ RoundInputsT = TypeVar("RoundInputsT")
 
 
 class RoundSteps(Protocol[RoundInputsT]):
-    """The steps of a round that the driver calls, in this order: gather inputs (``gather_round_inputs``), make the plan, run its tasks.
-
-    Each step gets the result of the one before.
+    """Steps of a round that the driver calls, in this order: gather inputs (``gather_round_inputs``), make the plan, run its tasks. Each
+    step gets the result of the previous one.
     """
 
     def is_round_due(self, state: PartitionState) -> bool:
-        """Return whether a round is due, cheaply and before leadership is acquired. Raises BadData."""
+        """Return whether a round is due. The check is cheap and needs no leadership. Raises BadData."""
 
     def resume_problem(self, intent: RoundIntent) -> ReasonOrEmpty:
         """Return why this process cannot resume an open round (other settings, other versions, too old), or an empty string."""
@@ -129,10 +130,11 @@ class RoundSteps(Protocol[RoundInputsT]):
         """
 
     def gather_round_inputs(self, state: PartitionState, check: LeadershipCheck) -> AbstractContextManager[RoundInputsT | None]:
-        """Return a context manager that provides the facts from which the plan is made, including the result of pass 1; None if no round is
-        due. It runs under leadership, on a fresh state, and may take long. When it is left, the resources of the facts are released.
+        """Return a context manager that provides the values from which the plan is made, including the result of pass 1; None if no round
+        is due. It runs under leadership, on a fresh state, and may take long. When the context ends, the resources of these values are
+        released.
 
-        :param check: to be called between segments; it raises Fenced.
+        :param check: to be called between segments; it raises Fenced if leadership is lost.
         :raises BadData: or NotFound, GateFailed, StoreError, OutOfBudget, RoundPostponedError. No plan was announced yet.
         """
 
@@ -161,4 +163,6 @@ class RoundSteps(Protocol[RoundInputsT]):
         """Return the figures of a round for the run history."""
 
     def on_stage(self, stage: RoundStage, plan: CompactionPlan) -> None:
-        """Handle the report that the round has reached a stage. If it raises an exception, the round is left in that stage."""
+        """Handle the event that the round has reached a stage, for example to log it. An exception stops the round, which stays in that
+        stage.
+        """

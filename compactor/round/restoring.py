@@ -41,18 +41,25 @@ from compactor.round.pass_two import program_and_codec_versions_fingerprint
 from compactor.round.ports import LeadershipCheck, RoundWorkerSession, Stats
 from compactor.round.sources import StagedSegmentReader, open_reader_of_segments
 
+TxnIndexBytes = bytes
+"""Entries of a transaction index, as they are in the file."""
+
 
 @dataclass(frozen=True)
 class GroupToRestore:
-    """A live segment that the round to be undone wrote (``made``), and the segments that it replaced (``sources``), ascending by offset."""
+    """Group of segments that an undo publishes again.
+
+    made: live segment that the round to be undone wrote.
+    sources: segments that this segment replaced, ascending by offset.
+    """
 
     made: RemoteLogSegmentMetadata
     sources: tuple[RemoteLogSegmentMetadata, ...]
 
 
 def groups_to_restore(state: PartitionState, run_id: str) -> list[GroupToRestore]:
-    """Return each live segment that a run wrote, with the segments that it replaced, ascending. Empty if the run's replaced segments do not
-    wait for deletion, so that it cannot be undone.
+    """Return each live segment that a run wrote, with the segments that it replaced, ascending. Returns an empty list if the run cannot be
+    undone, because the segments that it replaced no longer wait for deletion.
     """
     group: GroupAwaitingDeletion | None = next((one for one in state.waiting if one.run_id == run_id and not one.undone), None)
     if group is None:
@@ -240,9 +247,9 @@ class RoundUndoingEarlierRun:
 
 def _concatenate_batches_of_segments(
     reader: StagedSegmentReader, ordinals: Sequence[SegmentOrdinal], task: CompactionTask, out_log: Path, reservation: DiskSpaceReservation
-) -> bytes:
-    """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of their
-    transaction indexes.
+) -> TxnIndexBytes:
+    """Write the batches of the segments one after the other into ``out_log``, up to the group's end. Return the entries of the segments'
+    transaction indexes, as bytes of one index.
 
     :param ordinals: positions of the segments in ``reader.live``, ascending.
     :param task: the group's task, which states its end offset.

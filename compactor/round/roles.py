@@ -26,8 +26,8 @@ from compactor.tier.sidecars import SidecarHead, SidecarStore
 
 @dataclass(frozen=True)
 class RoundRange:
-    """Range of a round with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty. The range is empty if the
-    round is due only for delete horizons.
+    """Offset range of a round, with the cleaner's rules. Offsets from ``first_dirty`` to ``end`` (exclusive) are dirty. The range is empty
+    if the round is due only for delete horizons.
     """
 
     first_dirty: int
@@ -42,7 +42,7 @@ class SegmentRoles:
     dirty: segments with an offset in the dirty range.
     clean: segments that end before the dirty range.
     behind: segments that begin after the round's end.
-    heads: headers of sidecars by segment id.
+    heads: decoded beginning of each segment's sidecar, by segment id.
     """
 
     live: Sequence[RemoteLogSegmentMetadata]
@@ -88,14 +88,15 @@ class SegmentRoles:
 
     @property
     def largest_live_segment_disk_bytes(self) -> int:
-        """Return the bytes of disk that the largest live segment takes. They must be free in addition to the rows of the offset map."""
+        """Return the bytes of disk that the largest live segment takes. This space is needed in addition to the rows of the offset map."""
         return max((round_up_to_disk_blocks(segment.size_bytes) for segment in self.live), default=0)
 
 
 class RoundSourceSegments:
-    """Source segments and batch verdicts by position.
+    """Source segments of a round and the transaction verdicts on their batches, by position of the segment.
 
-    A segment that was not opened is represented by the headers in its sidecar, or is empty. Headers stay in memory; record bytes do not.
+    A segment that was not opened is represented by the batch headers in its sidecar, or is empty. Headers stay in memory; record bytes do
+    not.
     """
 
     def __init__(self, reader: StagedSegmentReader, roles: SegmentRoles) -> None:
@@ -136,8 +137,8 @@ class RoundSourceSegments:
             yield source
 
     def restrict_segment_to_part(self, ordinal: SegmentOrdinal, part_to_read: SegmentPartToRead) -> None:
-        """Restrict a segment to a part of its batches, so that only these are read from now on. The verdicts must have been computed
-        before.
+        """Restrict a segment to a part of its batches, so that only this part is read from now on. The transaction verdicts must be
+        computed before.
 
         :param ordinal: position of the segment in the partition.
         """

@@ -37,11 +37,11 @@ KeyEngineName = str
 
 @dataclass(frozen=True)
 class BloomFilterUsageStatistics:
-    """Numbers of reads that Bloom filters saved on a partition, summed over the rounds in its run history.
+    """Statistics of the segment reads that Bloom filters saved on a partition, summed over the rounds in its run history.
 
     asked: number of segments whose filter was asked.
-    skipped: number of those that were not read.
-    useless: number of those that were read because of a false positive alone.
+    skipped: number of asked segments that were not read.
+    useless: number of asked segments that were read because of a false positive alone.
     bytes_read: bytes of filters read and written.
     bytes_saved: bytes of segments that were not read.
     """
@@ -66,7 +66,9 @@ class BloomFilterUsageStatistics:
 
     @property
     def false_positive_rate(self) -> float:
-        """Return the share of the segments without a dirty key that was read because of a false positive; 0 if there is no such segment."""
+        """Return the share of the asked segments without a dirty key that was read because of a false positive; 0 if there is no such
+        segment.
+        """
         idle = self.skipped + self.useless
         return self.useless / idle if idle else 0.0
 
@@ -215,8 +217,8 @@ class CleanSegmentVerdicts:
     read: segments to read, with the reason.
     skip: segments that need not be read, with the reason.
     due: segments that must be read because of outcomes of transactions, with the reason.
-    asked: segments that only their filter could decide.
-    sidecar_bytes: bytes of sidecars that were fetched to decide this.
+    asked: segments about which only their Bloom filter could decide.
+    sidecar_bytes: bytes of sidecars that were fetched for these decisions.
     in_part: segments of ``read`` of which reading a part is enough.
     """
 
@@ -261,8 +263,8 @@ def build_clean_verdicts(
 def filter_stats_for_run_history(
     verdicts: CleanSegmentVerdicts, plan: CompactionPlan, state: PartitionState, superseded_segments: AbstractSet[str]
 ) -> Stats:
-    """Return figures for the run history that state how many reads filters saved in a round whose groups are all written (see
-    ``filter_usage_of_runs``).
+    """Return how many reads the Bloom filters saved in a round, as figures for the run history (see ``filter_usage_of_runs``). All groups
+    of the round must be written.
 
     :param superseded_segments: ids of segments in which the dirty range superseded a record.
     """

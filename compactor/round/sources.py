@@ -109,10 +109,10 @@ def read_producer_snapshot_at_end(layout: SegmentLayout, state: PartitionState) 
 class StagedSegmentReader:
     """Reader of a partition's segments by ordinal, backed by a staging folder on local disk.
 
-    live: the partition's segments; a source's ordinal is its index here.
+    live: the partition's segments; the ordinal of a segment is its index here.
     inflate_limit: bytes that one batch may inflate to.
     cached_files: contents of small files that were already read, by segment id and kind.
-    ranges: by ordinal, the ranges (position, length) of the log that are read, for segments of which only a part is read.
+    ranges: ranges (position, length) of the log that are read, by ordinal, for segments of which only a part is read.
     """
 
     def __init__(

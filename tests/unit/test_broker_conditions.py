@@ -89,8 +89,8 @@ class Cluster:
         self.asked.append("cluster")
         return ClusterDescription("cluster", (BrokerDescription(1, "host:1", self.version),))
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
-        assert needs_append_right
+    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
+        assert lists_missing_append_right
         self.asked.append("metadata topic")
         return facts("__remote_log_metadata")
 

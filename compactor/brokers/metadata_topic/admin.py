@@ -33,6 +33,8 @@ _VERSION_BY_SETTING = {"log.remote.copy.lag.ms": "4.4", _LAST_TIERED_SETTING: "4
 TopicAndNumber = tuple[str, int]
 """Topic name and partition number."""
 OffsetAndTimestampMs = tuple[int, int]
+NewLogStartOffset = int
+"""First offset that readers may read after records were deleted."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,12 @@ class LeaderOffsets:
 
 @dataclass(frozen=True)
 class TopicDescription:
-    """Description of a topic. settings: empty if they may not be read. The log end of a partition is its high watermark."""
+    """Description of a topic.
+
+    settings: empty if this user may not read them.
+    partitions: leader and offsets by partition number. A log end is the high watermark.
+    missing_rights: permissions on the topic that this user lacks.
+    """
 
     topic: str
     topic_id: bytes
@@ -140,10 +147,10 @@ class KafkaAdmin:
         )
         return ClusterDescription(described.cluster_id, tuple(sorted(brokers, key=lambda one: one.id)), tuple(missing))
 
-    def describe_topics(self, topics: Sequence[str], *, needs_append_right: bool = False) -> dict[str, TopicDescription]:
+    def describe_topics(self, topics: Sequence[str], *, lists_missing_append_right: bool = False) -> dict[str, TopicDescription]:
         """Return descriptions of these topics by topic name: partitions, offsets, settings and missing permissions.
 
-        :param needs_append_right: whether a missing permission to append to a topic is listed, too.
+        :param lists_missing_append_right: whether a missing permission to append to a topic is listed, too.
         """
         if not topics:
             return {}
@@ -160,16 +167,16 @@ class KafkaAdmin:
         )
         settings = self._request_topic_settings(list(described))
         return {
-            name: self._describe_topic(name, topic, offsets, settings[name], requires_write_right=needs_append_right)
+            name: self._describe_topic(name, topic, offsets, settings[name], lists_missing_append_right=lists_missing_append_right)
             for name, topic in described.items()
         }
 
-    def describe_metadata_topic(self, *, needs_append_right: bool = False) -> TopicDescription:
+    def describe_metadata_topic(self, *, lists_missing_append_right: bool = False) -> TopicDescription:
         """Describe ``__remote_log_metadata``. Raises Refused if it does not exist, because nothing was ever tiered.
 
-        :param needs_append_right: whether a missing permission to append to the topic is listed in the description, too.
+        :param lists_missing_append_right: whether a missing permission to append to the topic is listed in the description, too.
         """
-        return self.describe_topics([TOPIC], needs_append_right=needs_append_right)[TOPIC]
+        return self.describe_topics([TOPIC], lists_missing_append_right=lists_missing_append_right)[TOPIC]
 
     def log_start_offset(self, topic: str, partition: int) -> int:
         """Ask the partition's leader for its log start offset. Return 0 if the cluster lists no such topic any more. Raise
@@ -191,8 +198,8 @@ class KafkaAdmin:
     def first_offsets_at_or_after_timestamps(
         self, timestamps_ms: Mapping[TopicAndNumber, int]
     ) -> dict[TopicAndNumber, OffsetAndTimestampMs]:
-        """Return offset and timestamp of the first record at or after a partition's timestamp, by topic and partition. Partitions without
-        such a record are left out, as are those whose leader gives no offset.
+        """Return, by topic and partition, offset and timestamp of the first record at or after the given timestamp. Partitions without such
+        a record, and partitions whose leader returns no offset, are left out.
 
         :param timestamps_ms: timestamp in milliseconds by topic and partition.
         """
@@ -203,7 +210,7 @@ class KafkaAdmin:
         found = self._session.send_request("list offsets by time", lambda: admin.list_offsets(requests, request_timeout=timeout))
         return {(at.topic, at.partition): (answer.offset, answer.timestamp) for at, answer in found.items() if answer.offset >= 0}
 
-    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> NewLogStartOffset:
         """Ask the partition's leader to delete the records below an offset (DeleteRecords), and return its new log start offset.
 
         Raises UsageError if the offset lies beyond the log's end, Unavailable and Refused.
@@ -229,18 +236,18 @@ class KafkaAdmin:
         leaders: Mapping[TopicAndNumber, LeaderOffsets],
         settings: Mapping[str, KafkaSetting] | Refused,
         *,
-        requires_write_right: bool,
+        lists_missing_append_right: bool,
     ) -> TopicDescription:
-        """Return the description of one topic, put together from several answers. Permissions that this user lacks are listed in
+        """Return the description of one topic, combined from several answers. Permissions that this user lacks are listed in
         ``missing_rights``.
 
         :param topic: the admin client's description.
         :param leaders: offsets and leader epoch of each partition whose leader has answered.
         :param settings: the topic's settings, or the error if this user may not read them.
-        :param requires_write_right: whether a missing permission to append to the topic is listed, too.
+        :param lists_missing_append_right: whether a missing permission to append to the topic is listed, too.
         """
         allowed = {operation.name for operation in topic.authorized_operations or ()}
-        needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if requires_write_right else {})
+        needed = {"READ": "its records cannot be read"} | ({"WRITE": "nothing can be published"} if lists_missing_append_right else {})
         missing = [MissingPermission(f"topic {name}", right, why) for right, why in needed.items() if allowed and right not in allowed]
         if isinstance(settings, Refused):
             missing.append(MissingPermission(f"topic {name}", "DESCRIBE_CONFIGS", f"its settings are unknown ({settings.message})"))
@@ -253,8 +260,8 @@ class KafkaAdmin:
         return TopicDescription(name, uuid_to_bytes(topic.topic_id), partitions, settings, tuple(missing))
 
     def _request_leader_offsets(self, partitions: Mapping[str, Iterable[int]]) -> dict[TopicAndNumber, LeaderOffsets]:
-        """Return offsets and leader epoch by topic and partition, without partitions whose leader does not answer. The field ``leader`` is
-        not set.
+        """Return offsets and leader epoch by topic and partition. Partitions whose leader does not answer are left out. The field
+        ``leader`` is not set.
 
         :param partitions: partition numbers by topic.
         """
@@ -278,7 +285,11 @@ class KafkaAdmin:
         return found
 
     def _list_offsets(self, partitions: Sequence[Any], spec: Any, isolation: Any) -> dict[TopicAndNumber, Any]:
-        """Return the answers to one ListOffsets request by topic and partition."""
+        """Send a ListOffsets request for these partitions, and return the answers by topic and partition.
+
+        :param spec: offset to ask for (confluent-kafka's OffsetSpec).
+        :param isolation: isolation level of the request.
+        """
         admin = self._session.client
         requests = dict.fromkeys(partitions, spec)
         timeout = self._timeout_s

@@ -44,9 +44,10 @@ class SuspiciousRecordFindingKind(StrEnum):
 
 
 class SuspiciousRecordFinding(NamedTuple):
-    """A metadata record that brokers ignored or that should not have been written.
+    """Metadata record that brokers ignored or that should not have been written.
 
-    offset: of the record in the metadata topic. segment_id: 16 bytes.
+    offset: offset of the record in the metadata topic.
+    segment_id: 16 bytes.
     """
 
     kind: SuspiciousRecordFindingKind
@@ -83,32 +84,35 @@ class LeaderEpochState:
         """Record that the copy of a segment has started, so that no lookup finds it yet."""
         self.unreferenced[raw_id] = None
 
-    def record_copy_finished(self, start: int, raw_id: bytes, epoch_end: int) -> None:
+    def record_copy_finished(self, start_offset_in_epoch: int, raw_id: bytes, last_offset_in_epoch: int) -> None:
         """Make a segment readable.
 
-        If it reaches the epoch's highest offset, all segments that begin at or after ``start`` become unreferenced.
+        If the segment reaches the epoch's highest offset, all segments that begin at or after its start become unreferenced (no lookup
+        finds them).
 
-        :param start: the segment's first offset in this epoch.
-        :param raw_id: its id, 16 bytes.
-        :param epoch_end: its last offset in this epoch, inclusive.
+        :param start_offset_in_epoch: the segment's first offset in this epoch.
+        :param raw_id: id of the segment, 16 bytes.
+        :param last_offset_in_epoch: the segment's last offset in this epoch, inclusive.
         """
-        while self.starts and self.starts[-1] >= start and self.highest is not None and self.highest <= epoch_end:
+        while (
+            self.starts and self.starts[-1] >= start_offset_in_epoch and self.highest is not None and self.highest <= last_offset_in_epoch
+        ):
             self.starts.pop()
             self.unreferenced[self.ids.pop()] = None
-        at = bisect_left(self.starts, start)
-        if at < len(self.starts) and self.starts[at] == start:
+        at = bisect_left(self.starts, start_offset_in_epoch)
+        if at < len(self.starts) and self.starts[at] == start_offset_in_epoch:
             self.ids[at] = raw_id  # whoever was there is in no list of this epoch from here
         else:
-            self.starts.insert(at, start)
+            self.starts.insert(at, start_offset_in_epoch)
             self.ids.insert(at, raw_id)
         self.unreferenced.pop(raw_id, None)
-        if self.highest is None or epoch_end > self.highest:
-            self.highest = epoch_end
+        if self.highest is None or last_offset_in_epoch > self.highest:
+            self.highest = last_offset_in_epoch
 
-    def record_delete_started(self, start: int, raw_id: bytes) -> None:
+    def record_delete_started(self, start_offset_in_epoch: int, raw_id: bytes) -> None:
         """Make a segment unreadable: lookups no longer find it."""
-        at = bisect_left(self.starts, start)
-        if at < len(self.starts) and self.starts[at] == start and self.ids[at] == raw_id:
+        at = bisect_left(self.starts, start_offset_in_epoch)
+        if at < len(self.starts) and self.starts[at] == start_offset_in_epoch and self.ids[at] == raw_id:
             del self.starts[at], self.ids[at]
         self.unreferenced[raw_id] = None
 
@@ -117,7 +121,7 @@ class LeaderEpochState:
         self.unreferenced.pop(raw_id, None)
 
     def copy(self) -> LeaderEpochState:
-        """Return a copy of this leader epoch's segments; later changes to either do not affect the other."""
+        """Return a copy of this leader epoch's segments. Changes to the copy do not affect the original, and vice versa."""
         other = LeaderEpochState()
         other.starts, other.ids, other.unreferenced = list(self.starts), list(self.ids), dict(self.unreferenced)
         other.highest = self.highest
@@ -149,9 +153,9 @@ class RemoteLogMetadataCache:
 
     def apply_record(self, record: MetadataRecord, record_offset: int, *, topic: str = TOPIC) -> SuspiciousRecordFinding | None:
         """Apply one record, and return a SuspiciousRecordFinding if brokers would ignore it, else None. Raises BadData if brokers would
-        stop at it.
+        stop consuming at it.
 
-        :param record_offset: of the record in the metadata topic; records at or below ``applied`` are ignored.
+        :param record_offset: offset of the record in the metadata topic. A record at or below ``applied`` is ignored.
         :param topic: name of the metadata topic partition, for messages.
         """
         if record.partition.topic_id != self.partition.topic_id or record.partition.partition != self.partition.partition:

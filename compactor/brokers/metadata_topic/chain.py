@@ -89,11 +89,11 @@ def segment_read_ranges(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEn
 
 
 def read_ranges_with_each_segment_once(ranges: Sequence[SegmentReadRange], lineage: Sequence[EpochEntry]) -> list[SegmentReadRange]:
-    """Return read ranges in which each segment occurs once and is read from its own start, for readers of whole segments and compaction.
+    """Return read ranges in which each segment occurs once and is read from its own start, for compaction and readers of whole segments.
 
-    Brokers look up each leader epoch separately. Therefore they may read a segment, then another one, and the first one again from the
-    next epoch on. If a segment continues the previous range and also holds the offsets of that range in the same log, it replaces the
-    range, because both have the same records.
+    Brokers look up each leader epoch separately. Therefore they may read a segment, then another one, and then the first one again in the
+    next epoch. A segment that continues the previous range, and also holds that range's offsets in the same log, replaces the previous
+    range, because both contain the same records.
     """
     chained: list[SegmentReadRange] = []
     for link in ranges:

@@ -19,7 +19,7 @@ from compactor.brokers.metadata_topic.connection import (
     retry_until_answered,
     store_error_from_kafka_error,
 )
-from compactor.brokers.metadata_topic.ports import FirstAndEndOffsets, PollResult, RawMetadataTopicRecord, TopicIdentity
+from compactor.brokers.metadata_topic.ports import AppendedOffset, FirstAndEndOffsets, PollResult, RawMetadataTopicRecord, TopicIdentity
 from compactor.errors import Refused, Unavailable
 
 _CONSUMER_GROUP = "tiered-compactor"
@@ -119,7 +119,7 @@ class ConfluentMetadataTopic:
             self._listener.clear_error()
         return PollResult(records, reached)
 
-    def append(self, partition: int, value: bytes) -> int:
+    def append(self, partition: int, value: bytes) -> AppendedOffset:
         kafka = load_confluent_kafka()
         producer = self._open_producer()
         what = f"append to {self._topic}-{partition}"
@@ -160,8 +160,8 @@ class ConfluentMetadataTopic:
         self._consumer = self._admin = None
 
     def _fetch_bounds(self, partitions: Collection[int], timeout_s: float) -> dict[int, FirstAndEndOffsets]:
-        """Return the bounds of partitions whose leader answers within ``timeout_s``. Each leader gets its own request, so that one cannot
-        delay all.
+        """Return first and end offset of each partition whose leader answers within ``timeout_s`` seconds. Each leader gets its own
+        request, so that a slow one does not delay the others.
         """
         kafka = load_confluent_kafka()
         admin = self._admin_client()
@@ -194,8 +194,8 @@ class ConfluentMetadataTopic:
         return self._retry_request(lambda seconds: [client.poll(0), client.list_topics(self._topic, timeout=seconds)][1])
 
     def _retry_request(self, send_once: Any) -> Any:
-        """Call ``send_once`` with the seconds that one attempt may take, until it returns. Raises Unavailable if that takes longer than the
-        connection's ``timeout_s``.
+        """Call ``send_once`` until it returns, and return its result. Each call receives the seconds that the attempt may take. Raises
+        Unavailable if all attempts take longer than the connection's ``timeout_s``.
         """
         return retry_until_answered(self._connection, self._listener, self._topic, send_once)
 

@@ -278,7 +278,7 @@ class LazyKafkaAdminClient:
         return self._client
 
     def send_request(self, request_name: str, send: Callable[[], Mapping[K, Future[T]]]) -> dict[K, T]:
-        """Send a request and return the answers by the keys of what ``send`` returns. Raises Unavailable, Refused or NotFound.
+        """Send a request, and return each answer under the key that ``send`` gives to its future. Raises Unavailable, Refused or NotFound.
 
         :param request_name: the request, for messages.
         :param send: sends the request once, and returns a future for each answer.

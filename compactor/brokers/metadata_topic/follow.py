@@ -85,8 +85,8 @@ class MetadataFoldResult(NamedTuple):
     """Result of fold_records_to_topic_end.
 
     records: number of records folded by this call.
-    unread: number of unread records by metadata partition, without partitions that cannot be read.
-    refold_reason: why everything was folded again, or an empty string.
+    unread: number of unread records by metadata partition. Partitions that cannot be read are left out.
+    refold_reason: why all records were folded again from the start, or an empty string.
     """
 
     records: int
@@ -107,11 +107,11 @@ class _TopicChangedError(Exception):
 
 
 class FoldingMetadataTopicReader:
-    """Reader of the metadata topic that keeps the folded state of every user partition. Thread-safe.
+    """Reader of the metadata topic that keeps the folded state (the result of all records) of every user partition. Thread-safe.
 
     :param topic: client used by this object only.
     :param persisted: local state of this topic only.
-    :param clock_ms: current time; later timestamps count as now.
+    :param clock_ms: returns the present time in milliseconds. A record with a later timestamp counts as written now.
     :param chunk_records: maximum number of records read before they are folded.
     """
 
@@ -158,9 +158,10 @@ class FoldingMetadataTopicReader:
         raise Unavailable(f"{self._topic.name} cannot be folded: {why}", hint="It changed each time it was read; try again")
 
     def partition_from_metadata_records(self, topic_id: bytes, partition: int) -> FoldedPartitionMetadata | None:
-        """Return a user partition's state as folded so far, or None if no record names it.
+        """Return the state of a user partition after the records folded so far; None if no record names the partition.
 
-        Raises BadData if an earlier record stops brokers, and Unavailable if its metadata partition cannot be read.
+        Raises BadData if the metadata partition contains a record at which brokers stop consuming, and Unavailable if the metadata
+        partition cannot be read.
         """
         name = TopicIdPartition(topic_id, "", partition)
         with self._lock:
@@ -205,7 +206,9 @@ class FoldingMetadataTopicReader:
         return self._leaderless
 
     def compactor_metadata_record_counts_by_minute(self) -> Mapping[int, int]:
-        """Return how many of the folded records were written by compactors, by minute since 1970. The token bucket limits their number."""
+        """Return how many of the folded records compactors wrote in each minute, by minute since 1970. A token bucket limits their number
+        per hour.
+        """
         with self._lock:
             total: Counter[int] = Counter()
             for reached in self._reached.values():
@@ -230,8 +233,8 @@ class FoldingMetadataTopicReader:
         return MetadataFoldResult(folded, self._count_unread_records(bounds))
 
     def _seek_unread_records(self, bounds: Mapping[int, FirstAndEndOffsets]) -> None:
-        """Continue reading each metadata partition at its fold position. If the last folded record was not yet compared with the topic,
-        begin at that record, so that it can be.
+        """Seek each metadata partition to its fold position, the next offset to fold. If the last folded record was not yet compared with
+        the record in the topic, seek to that record instead.
         """
         positions = {}
         for number, (start, end) in bounds.items():
@@ -335,10 +338,9 @@ class FoldingMetadataTopicReader:
     def _verified_unfolded_records(
         self, metadata_partition: int, fold_position: FoldPosition, chunk: _UnfoldedRecordChunk
     ) -> list[RawMetadataTopicRecord]:
-        """Return the records of a chunk that are not folded yet. The first time, compare the last folded record with the one in the topic,
-        to detect a topic that was truncated or created again.
-
-        Raises _TopicChangedError if that record is absent or different.
+        """Return the records of a chunk that are not folded yet. The first chunk of a metadata partition begins with the last folded
+        record, which is compared with the stored digest to detect that the topic was truncated or created again. Raises _TopicChangedError
+        if that record is absent or different.
         """
         if metadata_partition not in self._checked:
             first = chunk.records[0] if chunk.records else None

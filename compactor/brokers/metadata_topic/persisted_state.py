@@ -38,7 +38,7 @@ _NUMBER = struct.Struct(">i")
 
 
 class PersistedStateLost(Exception):
-    """Raised if local state was deleted or was replaced, so that everything has to be folded again."""
+    """Raised if local state was deleted or replaced, so that all records of the metadata topic have to be folded again."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,10 @@ class FoldedPartitionMetadata:
             self.findings = [*self.findings, finding][-MAX_FINDINGS:]
 
     def _adjust_counts(self, segment: RemoteLogSegmentMetadataRecord | None, difference: int) -> None:
-        """Add ``difference`` to the counts of this segment's state."""
+        """Add ``difference`` to the counts of segments in this segment's state. Does nothing if ``segment`` is None.
+
+        :param difference: 1 for a segment that enters the state, -1 for one that leaves it.
+        """
         if segment is None:
             return
         if segment.state is SegmentState.COPY_SEGMENT_FINISHED:
@@ -212,8 +215,8 @@ class FoldedMetadataStore:
         return [self._memory.get(key, data) for key, data in zip(keys, stored, strict=True)]
 
     def _write_values(self, values: dict[bytes, bytes]) -> None:
-        """Write values to the store, or to memory if the store was not writable from the start. Raises PersistedStateLost if the store
-        stops accepting writes.
+        """Write values to the store; if the store was not writable when folding began, keep them in memory instead. Raises
+        PersistedStateLost if the store stops accepting writes.
         """
         if not self._writable:
             self._memory.update(values)

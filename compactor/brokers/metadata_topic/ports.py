@@ -11,6 +11,9 @@ from typing import NamedTuple, Protocol
 
 from compactor.constants import TopicId
 
+AppendedOffset = int
+"""Offset that a leader gave to an appended record."""
+
 
 class RawMetadataTopicRecord(NamedTuple):
     """An undecoded record of the metadata topic."""
@@ -30,7 +33,10 @@ class FirstAndEndOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicIdentity:
-    """Identity of a topic. It differs for a topic of another cluster, and for one created again under the same name. topic_id: as text."""
+    """Identity of a topic. A topic of another cluster, and a topic created again under the same name, have different identities.
+
+    partitions: number of partitions.
+    """
 
     cluster_id: str
     topic_id: TopicId
@@ -41,7 +47,7 @@ class TopicIdentity:
 class PollResult:
     """Records from one poll, ascending within each partition.
 
-    reached: partitions that were read to their end, with the next offset there. Control records are not returned but count for the offset.
+    reached: next offset of each partition that was read to its end. It also counts control records, which are not returned.
     """
 
     records: Sequence[RawMetadataTopicRecord]
@@ -62,15 +68,15 @@ class MetadataTopic(Protocol):
         """Ask the cluster for the topic's identity. Never cached."""
 
     def bounds(self) -> Mapping[int, FirstAndEndOffsets]:
-        """Return first and end offset (exclusive) by partition number. Partitions without a leader are left out."""
+        """Return the first existing offset and the end offset (exclusive) by partition number. Partitions without a leader are missing."""
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Read these partitions from these offsets in later polls, and no other partitions."""
+        """Set the offset of each partition at which later polls begin. Later polls read these partitions only."""
 
     def poll(self, limit: int, timeout_s: float) -> PollResult:
         """Return at most ``limit`` records, waiting up to ``timeout_s`` seconds. Raises NotFound if an offset no longer exists."""
 
-    def append(self, partition: int, value: bytes) -> int:
+    def append(self, partition: int, value: bytes) -> AppendedOffset:
         """Append a record without a key, and return its offset once all in-sync replicas have it.
 
         After Unavailable the record may or may not be in the topic; it is there at most once.

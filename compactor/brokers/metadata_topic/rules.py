@@ -185,8 +185,8 @@ def is_found_by_lookups(cache: RemoteLogMetadataCache, segment: RemoteLogSegment
 
 
 def epochs_with_lookup_gap(cache: RemoteLogMetadataCache, segment: RemoteLogSegmentMetadataRecord) -> list[int]:
-    """Return the leader epochs in which lookups would briefly fail (R8), because a broker removes older entries before it adds this
-    segment.
+    """Return the leader epochs in which lookups would briefly fail if this segment was finished (rule R8), because brokers remove older
+    entries before they add the segment.
     """
     return [
         epoch
@@ -228,10 +228,11 @@ class HighestOffsetMarker:
 def highest_offset_markers(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, event_timestamp_ms: int
 ) -> list[HighestOffsetMarker]:
-    """Return the markers that must precede COPY_SEGMENT_FINISHED of this segment, as far as they are permitted.
+    """Return the permitted markers that must be written before COPY_SEGMENT_FINISHED of this segment. A marker raises the highest tiered
+    offset of a leader epoch, so that brokers keep the epoch's older segments.
 
-    A marker is permitted if the offset after the epoch belongs to a later epoch of the lineage and is tiered; otherwise brokers would count
-    uncopied offsets as copied. ``reason_to_refuse_record`` refuses a replacement whose marker is needed and not permitted.
+    A marker is permitted if the offset after the epoch is tiered in a later epoch of the lineage; otherwise brokers would count offsets as
+    tiered that are not. If a marker is needed and not permitted, ``reason_to_refuse_record`` refuses the replacement.
 
     :param lineage: leader epochs with which brokers look up offsets.
     :param event_timestamp_ms: timestamp of the markers, in milliseconds.
@@ -282,16 +283,20 @@ def reason_to_refuse_replacement(
     return ""
 
 
-def _epochs_read_by_consumers(link: SegmentReadRange) -> tuple[EpochEntry, ...]:
-    """Return the leader epochs of the offsets that readers read from this segment."""
-    return tuple(EpochEntry(LeaderEpoch(epoch), Offset(start)) for epoch, start in epoch_start_offsets(link.segment) if start <= link.last)
+def _epochs_read_by_consumers(read_range: SegmentReadRange) -> tuple[EpochEntry, ...]:
+    """Return the leader epochs of the offsets that readers read from a segment."""
+    return tuple(
+        EpochEntry(LeaderEpoch(epoch), Offset(start))
+        for epoch, start in epoch_start_offsets(read_range.segment)
+        if start <= read_range.last
+    )
 
 
 def reason_to_refuse_source_deletion(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord, sources: Iterable[bytes]
 ) -> ReasonOrEmpty:
-    """Return why the segments that this one replaces cannot all be deleted after it was finished, or an empty string. Tries the publication
-    and the deletions on a copy of the metadata.
+    """Return why the sources of a new segment cannot all be deleted after the segment is finished, or an empty string. Tries the
+    publication and the deletions on a copy of the metadata.
 
     :param segment: the new segment.
     :param sources: ids of the segments that it replaces, 16 bytes each.
@@ -337,11 +342,11 @@ def is_segment_of_log(segment: RemoteLogSegmentMetadataRecord, lineage: Sequence
 def unfinished_segment_copies_up_to_offset(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], end_offset: int
 ) -> list[RemoteLogSegmentMetadataRecord]:
-    """Return the copies of segments that brokers have begun and not finished, and that end at or below ``end_offset`` in a range where
-    readers already find every offset.
+    """Return the unfinished copies of segments that brokers have started, that end at or below ``end_offset``, and whose offsets readers
+    already find in other segments.
 
-    An earlier leader is still writing them, or has died. If one finished after a round, it would bring back values whose tombstones the
-    round has removed.
+    An earlier leader is still writing such a copy, or has died. If a copy was finished after a round, it would bring back values whose
+    tombstones the round has removed.
     """
     links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     begun = (one for one in cache.segments.values() if one.state is _S.COPY_SEGMENT_STARTED and one.broker_id != COMPACTOR_BROKER_ID)
@@ -372,9 +377,10 @@ def reason_to_refuse_finish(
 
 
 def is_hiding_other_segments(cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord) -> bool:
-    """Return whether lookups would find more offsets without this finished segment, because it hides a part of other segments.
+    """Return whether this finished segment hides offsets of other segments, so that lookups would find more offsets without it.
 
-    This happens if, just before it was finished, a broker tiered a segment that begins below this one's end and continues after it.
+    This happens if a broker, just before the segment was finished, tiered another segment that begins below this segment's end and
+    continues after it.
     """
     after = TrialMetadataCache(cache)
     message = after.apply_record(_state_change_record(segment, _S.DELETE_SEGMENT_STARTED))
@@ -400,7 +406,7 @@ def unrecorded_broker_copies(
 ) -> list[RemoteLogSegmentMetadataRecord]:
     """Return finished copies that brokers made within the offsets of compacted segments and that are not in ``recorded_ids``.
 
-    Readers find values in them that compaction has removed, possibly together with their tombstones.
+    Readers would find values in these copies that compaction has removed, possibly together with their tombstones.
 
     :param compacted: finished segments written by compactors.
     :param recorded_ids: ids of all segments that the control log names.

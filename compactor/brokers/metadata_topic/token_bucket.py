@@ -32,8 +32,8 @@ RecordsByMinute = tuple[tuple[int, int], ...]
 
 
 def record_counts_with_timestamps_added(counts: RecordsByMinute, timestamps_ms: Iterable[int], now_ms: int) -> RecordsByMinute:
-    """Return the counts by minute after adding records with these timestamps. A timestamp later than ``now_ms`` counts as now, because it
-    comes from the writer's clock.
+    """Return the record counts by minute after adding one record for each timestamp. A timestamp later than ``now_ms`` counts as now,
+    because it comes from the writer's clock.
     """
     now = now_ms // MINUTE_MS
     found = Counter(dict(counts))
@@ -42,8 +42,8 @@ def record_counts_with_timestamps_added(counts: RecordsByMinute, timestamps_ms: 
 
 
 def record_counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dict[int, int]:
-    """Return the counts of the minutes of the last hour, by minute, ascending. Minutes up to one hour in the future are included, in case a
-    clock was set back.
+    """Return the record counts of the last hour by minute since 1970, ascending. Minutes up to one hour in the future are included, in case
+    a clock was set back.
     """
     now = now_ms // MINUTE_MS
     return {minute: by_minute[minute] for minute in sorted(by_minute) if now - MINUTES_PER_HOUR < minute < now + MINUTES_PER_HOUR}
@@ -51,11 +51,12 @@ def record_counts_of_last_hour(by_minute: Mapping[int, int], now_ms: int) -> dic
 
 @dataclass(frozen=True)
 class MetadataRecordReservation:
-    """Metadata records that a partition still has to write.
+    """Reservation of metadata records that a partition still has to write. It ends an hour after ``counted_ms``, because another process
+    may have taken over the round.
 
-    round: number of records up to those that begin the deletion of the replaced segments.
-    deletions: number of records that will report the end of such deletions, for this round and earlier ones.
-    counted_ms: when the reservation was made or changed last. It ends an hour later, because another process may have taken over the round.
+    round: number of records of the round, including those that begin the deletion of the replaced segments.
+    deletions: number of records that report the end of deletions, for this round and earlier ones.
+    counted_ms: when the reservation was made or changed last, in milliseconds.
     """
 
     round: int
@@ -89,9 +90,9 @@ class MetadataTokenBucket:
     ) -> tuple[MetadataTokenBucket, MetadataRecordRateLimitDelay | None]:
         """Admit a round, or determine until when and why it has to wait. An admitted round may ask again for more records.
 
-        :param written_by_minute: number of compactors' records in the topic, by minute.
+        :param written_by_minute: number of records that compactors wrote, by minute since 1970.
         :param records: number of records that the round will write.
-        :param max_records_per_hour: the cap.
+        :param max_records_per_hour: the limit.
         :return: the new bucket, and the wait; None in place of the wait if the round is admitted.
         """
         reserved = {of: one for of, one in self.reserved.items() if now_ms < one.counted_ms + _HOUR_MS}
@@ -113,7 +114,7 @@ class MetadataTokenBucket:
         )
 
     def bucket_after_append(self, partition: TopicPartition, records: int, deletions: int, now_ms: int) -> MetadataTokenBucket:
-        """Return the bucket after a round has appended records, which are no longer reserved, because they are counted in the topic.
+        """Return the bucket after a round has appended records. They are no longer reserved, because they are now counted in the topic.
 
         :param records: number of appended records of the round itself.
         :param deletions: number of appended records that report deletions.
@@ -138,7 +139,12 @@ class MetadataTokenBucket:
     def _bucket_with_changed_reservation(
         self, partition: TopicPartition, records_change: int, deletions_change: int, now_ms: int
     ) -> MetadataTokenBucket:
-        """Return the bucket after adding these numbers, which may be negative, to the reservation of a partition, if there is one."""
+        """Return the bucket after changing the numbers of records that a partition has reserved. A partition without a reservation gets
+        none.
+
+        :param records_change: change of the number of records of the round; may be negative.
+        :param deletions_change: change of the number of records that report deletions; may be negative.
+        """
         known = self.reserved.get(partition)
         if known is None:
             return self

@@ -225,7 +225,7 @@ def _check_brokers(settings: Settings) -> list[SettingFinding]:
     connection = kafka_connection_settings(settings) if servers else None
     if connection is not None:
         first_admin = KafkaAdmin(replace(connection, timeout_s=CHECK_BROKERS_S))
-        found += check_brokers_and_metadata_topic(first_admin, servers, needs_append_right=bool(control_url(settings)))
+        found += check_brokers_and_metadata_topic(first_admin, servers, lists_missing_append_right=bool(control_url(settings)))
     if any(finding.severity == "error" for finding in found):
         return [finding._asdict() for finding in found]
     try:

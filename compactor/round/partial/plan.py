@@ -63,7 +63,7 @@ class PartialRewritePlan:
 
     directory: function that loads the segment's key directory, which is too large to be held in memory during a round.
     table: all batches of the segment.
-    stretches: ranges of batches that are read or copied, alternating; together they are the whole segment.
+    stretches: ranges of consecutive batches, by turns read and copied; together they are the whole segment.
     version: version of the segment's object, which must not change meanwhile.
     """
 
@@ -74,7 +74,7 @@ class PartialRewritePlan:
 
     @property
     def numbers_of_batches_to_read(self) -> Int64s:
-        """Return the numbers of the batches that are read, ascending."""
+        """Return the indexes (positions in the segment) of the batches that are read, ascending."""
         return np.concatenate([np.arange(stretch.first, stretch.last) for stretch in self.stretches if not stretch.copied_batch_flags])
 
     @property
@@ -267,10 +267,10 @@ def _rewritten_batch_ranges(plan: PartialRewritePlan, rewritten_batches: BatchTa
 
 
 def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rewritten: RemovableRecordCounts) -> RemovableRecordCounts:
-    """Return the numbers of records of the composed segment that later rounds will remove. A copied batch with tombstones counts as one
-    tombstone with the batch's horizon.
+    """Return how many records of the composed segment later rounds will remove, by kind. A copied batch with tombstones counts as one
+    tombstone with the batch's delete horizon.
 
-    :param counts_of_rewritten: the same numbers for the batches that the cleaner wrote.
+    :param counts_of_rewritten: the same counts for the batches that the cleaner wrote.
     """
     buried = plan.copied_batch_flags & ((plan.directory().flags & HAS_TOMBSTONE) != 0)
     return RemovableRecordCounts(
@@ -284,8 +284,8 @@ def removable_counts_of_composed_segment(plan: PartialRewritePlan, counts_of_rew
 def sidecar_of_composed_segment(
     source_sidecar: Sidecar, segment_id: str, removable_counts: RemovableRecordCounts, table: BatchTable
 ) -> Sidecar:
-    """Return the sidecar of the composed segment, with the filter and the key sketch of its source. They may still contain keys that are
-    gone, which can cost a read but never a record.
+    """Return the sidecar of the composed segment, with the filter and the key sketch of its source. Both may contain keys that are gone;
+    this may cause a needless read, but loses no record.
 
     :param source_sidecar: sidecar of the source.
     :param removable_counts: records of the composed segment that later rounds will remove.

@@ -44,6 +44,8 @@ from compactor.round.partial.plan import (
 from compactor.round.sources import StagedSegmentReader
 from compactor.tier.sidecars import SidecarStore
 
+DirectoryAndFetchedBytes = tuple[KeyDirectory | None, int]
+"""Key directory of a segment, and the number of bytes that were fetched for it."""
 KEPT = 3
 """Number of key directories held in memory: of the segment being read, of the one being uploaded, and of the next one."""
 
@@ -59,7 +61,8 @@ class SegmentPartToRead:
     splice: plan that states which batches are read and which the store copies.
     whole: all batches of the segment without their bytes, from which transaction outcomes are computed.
     rows: indexes of the batches that are read.
-    source, verdicts: the batches that are read, as a segment of their own, and the outcomes of their transactions.
+    source: the batches that are read, as a segment of their own.
+    verdicts: transaction outcomes of the batches that are read.
     """
 
     splice: PartialRewritePlan
@@ -83,9 +86,8 @@ class SegmentPartToRead:
 
 
 class KeyDirectoryCache:
-    """Cache of key directories that match the recorded digests of their segments. Holds the latest few, because they are large.
-
-    Thread-safe.
+    """Cache of the latest few key directories (indexes of the keys in a segment's batches). A directory is used only if it matches the
+    recorded digest of its segment. Thread-safe.
     """
 
     def __init__(self, sidecars: SidecarStore) -> None:
@@ -93,9 +95,9 @@ class KeyDirectoryCache:
         self._kept: dict[str, KeyDirectory] = {}
         self._lock = threading.Lock()
 
-    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[tuple[KeyDirectory | None, int]]:
-        """Yield a pair for each segment: its key directory, or None if it has no usable one, and the number of bytes fetched for it. Raises
-        StoreError.
+    def load_key_directories(self, segments: Sequence[RemoteLogSegmentMetadata]) -> Iterator[DirectoryAndFetchedBytes]:
+        """Yield, for each segment, its key directory and the number of bytes fetched for it. The directory is None if the segment has none,
+        or none that matches it. Raises StoreError.
         """
         found = self._sidecars.load_key_directories([segment.id for segment in segments])
         for segment, (directory, fetched) in zip(segments, found, strict=True):
@@ -112,8 +114,8 @@ class KeyDirectoryCache:
                 del self._kept[next(iter(self._kept))]
 
     def load_key_directory(self, segment: RemoteLogSegmentMetadata) -> KeyDirectory:
-        """Return the key directory of a segment that was found to have one. Raises StoreError, and WholeSegmentNeededError if the directory
-        no longer exists or does not match the segment.
+        """Return the key directory of a segment that has one, from the cache or the store. Raises StoreError, and WholeSegmentNeededError
+        if the directory no longer exists or does not match the segment.
         """
         with self._lock:
             kept = self._kept.get(segment.id)
@@ -128,8 +130,10 @@ class KeyDirectoryCache:
 
 @dataclass(frozen=True)
 class PartToReadResult:
-    """Result of looking up the dirty keys in one segment's key directory. part: the part of the segment to read; None if it must be read
-    completely. meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
+    """Result of looking up the dirty keys in one segment's key directory.
+
+    part: the part of the segment to read; None if the segment must be read completely.
+    meets_none: whether the segment has none of the dirty keys, so that no batch must be read because of a key.
     """
 
     part: SegmentPartToRead | None = None
@@ -138,7 +142,7 @@ class PartToReadResult:
 
 @dataclass(frozen=True)
 class PartToReadSearch:
-    """Search for clean segments of which only a part must be read.
+    """Search for the part of a clean segment that must be read, by the segment's key directory.
 
     pieces: the dirty keys' hashes, shortened to 32 bits as in key directories (bloom.directory).
     """
@@ -200,8 +204,11 @@ class PartToReadSearch:
 
 @dataclass(frozen=True, eq=False)
 class ComposedSegment:
-    """New segment most of whose bytes the store copies: its key directory, its batches, and the numbers of its records that later rounds
-    will remove.
+    """New segment whose bytes the store copies for the most part.
+
+    directory: key directory of the segment.
+    table: its batches.
+    due: numbers of its records that later rounds will remove.
     """
 
     directory: KeyDirectory

@@ -34,17 +34,19 @@ class ConfigCheckFinding(NamedTuple):
     hint: str
 
 
-def check_brokers_and_metadata_topic(admin: AdminQueries, bootstrap_servers: str, *, needs_append_right: bool) -> list[ConfigCheckFinding]:
+def check_brokers_and_metadata_topic(
+    admin: AdminQueries, bootstrap_servers: str, *, lists_missing_append_right: bool
+) -> list[ConfigCheckFinding]:
     """Check the brokers and the metadata topic, and return the problems found.
 
     :param bootstrap_servers: addresses of brokers, for messages.
-    :param needs_append_right: whether rounds will be published, so that the permission to append is needed.
+    :param lists_missing_append_right: whether rounds will be published, so that the permission to append is needed.
     """
     found: list[ConfigCheckFinding] = []
     try:
         cluster = admin.describe_cluster()
         found += _broker_version_and_permission_findings(cluster)
-        topic = admin.describe_metadata_topic(needs_append_right=needs_append_right)
+        topic = admin.describe_metadata_topic(lists_missing_append_right=lists_missing_append_right)
     except StoreError as error:
         return [*found, ConfigCheckFinding("error", "brokers", bootstrap_servers, error.message, error.hint)]
     found += _missing_permission_findings(topic.missing_rights)
