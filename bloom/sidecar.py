@@ -177,8 +177,8 @@ class SidecarUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemovableRecordCounts:
-    """Numbers of records in a segment that must be removed or changed at some time, and the earliest delete horizon among its tombstones.
-    Because of them a clean segment may have to be read although its filter contains no dirty key.
+    """Counts of the records in a segment that a later round must remove or change, and the earliest delete horizon among the segment's
+    tombstones. Because of such records a clean segment may have to be read although its filter contains no dirty key.
 
     tombstones_without_horizon: tombstones that get a delete horizon when the segment is next read; v0/v1 tombstones count as such.
     keyless_records: records without a key, which are removed when the segment is next read.
@@ -211,9 +211,9 @@ class Sidecar:
     :param records: number of records in the segment.
     :param distinct_keys: number of distinct keys: exact if there is a filter or no key, otherwise within about 2 %. If keys were not hashed
         (``sketch`` is all zeros), the number of records with a key.
-    :param due: numbers of records that must be removed or changed at some time.
+    :param due: counts of the records that a later round must remove or change.
     :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
-    :param made_for: parameters of the filter; None if a filter does not pay or the segment has no key.
+    :param made_for: parameters of the filter; None if the segment has no key, or if a filter would cost more than it saves.
     :param filter: None if there is no filter, and in the result of ``decode_sidecar_head``.
     :param inherited: whether filter and sketch were copied from the segment that this one replaces; they may contain keys that are gone.
     """
@@ -230,7 +230,7 @@ class Sidecar:
     inherited: bool = False
 
     def useless_read_probability(self, probed_keys: int) -> float:
-        """Return the probability that the segment is read in vain: it has none of ``probed_keys`` keys, but the filter gives a false
+        """Return the probability that the segment is read in vain, because it has none of ``probed_keys`` keys but the filter gives a false
         positive. 1 if there is no filter, 0 if the segment has no key.
         """
         if self.distinct_keys == 0:
@@ -268,7 +268,7 @@ class SidecarKeyHashCollector:
 
         :param record_count: number of records in the segment. If it has keys but no hash was added, each record with a key counts as a
             distinct key.
-        :param removable_counts: numbers of records that must be removed or changed at some time.
+        :param removable_counts: counts of the records that a later round must remove or change.
         :param producer_runs, markers: tables with the columns BATCH_RUNS and MARKERS.
         """
         if self._filter is not None:

@@ -58,43 +58,43 @@ def filter_size_bytes(key_count: int, rate_per_key: float) -> int:
     return (slices * math.ceil(key_count * abs(math.log(rate_per_key)) / (slices * math.log(2) ** 2)) + 7) // 8
 
 
-def is_filter_worthwhile(filter_size: int, rate: float, probes: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
-    """Return whether a filter is expected to save more bytes in one round than are needed to write it once and to fetch it once.
+def is_filter_worthwhile(filter_bytes: int, rate: float, probed_keys: int, segment_bytes: int, skip_rate: float = SKIP_RATE) -> bool:
+    """Return whether a filter is expected to save more bytes in one round than it costs: the filter is written once and fetched once.
 
-    The saving is the download of the segment. It needs no download if no dirty key occurs in it (probability ``skip_rate``) and the filter
-    shows that. Savings by rewriting less and in later rounds are not counted; they are a margin.
+    The saving is the download of the segment, which is not needed if the segment contains no dirty key (probability ``skip_rate``) and the
+    filter shows that. Further savings, by smaller rewrites and in later rounds, are not counted.
 
-    :param filter_size: size of the filter in bytes.
+    :param filter_bytes: size of the filter in bytes.
     :param rate: probability of a false positive per key.
-    :param probes: number of dirty keys that are looked up in a round.
+    :param probed_keys: number of dirty keys that are looked up in a round.
     """
-    return segment_bytes * skip_rate * (1 - useless_read_probability_of_filter(rate, probes)) > 2 * filter_size
+    return segment_bytes * skip_rate * (1 - useless_read_probability_of_filter(rate, probed_keys)) > 2 * filter_bytes
 
 
 def design_filter_if_worthwhile(
-    keys: int,
-    probes: int,
+    key_count: int,
+    probed_keys: int,
     segment_bytes: int,
     skip_rate: float = SKIP_RATE,
     *,
     useless_rate: float = USELESS_RATE,
     max_bytes: int | None = None,
 ) -> FilterDesign | None:
-    """Return the parameters of a filter for a segment of ``segment_bytes`` with ``keys`` distinct keys, or None if a filter would cost more
-    than it saves or exceed ``max_bytes``.
+    """Return the parameters of a filter for a segment of ``segment_bytes`` with ``key_count`` distinct keys, or None if a filter would cost
+    more than it saves or exceed ``max_bytes``.
 
-    :param probes: number of keys that a later round is expected to look up.
+    :param probed_keys: number of keys that a later round is expected to look up.
     :param skip_rate: expected share of segments without any dirty key.
     :param useless_rate: share of the segments without a dirty key that may be downloaded in vain.
     :param max_bytes: largest size of a filter; None for no limit.
     """
-    if keys <= 0:
+    if key_count <= 0:
         return None
-    rate = rate_per_key(probes, useless_rate)
-    size = filter_size_bytes(keys, rate)
+    rate = rate_per_key(probed_keys, useless_rate)
+    size = filter_size_bytes(key_count, rate)
     fits = max_bytes is None or size <= max_bytes
-    pays = is_filter_worthwhile(size, rate, probes, segment_bytes, skip_rate)
-    return FilterDesign(keys, max(1, probes), rate, size) if fits and pays else None
+    pays = is_filter_worthwhile(size, rate, probed_keys, segment_bytes, skip_rate)
+    return FilterDesign(key_count, max(1, probed_keys), rate, size) if fits and pays else None
 
 
 def should_partition_keep_using_filters(filters_tried: int, filter_bytes_read: int, segment_bytes_saved: int) -> bool:

@@ -27,7 +27,7 @@ Lineage = tuple[EpochEntry, ...]
 
 
 def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
-    """Return one lineage of neighbouring segments: each of their leader epochs with the smallest offset that any of them has for it. The
+    """Return the lineage of neighbouring segments together: each leader epoch that any of them has, with its smallest start offset. The
     segment that replaces them must have this lineage (coverage, I1).
     """
     starts: dict[LeaderEpoch, int] = {}
@@ -38,7 +38,7 @@ def merge_segment_lineages(lineages: Sequence[Sequence[EpochEntry]]) -> Lineage:
 
 
 def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> Lineage:
-    """Return ``lineage`` followed by those entries of ``newer`` whose epochs are greater than its last epoch, as when a segment is added at
+    """Return ``lineage`` followed by the entries of ``newer`` whose epochs are greater than its last epoch, as when a segment is added at
     the end of the log.
     """
     last = lineage[-1].epoch if lineage else -1
@@ -46,11 +46,11 @@ def extend_lineage(lineage: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -
 
 
 def restore_removed_epochs(known_lineage: Sequence[EpochEntry], given_lineage: Sequence[EpochEntry]) -> Lineage:
-    """Return the given lineage with the front that it had before the broker's retention removed it, taken from the known lineage. Both must
+    """Return the given lineage with the entries that the broker's retention removed from its start, taken from the known lineage. Both must
     be lineages of the same log.
 
-    Kafka's LeaderEpochFileCache.truncateFromStart drops the epochs below the log start and moves the start of the first remaining epoch up
-    to it. The result contains the dropped epochs again, and the first remaining epoch with its known start.
+    When the log start rises, Kafka (LeaderEpochFileCache.truncateFromStart) drops the epochs below it and moves the start of the first
+    remaining epoch up to it. The result has the dropped epochs again, and the first remaining epoch with its known start.
     """
     if not given_lineage:
         return tuple(known_lineage)
@@ -71,10 +71,10 @@ def first_contradicting_offset(
     """Return the first offset at which the two lineages contradict each other, so that they belong to different logs; None if one log
     continues the other, or if a lineage is empty.
 
-    Offsets that only one log contains are not compared: retention removes the front of a log, and a copy that ends earlier is just older. A
-    newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader writes its epoch's entry before
-    its first batch. So does a newer epoch in the known lineage that begins at or after ``known_end_offset`` if the given log has an older
-    epoch there.
+    Only offsets that both logs contain are compared, because retention removes the front of a log, and an earlier copy of a log is shorter.
+    There are two exceptions. A newer epoch in the given lineage counts even if the given log has no records of it yet, because a leader
+    writes the epoch's entry before its first batch. A newer epoch in the known lineage that begins at or after ``known_end_offset`` counts
+    if the given log has an older epoch there.
 
     :param known_end_offset, given_end_offset: end offsets of the two logs, exclusive.
     """
@@ -95,11 +95,11 @@ def first_contradicting_offset(
 def first_divergent_offset(
     old_lineage: Sequence[EpochEntry], old_end_offset: int, new_lineage: Sequence[EpochEntry], new_end_offset: int
 ) -> int | None:
-    """Return the first offset before ``old_end_offset`` that the new lineage assigns to another leader epoch or no longer contains, because
-    the new log ends there. None if there is no such offset, or if a lineage is empty.
+    """Return the first offset before ``old_end_offset`` that has another leader epoch in the new lineage, or that is at or after the new
+    log's end. None if there is no such offset, or if a lineage is empty.
 
-    Offsets before the later of the two starts are not compared: retention and DeleteRecords remove the front of a lineage without changing
-    the rest.
+    Offsets before the later of the two lineages' starts are not compared, because retention and DeleteRecords remove the front of a lineage
+    without changing the rest.
 
     :param old_end_offset, new_end_offset: end offsets of the two logs, exclusive.
     """

@@ -29,9 +29,10 @@ ReaderStateFunction = Callable[[PartitionState], PartitionState]
 
 
 class TierMetadataSource:
-    """Metadata source of a compactor-managed tier, whose control logs record everything. Base class of the other sources.
+    """Source of the partitions, topic settings and live segments of a tier. This base class serves compactor-managed tiers, whose control
+    logs record everything; its subclasses serve the other kinds.
 
-    exists_elsewhere: whether other programs create the tier. Such a tier can exist although its catalog records no identity yet.
+    exists_elsewhere: whether other programs create the tier, so that it can exist although its catalog records no identity yet.
     """
 
     exists_elsewhere = False
@@ -137,9 +138,10 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
     @override
     def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
-        """Return a function that replaces the segments in a state of the control log by those that the brokers report. It asks the brokers
-        again only when it is called with another state object, so that a reader sees the same segments until the control log has new
-        records.
+        """Return a function that replaces the segments in a partition's state by those that the brokers report.
+
+        A call with the same state object as the call before returns the same result, without asking the brokers. A reader therefore sees
+        the same segments until the control log has new records.
         """
         computed: list[tuple[PartitionState, PartitionState]] = []
 
@@ -168,7 +170,7 @@ class BrokerManagedTierMetadataSource(TierMetadataSource):
 
 
 class ListedTierMetadataSource(TierMetadataSource):
-    """Source of the metadata of a listed tier, which is read by listing its objects.
+    """Source of the metadata of a listed tier: the names of the objects in the store.
 
     layout: the value of tier.layout.
     """
@@ -185,8 +187,8 @@ class ListedTierMetadataSource(TierMetadataSource):
 
     @override
     def make_reader_state_function(self, partition: TopicPartition) -> ReaderStateFunction:
-        """Return a function that puts the listed segments into a state. It lists the partition at its first call only, so that a reader
-        sees the same segments throughout.
+        """Return a function that replaces the segments in a partition's state by those that a listing of the store finds. The listing is
+        made at the function's first call and reused afterwards, so that a reader keeps seeing the same segments.
         """
         live: list[tuple[RemoteLogSegmentMetadata, ...]] = []
 

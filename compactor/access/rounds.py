@@ -98,8 +98,10 @@ def execute_round(
     disk: DiskBudget | None = None,
     check_stop: Callable[[], None] = lambda: None,
 ) -> RoundReport:
-    """Run a round over one partition and return its report. If the settings name a Spark cluster, the cluster runs the round unless it
-    gives a reason not to. This process then runs it, and that reason is in the report unless the report has another one.
+    """Run a round over one partition and return its report.
+
+    If the settings name a Spark cluster, the cluster runs the round. If the cluster declines it, this process runs it, and the report
+    contains the cluster's reason, unless the round has a reason of its own to report.
 
     :param check_stop: called while this process waits for the cluster; raises an error to end the wait.
 
@@ -119,8 +121,10 @@ def execute_round(
 def compact(
     tier: Tier, partition: TopicPartition, now_ms: int, *, force: bool = False, on_stage: OnStage = lambda s, p: None
 ) -> RoundReport:
-    """Run a round over one partition and return its report. If the round changed what readers read, a change hint is published for other
-    processes. Raises the errors of PartitionRound.execute_round.
+    """Run a round over one partition and return its report. If the round changed what readers read, publish a hint (a record in the
+    tier-wide log that the partition's control log has grown), so that other processes read the control log again.
+
+    Raises the errors of PartitionRound.execute_round.
     """
     log, hint = (
         tier.open_control_log_of_partition(partition, leads=True),

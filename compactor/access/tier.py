@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TierIdentity:
-    """Access to the identity of one tier (its id, its data root and its secret hash key), which can be read, created and checked."""
+    """Access to the identity of one tier: its id, its data root and its secret hash key. The identity can be read, created and checked."""
 
     settings: Settings
     ports: EnvironmentPorts
@@ -155,8 +155,10 @@ class TierIdentity:
         return bytes.fromhex(found.hash_key)
 
     def may_have_own_hash_key(self) -> bool:
-        """Return whether the tier may have a hash key of its own, with which its stored key hashes were made. False if tiers of this kind
-        are never written, True for a compactor-managed tier. For a broker-managed tier the catalog is read to find out.
+        """Return whether the tier may have a hash key of its own, with which its stored key hashes were made.
+
+        The result is True for a compactor-managed tier, and False for a kind of tier that is never written. For a broker-managed tier the
+        catalog is read to find out.
         """
         return tier_kind(self.settings).compacts and (not self.metadata.exists_elsewhere or bool(self.read_catalog().hash_key))
 
@@ -173,8 +175,8 @@ class TierIdentity:
 class ControlLogChangeNotifier:
     """Writer of notes that control logs have changed: in the tier-wide log for other processes, and in the cache on this machine.
 
-    hints: whether a change is written as a hint for other processes. If not, only the reached slot (number of the last record) of a log is
-        written, because other processes learn of changes from the brokers' metadata.
+    hints: whether other processes learn of changes from hints (records in the tier-wide log). If not, they learn of changes from the
+    brokers' metadata, and only the length of a changed control log is recorded.
     """
 
     ports: EnvironmentPorts
@@ -183,27 +185,28 @@ class ControlLogChangeNotifier:
     hints: bool
 
     def latest_change_hint_number(self, partition: TopicPartition) -> int:
-        """Return the number of the latest hint about a partition (a catalog record that its log has grown), as the catalog was last read; 0
-        if there is none.
+        """Return the number of the latest hint about a partition (a catalog record that its control log has grown), by the catalog as last
+        read; 0 if there is no hint.
 
-        Call it before reading the partition's log, so that a hint that arrives during the read is not taken for one that the read has
-        covered.
+        Call this before reading the partition's control log. A hint that arrives during the read then has a greater number, and the log is
+        read again.
         """
         return self.catalog.state.partitions.get(str(partition), 0)
 
-    def cache_control_log_state_locally(self, log: PartitionLog, hint: int) -> None:
-        """Store the state of a control log in local state on this machine.
+    def cache_control_log_state_locally(self, log: PartitionLog, hint_number: int) -> None:
+        """Store the state of a partition's control log in the cache on this machine. Does nothing if there is no cache.
 
-        :param hint: number of the latest hint about the partition, taken before its log was read.
+        :param hint_number: number of the latest hint about the partition (``latest_change_hint_number``), taken before its log was read.
         """
         mark = log.state_identity() if self.local and self.local.is_bound_to_tier else None
         if mark and self.local:
-            self.local.cache_state(log.state, mark, hint, self.ports.clock_ms())
+            self.local.cache_state(log.state, mark, hint_number, self.ports.clock_ms())
 
     def publish_control_log_changes(self, logs: Sequence[PartitionLog]) -> None:
-        """Append one record to the tier-wide log that names these control logs as changed, with the number of each log's last record. Logs
-        that later end below that number have lost records. Without ``hints`` the numbers alone are recorded
-        (``save_last_record_numbers_of_control_logs``).
+        """Tell other processes that these control logs have changed, by one record in the tier-wide log. The record contains the number of
+        each log's last record, so that a log that is found shorter later is known to have lost records.
+
+        If ``hints`` is False, only these numbers are recorded (``save_last_record_numbers_of_control_logs``).
         """
         if self.hints:
             publish_partition_change_hints(self.catalog, {log.state.topic_partition: log.last_slot_if_still_stored() for log in logs})
@@ -211,17 +214,17 @@ class ControlLogChangeNotifier:
             self.save_last_record_numbers_of_control_logs(logs)
 
     def save_last_record_numbers_of_control_logs(self, logs: Sequence[PartitionLog]) -> None:
-        """Append one record to the tier-wide log with the slot (number of the last record) that each of these control logs has reached, so
-        that a later reader notices lost records.
+        """Record in the tier-wide log the number of the last record of each of these control logs, so that later readers notice lost
+        records.
 
-        Store errors are ignored; the next command records the slots.
+        Store errors are ignored; the next command records the numbers.
         """
         with suppress(StoreError):
             record_control_log_lengths(self.catalog, logs)
 
     def record_retire_check_results(self, inspections: Mapping[str, RetireCheckResult]) -> None:
-        """Record in the tier-wide log the results of `retire` for partitions in which it found nothing to delete, with the time until which
-        each result holds. Store errors are ignored.
+        """Record in the tier-wide log that `retire` found nothing to delete in these partitions, and until when that holds. Store errors
+        are ignored.
 
         :param inspections: result by ``topic-partition``.
         """
@@ -234,7 +237,7 @@ READER_THREADS = 16
 
 
 class EngineChooser(Protocol):
-    """Function that returns the engine for a partition's rounds, or None if this process does the work itself."""
+    """Function that returns the engine to which a round over a partition sends its tasks, or None if this process executes them itself."""
 
     def __call__(self, tier: Tier, partition: TopicPartition) -> RemoteEngine | None: ...
 
@@ -263,7 +266,7 @@ class Tier:
     """One process's access to one tier.
 
     counters: all requests and bytes, of data and control objects.
-    local: cache on this machine with the states of control logs, which are continued from there; None to read everything from the tier.
+    local: cache on this machine, from which the states of control logs are loaded; None to read everything from the tier.
     engines: chooses the engine for a partition's rounds; None if this process does the work.
     remote_rounds: runs the rounds of large partitions; None if this process runs them all.
     metadata: source of partitions and live segments.
@@ -369,7 +372,7 @@ class Tier:
         return named
 
     def list_latest_incarnations(self) -> list[TopicPartition]:
-        """Return each partition in its latest incarnation, that of the topic that has the name now.
+        """Return the tier's partitions, each only in its latest incarnation (that of the topic that was created last under the name).
 
         Partitions of topics that were deleted and created again under the same name are left out; they are read by their topic ids.
         """
@@ -396,11 +399,10 @@ class Tier:
     def open_control_log_of_partition(self, partition: TopicPartition, *, leads: bool = False) -> PartitionLog:
         """Return a partition's control log, loaded from the cache on this machine if possible.
 
-        If the log ends below the slot (record number) that the catalog has recorded for it, records were lost, and reading it raises an
-        error.
+        The catalog records how many records the log has at least. Reading a shorter log raises an error, because records were lost.
 
-        :param leads: whether the caller runs a round. A round uses the control log alone, in which its leader first records the brokers'
-            changes (*segments mirrored*). For all other callers the state includes the brokers' present changes.
+        :param leads: whether the caller runs a round. A round sees only the control log, because it records the brokers' changes there
+            itself. For all other callers the state also contains the brokers' changes that the log does not contain yet.
         """
         view = None if leads else self.metadata.make_reader_state_function(partition)
         log = open_control_log_of_partition(
@@ -423,8 +425,8 @@ class Tier:
         return f"{partition}-{topic_id}" if topic_id else str(partition)
 
     def min_last_record_number_of_control_log(self, partition: TopicPartition) -> int:
-        """Return the slot (record number) below which a partition's control log must not end, according to the catalog as last read; 0 if
-        no slot is recorded.
+        """Return the number of the last record that a partition's control log must have at least, by the catalog as last read; 0 if no
+        number is recorded. A shorter log has lost records.
         """
         return self.catalog.state.reached.get(self.log_name(partition), 0)
 
@@ -467,7 +469,7 @@ class Tier:
 
 
 def no_such_partition_error(given_name: str, partitions: Sequence[TopicPartition]) -> UsageError:
-    """Return the error for a partition name that the tier does not have. It suggests the nearest existing name."""
+    """Return the error for a partition name that the tier does not have. Its hint suggests the most similar existing name."""
     near = get_close_matches(given_name, dict.fromkeys([*map(str, partitions), *(name.topic for name in partitions)]), n=1)
     hint = f"Did you mean {near[0]}?" if near else "`topics` lists what it holds"
     return UsageError(f"the tier holds no partition {given_name}", hint=hint)

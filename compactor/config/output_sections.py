@@ -12,7 +12,7 @@ from compactor.config.store_sections import MAX_MS, SettingsSection
 
 
 def validate_regular_expressions(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the patterns if all of them are regular expressions. Raises ValueError."""
+    """Return the patterns unchanged. Raises ValueError if one of them is not a valid regular expression."""
     for pattern in patterns:
         try:
             re.compile(pattern)
@@ -44,7 +44,9 @@ class IcebergTableSettings(SettingsSection):
 
     @property
     def formats(self) -> dict[str, DecodedFormat]:
-        """Return the formats of ``key`` and ``value``, without those that are bytes."""
+        """Return the formats to decode: by the name of the field (``key`` or ``value``) its format. Fields with the format ``bytes`` are
+        left out.
+        """
         formats: dict[str, DecodedFormat] = {"key": self.key_format, "value": self.value_format}
         return {field: each for field, each in formats.items() if each != "bytes"}
 

@@ -303,7 +303,8 @@ class SparkSettings(SettingsSection):
 class Settings(StrictFrozenModel):
     """All settings, a field per section.
 
-    topics: by the regular expression of each [topics] table, the settings of [cleaner] with the overrides of that table applied.
+    topics: for the regular expression of each [topics] table, the cleaner settings of topics that match it: those of [cleaner] with the
+    values of the table in their place.
     """
 
     tier: TierSettings = TierSettings()
@@ -351,7 +352,8 @@ class Settings(StrictFrozenModel):
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
     def source_of_topic_setting(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
-        """Return where a topic's cleaner setting is set: a file, an environment variable, ``default``, or ``topic NAME`` if on the brokers.
+        """Return where a topic's cleaner setting is set: a file, an environment variable, ``topic NAME`` for the topic's own settings on
+        the brokers, or ``default``.
 
         :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
@@ -584,7 +586,9 @@ def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
 def _unknown_key_error(
     message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
 ) -> UsageError:
-    """Return the error for an unknown setting or variable. Its hint names the most similar known one, preferably of section ``within``."""
+    """Return the error for an unknown setting or environment variable. Its hint names the most similar known setting, preferably one of the
+    section ``within``.
+    """
     for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == within], list(_all_section_and_key_pairs())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:

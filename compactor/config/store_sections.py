@@ -31,7 +31,7 @@ class SettingsSection(StrictFrozenModel):
 
 
 class StoreCosts(NamedTuple):
-    """Costs of replacing segments in a store.
+    """Costs of replacing segments in a store, from which an automatic dirty ratio is computed.
 
     prices: what the store charges for requests and storage.
     replaced_ms: time in milliseconds for which replaced segments stay in the store before they are deleted.

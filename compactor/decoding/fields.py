@@ -228,7 +228,9 @@ def parse_key_with_topic_schema(key_text: str, topic: str, decoder: KeyAndValueD
 
 
 def to_json_text(value: object) -> str:
-    """Return a value as compact JSON. Strings stand for bytes (base64), times (ISO 8601), decimals, and numbers such as NaN."""
+    """Return a value as compact JSON. Values that JSON does not have become strings: bytes (as base64), times (ISO 8601), decimals, and
+    numbers such as NaN.
+    """
     from pydantic_core import to_json
 
     return to_json(_replace_bytes_by_base64(value), inf_nan_mode="strings").decode()

@@ -66,7 +66,7 @@ class SchemaRegistry:
             return []
 
     def _parse_schema_document(self, schema_id: int, document: JsonDocument) -> RegisteredSchema:
-        """Return the schema that an answer of the registry contains, after fetching the schemas to which it refers."""
+        """Return the schema that a JSON document of the registry describes. Schemas to which it refers are fetched from the registry."""
         references: dict[str, None] = {}
         for each in document.get("references") or ():
             found = self._request_json(f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}")
@@ -75,7 +75,13 @@ class SchemaRegistry:
         return RegisteredSchema(schema_id, document.get("schemaType") or "AVRO", document["schema"], tuple(references))
 
     def _request_json(self, path: str) -> JsonDocument:
-        """Request a path of the registry, and return the JSON document. Raises NotFound, Refused, Unavailable or StoreError."""
+        """Request a path of the registry, and return the JSON document.
+
+        :raises NotFound: if the registry does not have the path.
+        :raises Refused: if the credentials are refused.
+        :raises Unavailable: if the registry does not answer.
+        :raises StoreError: if the answer has another status or is not JSON.
+        """
         try:
             answer = self._pool.request("GET", self._url + path)
         except urllib3.exceptions.HTTPError as error:

@@ -169,10 +169,12 @@ _AFTER: Final = np.stack(
 
 @inline_kernel
 def _crc_in_three_streams(buf: Bytes, start: int, stream_bytes: int, zero_bytes_table: CrcTable, crc: np.uint64) -> np.uint64:
-    """Return the CRC-32C state ``crc`` advanced by the 3 * ``stream_bytes`` bytes of ``buf`` from position ``start`` on. The bytes are read
-    as three adjacent streams in turn, because the processor computes three independent CRCs at once.
+    """Return the CRC-32C state ``crc`` advanced by the 3 * ``stream_bytes`` bytes of ``buf`` from position ``start`` on.
 
-    :param zero_bytes_table: table that advances a state by ``stream_bytes`` zero bytes; it combines the results of the streams.
+    The bytes are divided into three adjacent streams whose CRCs are computed at the same time, because the processor can execute three
+    independent CRC instructions at once.
+
+    :param zero_bytes_table: table that advances a state by ``stream_bytes`` zero bytes; with it the results of the streams are combined.
     """
     second = np.uint64(0)
     third = np.uint64(0)

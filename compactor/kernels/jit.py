@@ -108,7 +108,7 @@ def kernel_sources_digest() -> str:
 
 
 def kernel_source_files() -> list[Path]:
-    """Return the files that contain kernels, and all files from which these import constants."""
+    """Return the files that contain kernels, and the files from which those files import constants."""
     root = Path(__file__).parents[2]
     files = sorted([*root.glob("bloom/*.py"), *root.glob("compactor/**/*.py")])
     names = ("compactor/constants.py", "compactor/consumer/damage.py", "compactor/consumer/outcomes.py", "bloom/sidecar.py")

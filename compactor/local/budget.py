@@ -55,7 +55,8 @@ class DiskUsage:
 
 class CachedFile:
     """Entry of a cached file in the disk budget. The budget may delete the file when its bytes are needed, unless the file is pinned.
-    ``drop`` is the function that deletes the file.
+
+    drop: function that deletes the file.
     """
 
     def __init__(self, usage: DiskUsage, size_bytes: int, delete_file: Callable[[], None]) -> None:
@@ -216,7 +217,7 @@ class DiskBudget:
             self._add_to_used_bytes(cached_file.usage, -cached_file.size)
 
     def _pin_existing_files_and_return_count(self, files: Sequence[CachedFile]) -> int:
-        """Pin those of the cached files that were not deleted, and return the number of files pinned."""
+        """Pin those of the cached files that still exist, and return their number."""
         there = [cached_file for cached_file in files if not cached_file.dropped]
         for cached_file in there:
             cached_file.pins += 1
@@ -236,8 +237,10 @@ class DiskSpaceReservation:
         self.taken = 0
 
     def reserve_bytes(self, size_bytes: int) -> None:
-        """Mark ``size_bytes`` bytes of the reservation as used; called before they are written. If the reservation has too few, it is
-        extended from the budget. Raises DiskReservationExceeded if the budget has too few, too.
+        """Mark ``size_bytes`` bytes of the reservation as used, before they are written. If the reservation has too few unused bytes, it is
+        extended from the budget.
+
+        Raises DiskReservationExceeded if the budget does not have enough free bytes either.
         """
         missing = self.taken + size_bytes - self.size
         if missing > 0:

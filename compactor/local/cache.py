@@ -46,9 +46,10 @@ class ControlLogReadProgress(StrictFrozenModel):
     """Position up to which a partition's control log was read into the cache.
 
     slot: number of the last record of the control log in the cached state.
-    hint: number of the last catalog record about the partition at the time when its control log was read.
+    hint: number of the last hint about the partition (a catalog record that its control log has grown) that was known when the log was
+    read.
     checked_ms: time of the latest read that found no newer records, by this machine's clock in milliseconds.
-    mark: identifies the record ``slot``, so that a log with other records is noticed.
+    mark: identifies the record ``slot``. If the control log has another record with this number, the cached state is not used.
     """
 
     slot: int
@@ -100,9 +101,10 @@ class LocalState:
         return kept
 
     def bind_to_tier(self, tier_id: str, *, has_diverged: bool = False) -> None:
-        """Bind the cache to the tier with this id, from which it is filled from now on. Content of another tier is deleted.
+        """Bind the cache to the tier with this id, whose data it holds from now on. Content of another tier is deleted.
 
-        :param has_diverged: whether the cache was made from a copy of this tier that has other records; then all content is deleted, too.
+        :param has_diverged: whether the cache was filled from a copy of this tier whose control records differ; then all content is
+            deleted, too.
         """
         meta = self._read_cache_header()
         if meta is not None and (has_diverged or meta.tier_id != tier_id):
@@ -165,8 +167,8 @@ class LocalState:
         )
 
     def save_control_log_check_times(self, progress_by_partition: Mapping[TopicPartition, ControlLogReadProgress]) -> None:
-        """Write the read positions of partitions whose control logs had no newer records than the cached states. Only ``checked_ms`` and
-        ``hint`` of these positions are new.
+        """Write the read positions of partitions whose control logs were read and had no newer records than the cached states. Only
+        ``checked_ms`` and ``hint`` differ from the stored positions.
         """
         self._rocks.write(
             {_database_key_of_partition(_SEEN, name): value.model_dump_json().encode() for name, value in progress_by_partition.items()}

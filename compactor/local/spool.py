@@ -85,11 +85,11 @@ def _delete_folder_at_process_exit(folder: Path, process_id: int) -> None:
 
 
 def _is_spool_folder_locked(folder: Path) -> bool:
-    """Return whether the process that created a spool folder may still run: it holds a lock on the file ``lock`` in the folder until it
-    ends.
+    """Return whether the process that created a spool folder may still run. Until it ends, it holds a lock on the file ``lock`` in the
+    folder.
 
-    A process locks its folder before it releases ``spool/lock``. The caller holds ``spool/lock``, so a folder without a lock belongs to no
-    running process.
+    The caller holds ``spool/lock``. A new process locks its folder before it releases ``spool/lock``, so a folder without a lock belongs to
+    no running process.
     """
     try:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)

@@ -180,10 +180,10 @@ class StagingFolder:
 
     @contextmanager
     def reserved_space(self, size_bytes: int, work_name: str, files: Sequence[FileToStage] = ()) -> Iterator[DiskSpaceReservation]:
-        """Provide a ``with`` block with a reservation of disk space, during which those of ``files`` that are cached are pinned. Waits
-        until ``size_bytes`` bytes are free.
+        """Provide a ``with`` block with a reservation of disk space. Waits until ``size_bytes`` bytes are free.
 
         :param work_name: name of the work that needs the space, for messages.
+        :param files: files that must not be deleted from the cache during the block; files that are not cached are ignored.
         :raises OutOfBudget: if the whole budget is smaller than ``size_bytes``.
         """
         here = [self._kept[wanted.cache_key][1] for wanted in files if wanted.cache_key in self._kept]
@@ -343,10 +343,10 @@ class StagingFolder:
 
 
 def _write_file_and_compute_digest(read_bytes: Callable[[int], bytes], path: Path, expected: SegmentFile) -> SegmentFile:
-    """Write everything that ``read_bytes`` returns to ``path``. Return its size and a digest of a kind that ``expected`` has, so that the
-    caller can compare them with ``expected``.
+    """Write all bytes that ``read_bytes`` returns to ``path``. Return the size and digest of the file, for comparison with ``expected``.
 
     :param read_bytes: returns at most the given number of bytes, and no bytes at the end.
+    :param expected: the recorded size and digest; it decides which kind of digest is computed.
     """
     digests = StreamDigest(expected)
     with path.open("wb") as target:

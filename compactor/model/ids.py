@@ -22,8 +22,8 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 class TopicPartition(NamedTuple):
     """Topic name and partition number, as Kafka's TopicPartition; prints as ``topic-partition``.
 
-    If a topic of the tier was deleted and created again, this class stands for the partition of the first topic of that name, and
-    PartitionOfLaterIncarnation for those of later ones.
+    A topic can be deleted and created again under the same name. This class stands for a partition of the first topic of the name, and its
+    subclass PartitionOfLaterIncarnation for a partition of a later one.
     """
 
     topic: str
@@ -35,16 +35,14 @@ class TopicPartition(NamedTuple):
 
     @property
     def incarnation(self) -> int:
-        """Return which of the topics that have had this name the partition belongs to, counted from 1. Prefixes in the stores contain the
-        number if it is not 1.
+        """Return the number of the topic among all topics that have had its name, counted from 1 in the order of creation. Key prefixes in
+        the stores contain it unless it is 1.
         """
         return 1
 
     @property
     def first_incarnation(self) -> TopicPartition:
-        """Return the partition with this number of the first topic with this name. It equals the partition as brokers and
-        people name it.
-        """
+        """Return the partition with the same topic name and partition number, without the incarnation. Brokers and people name it so."""
         return TopicPartition(self.topic, self.partition)
 
     @staticmethod
@@ -85,10 +83,10 @@ class TopicPartition(NamedTuple):
 
 
 class PartitionOfLaterIncarnation(TopicPartition):
-    """Partition of a topic that was created again after a topic of the same name was deleted. It has its own prefixes in the stores, and
-    prints as ``orders-0~2`` if its topic is the second one of the name.
+    """Partition of a topic that was created again after a topic of the same name was deleted. It has key prefixes of its own in the stores.
+    If its topic is the second one of the name, it prints as ``orders-0~2``.
 
-    Unpacks to topic and partition. Equals neither the partition of another topic of that name nor a plain tuple.
+    Unpacks to topic and partition. Does not equal a plain tuple, nor the partition of another topic of the same name.
     """
 
     def __new__(cls, topic: str, partition: int, incarnation_number: int) -> Self:
@@ -128,9 +126,10 @@ class PartitionOfLaterIncarnation(TopicPartition):
 
 
 def partition_of_incarnation(topic: str, partition: int, incarnation_number: int) -> TopicPartition:
-    """Return a partition of one of the topics that have had a name.
+    """Return the partition of a topic, given its incarnation: a topic that is deleted and created again under the same name has the next
+    number.
 
-    :param incarnation_number: which of these topics, counted from 1.
+    :param incarnation_number: number of the topic among those that have had this name, counted from 1.
     """
     return (
         TopicPartition(topic, partition) if incarnation_number == 1 else PartitionOfLaterIncarnation(topic, partition, incarnation_number)

@@ -22,8 +22,9 @@ REPAIR: Final = "repair"
 
 
 class ActiveProducer(StrictFrozenModel):
-    """Last state of an active producer (Kafka's ``lastRecordsOfActiveProducers``). ``last_offset``: offset of its last record; -1 if its
-    epoch has only transaction markers.
+    """Last state of an active producer (Kafka's ``lastRecordsOfActiveProducers``).
+
+    last_offset: offset of its last record; -1 if it has written only transaction markers in its current epoch.
     """
 
     producer_id: int
@@ -39,7 +40,7 @@ class CompactionTask(StrictFrozenModel):
     start_offset, end_offset: offsets of the new segment, both inclusive.
     mtime_ms: modification time for the new segment's log, in milliseconds.
     most_bytes: upper bound in bytes of the new log; 0 if the size of all sources is the bound.
-    in_part: whether the one source need not be read as a whole, because ranges of it are enough. Reading all of it gives the same bytes.
+    in_part: whether only some byte ranges of the single source have to be read. The result is the same if all of it is read.
     """
 
     group: int

@@ -58,8 +58,8 @@ class SegmentFile(StrictFrozenModel):
         return bool(self.sha256 and other.sha256) or bool(self.batches and other.batches)
 
     def has_same_size_and_digest_as(self, other: SegmentFile) -> bool:
-        """Return whether both files have the same size and agree in each kind of digest that both have. False if they have no kind in
-        common, because they are then not known to be the same.
+        """Return whether both files have the same size and the same digests. Kinds of digest that only one file has are ignored. False if
+        there is no kind that both files have, because the files may then differ.
         """
         pairs = ((self.sha256, other.sha256), (self.batches, other.batches))
         return self.size == other.size and self.has_digest_of_same_kind(other) and all(one == two for one, two in pairs if one and two)
@@ -107,8 +107,10 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     copied_end_offset: int = Field(default=-1, exclude_if=lambda value: value < 0)
 
     def recorded_size_and_digests(self, file_kind: str) -> SegmentFile:
-        """Return the recorded size and digests of the segment's file of this kind. Raises KeyError if nothing is recorded for it. For
-        segments that a broker wrote, only the size of the log is recorded.
+        """Return the recorded size and digests of one of the segment's files. Raises KeyError if nothing is recorded for a file of this
+        kind.
+
+        For segments that a broker wrote, only the size of the log is recorded.
         """
         return SegmentFile(size=self.size_bytes) if file_kind == "log" and not self.files else self.files[file_kind]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class RoundStatus(StrEnum):
-    """Outcome of a round over one partition, or of another job of the daemon, in this process. `run` prints it."""
+    """Outcome of a round over one partition, or of another job that the daemon runs for a partition. The `run` command prints it."""
 
     CLEANED = "cleaned"
     RESUMED = "resumed"

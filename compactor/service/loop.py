@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sized
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -105,8 +105,8 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         """Find out which partitions need a job, and update what ``start_due_jobs`` chooses from."""
 
     @abstractmethod
-    def start_due_jobs(self) -> Sized:
-        """Start every due job for which a thread is free, and return these jobs."""
+    def start_due_jobs(self) -> Sequence[object]:
+        """Start every due job for which a thread is free. Return the started jobs, or their partitions."""
 
     @abstractmethod
     def _process_job_result(self, result: ResultT) -> None:

@@ -67,10 +67,10 @@ def make_counters(rows: Iterable[MetricRow]) -> Iterator[Metric]:
 
 
 def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[TopicPartition, Sequence[float]]]) -> list[GaugeMetricFamily]:
-    """Return gauges with one time series per partition. If a topic was deleted and created again, only the present topic of that name has
-    one.
+    """Return gauges with one time series per partition. Partitions of topics that were deleted and created again under the same name are
+    left out, except those of the latest topic.
 
-    :param help_by_name: name of each gauge -> its help text.
+    :param help_by_name: the help text of each gauge, by its name.
     :param values: for each partition one value per gauge, in the order of ``help_by_name``.
     """
     labels = ["topic", "partition"]
@@ -83,7 +83,10 @@ def partition_gauges(help_by_name: Mapping[str, str], values: Iterable[tuple[Top
 
 
 def add_labelled_values(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    """Add one time series for each label value -> value to ``family``, which has one label. Return ``family`` itself."""
+    """Add time series to ``family``, which has one label, and return ``family``.
+
+    :param values: the value of each time series, by the value of its label.
+    """
     for label, value in values.items():
         family.add_metric([label], value)
     return family

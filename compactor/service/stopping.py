@@ -27,7 +27,7 @@ class Stopped(CompactorError):
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The request to stop, shared by all threads of a service. Checked wherever work can be interrupted safely."""
+    """Flag that the service was asked to stop, shared by all its threads. Work checks it wherever it can be interrupted safely."""
 
     event: threading.Event
 

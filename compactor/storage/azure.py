@@ -32,6 +32,9 @@ from compactor.storage.answers import PreconditionFailed
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
+    HttpRequest,
+    HttpResponse,
+    NextPageToken,
     ObjectRange,
     PartUploader,
     RequestRunnerWithRetries,
@@ -40,7 +43,7 @@ from compactor.storage.cloud import (
     http_status_error,
 )
 from compactor.storage.counting import RequestMeter
-from compactor.storage.findings import StoreFinding
+from compactor.storage.findings import FindingKindAndDetail, StoreFinding
 from compactor.storage.keys import normalize_metadata_names
 from compactor.storage.options import StoreOptions
 from compactor.storage.parallel import read_file_range
@@ -48,6 +51,15 @@ from compactor.storage.port import CopyLimits, ObjectInfo, ObjectRangeToCopy, Ob
 from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.s3_parts import MIN_PART_BYTES, UploadPart, part_length
 from compactor.storage.schemes import bucket_and_prefix
+
+BlobServiceClientOfAzure = Any
+"""``azure.storage.blob.BlobServiceClient``. The library is imported on first use and has no types."""
+ContainerClientOfAzure = Any
+"""``azure.storage.blob.ContainerClient``."""
+BlobClientOfAzure = Any
+"""``azure.storage.blob.BlobClient``."""
+AreAllSettingsKnown = bool
+"""Whether all settings on which a result depends could be read."""
 
 _ROLE: Final = "Grant the role Storage Blob Data Contributor on the container, or a SAS with the permissions racwdl; then run config check"
 _HINTS: Final = ErrorHints(
@@ -186,7 +198,7 @@ class AzureClient:
             key, sum(part_length(part) for part in parts), _epoch_ms(made["last_modified"]), str(made["etag"]), dict(metadata)
         )
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
         with self._client_errors_as_store_errors("list"):
             listing = self._container_client().list_blobs(name_starts_with=self._prefix + prefix, results_per_page=size)
             pages = listing.by_page(token or None)
@@ -217,11 +229,10 @@ class AzureClient:
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_why_deletes_free_no_space(self) -> tuple[list[tuple[str, str]], bool]:
-        """Return a pair: (kind, description) of each setting because of which deleting frees no space, and whether all settings could be
-        read.
+    def _reasons_why_deletes_free_no_space(self) -> tuple[list[FindingKindAndDetail], AreAllSettingsKnown]:
+        """Return a pair: the settings because of which deleting an object frees no space, and whether all settings could be read.
 
-        The service does not report whether the account keeps versions, so this is read off an existing object.
+        The service does not report whether the account keeps old versions of objects. An existing object's properties show it.
         """
         days, versions, holds = (
             self._soft_delete_days(),
@@ -293,7 +304,7 @@ class AzureClient:
         )
         return {"source_url": f"{source.url}?{signature}"}
 
-    def _blob_client(self, key: str) -> Any:
+    def _blob_client(self, key: str) -> BlobClientOfAzure:
         return self._container_client().get_blob_client(self._prefix + key)
 
     @contextmanager
@@ -321,18 +332,18 @@ class AzureClient:
         except (AzureError, HTTPError, OSError, EOFError, ValueError) as error:  # ValueError: an answer lacks its headers
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
 
-    def _container_client(self) -> Any:
+    def _container_client(self) -> ContainerClientOfAzure:
         return self._service_client().get_container_client(self._name)
 
-    def _service_client(self) -> Any:
+    def _service_client(self) -> BlobServiceClientOfAzure:
         with self._lock:
             if self._made is None:
                 self._access = choose_credentials(self._account, self._settings, os.environ)
                 self._made = _create_service_client(self._access, self._account, self._send_counted)
             return self._made
 
-    def _send_counted(self, request: Any, send: Callable[..., Any]) -> Any:
-        """Send a request, count it and return the answer, which is also stored as this thread's latest one."""
+    def _send_counted(self, request: HttpRequest, send: Callable[..., HttpResponse]) -> HttpResponse:
+        """Send a request, count it and return the answer. The answer is also stored as the latest one of this thread."""
         self._meter.record_request(request_kind_for_metering(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = connect_and_read_timeouts_s(self._contact)
         answer = send(connection_timeout=connect_s, read_timeout=read_s)
@@ -393,7 +404,9 @@ def _credentials_from_text(text: str, account: str, settings: AzureSettings, end
     return AccountCredentials(endpoint, key=text)
 
 
-def _create_service_client(access: AccountCredentials, account: str, observe_request: Callable[[Any, Callable[..., Any]], Any]) -> Any:
+def _create_service_client(
+    access: AccountCredentials, account: str, observe_request: Callable[[HttpRequest, Callable[..., HttpResponse]], HttpResponse]
+) -> BlobServiceClientOfAzure:
     import requests
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.core.pipeline.transport import RequestsTransport
@@ -402,7 +415,7 @@ def _create_service_client(access: AccountCredentials, account: str, observe_req
     class ObservedTransport(RequestsTransport):  # type: ignore[misc]
         """Transport that sends each request through ``observe_request``, which sees the request and its answer."""
 
-        def send(self, request: Any, **kwargs: Any) -> Any:
+        def send(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
             return observe_request(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
 
     session = requests.Session()

@@ -19,7 +19,7 @@ from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from compactor.errors import AlreadyExists, CannotCopy, CompactorError, NotFound, Refused, Unavailable
 from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
@@ -35,6 +35,15 @@ from compactor.storage.s3_errors import is_unknown_host
 from compactor.storage.s3_parts import UploadPart, parts_of_file, plan_parts
 
 T = TypeVar("T")
+
+HttpSession = Any
+"""HTTP session of a client library. These libraries are imported on first use and have no types."""
+HttpRequest = Any
+"""Request of a client library."""
+HttpResponse = Any
+"""Answer to a request of a client library."""
+NextPageToken = str
+"""Token with which a vendor's listing continues; empty after the last page."""
 
 FIRST_ANSWER_S = 8.0
 """Longest wait for the first answer of a store, in seconds. A store that never answered is more likely a wrong address than a busy one."""
@@ -99,8 +108,10 @@ def connect_and_read_timeouts_s(contact: FirstAnswerTracker) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class ObjectRange:
-    """Bytes of an object, as one request returned them. size: bytes of the whole object. version: the object's version
-    (``ObjectInfo.etag``).
+    """Bytes that one request read from an object.
+
+    size: size of the whole object in bytes.
+    version: the object's version (``ObjectInfo.etag``).
     """
 
     data: bytes
@@ -153,7 +164,7 @@ class ObjectClient(Protocol):
     def put(self, key: str, data: bytes) -> ObjectInfo:
         """Create or overwrite an object."""
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
         """Return a pair: at most ``size`` objects whose keys begin with ``prefix``, and the token of the next page, which is empty after
         the last page.
 
@@ -163,7 +174,9 @@ class ObjectClient(Protocol):
         """
 
     def delete(self, key: str, version: str = "") -> None:
-        """Delete an object. If ``version`` is not empty, the object is deleted only if it has this version. Raises NotFound."""
+        """Delete an object. If ``version`` is not empty, the object is deleted only if it has this version. Raises NotFound if there is no
+        object.
+        """
 
     def clock_ms(self) -> int:
         """Return the store's time in milliseconds, with one request."""
@@ -317,7 +330,7 @@ class CloudStore:
         check_object_key_prefix(prefix)
         token, last = "", after
 
-        def next_page() -> tuple[Sequence[ObjectInfo], str]:
+        def next_page() -> tuple[Sequence[ObjectInfo], NextPageToken]:
             return self._client.list_page(prefix, after, token, self._transfers.list_page)
 
         while True:
@@ -352,12 +365,12 @@ class CloudStore:
         return self._request_with_retries(self._client.clock_ms)
 
     def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about the bucket's settings. Raises StoreError."""
+        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
         return self._request_with_retries(self._client.inspect_store_settings)
 
     def does_delete_free_space(self) -> bool | None:
         """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
-        StoreError.
+        StoreError if the store cannot be reached.
         """
         return self._request_with_retries(self._client.does_delete_free_space)
 
@@ -399,9 +412,10 @@ class CloudStore:
     def _create_or_find_own_earlier_attempt(
         self, key: str, metadata: Mapping[str, str] | None, write: Callable[[dict[str, str]], ObjectInfo]
     ) -> ObjectInfo:
-        """Create an object by calling ``write`` with the object's metadata, to which a random token is added. If the key is taken by an
-        object with the same token, an earlier attempt of this call has created it, and it is returned. If the key is taken by any other
-        object, AlreadyExists is raised.
+        """Create an object by calling ``write`` with the object's metadata, to which a random token is added.
+
+        If the key is taken by an object with the same token, an earlier attempt of this call has created that object, and its properties
+        are returned. If the key is taken by any other object, AlreadyExists is raised.
         """
         check_object_key(key)
         described = check_object_metadata(metadata)
@@ -450,8 +464,10 @@ class CloudStore:
             return
 
     def _request_object_with_retries(self, key: str, request: Callable[[], T]) -> T:
-        """Make a request for an object, with retries, and return its result. A NotFound before any request has succeeded is checked by a
-        listing, which raises an error if not the object but the whole bucket is missing.
+        """Make a request for an object, with retries, and return its result.
+
+        A store may answer NotFound also because the whole bucket is missing. Until any request has succeeded, NotFound is therefore checked
+        by listing the bucket, which raises Refused if it is missing.
         """
         try:
             return self._request_with_retries(request)
@@ -465,8 +481,8 @@ class CloudStore:
         Unavailable.
         """
 
-        def attempt_and_count_retries(number: int) -> T:
-            if number:
+        def attempt_and_count_retries(attempt_number: int) -> T:
+            if attempt_number:
                 self._options.meter.record_retry()
             return request()
 

@@ -16,11 +16,11 @@ from compactor.storage.probe import ServerStore, find_ignored_create_if_absent
 class ConditionalCreateCheck:
     """Check that a store honours create-if-absent, made before this process's first create in a bucket. Thread-safe.
 
-    The check creates one key twice, and again by an upload in parts; the first object must not be overwritten. Leadership and publication
-    rest on create-if-absent: if a store ignores it, two compactors lead at once and overwrite each other's records.
+    The check creates one key twice, and again by an upload in parts; the first object must not be overwritten. If a store ignores
+    create-if-absent, two compactors can lead at once and overwrite each other's records.
 
     A store that passed is not checked again: this process remembers its bucket, and a file in ``folder`` tells later processes its
-    endpoint, bucket and prefix. The file is not in the store, because there it would survive a copy to another store.
+    endpoint, bucket and prefix. The file is local, because a file in the store would also be in each copy of the store.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -18,6 +18,9 @@ from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.schemes import store_kind
 from compactor.storage.settings import RetrySettings, TransferSettings
 
+SleptSeconds = float
+"""Time for which a call has slept, in seconds; 0 if it has not."""
+
 # ---- rate limits of the settings ``[limits]``, enforced across all threads of a process --------------------------------------------
 
 
@@ -38,7 +41,7 @@ class TokenBucket:
         self._level = float(rate)
         self._at = clock()
 
-    def take_tokens(self, tokens: int) -> float:
+    def take_tokens(self, tokens: int) -> SleptSeconds:
         """Take ``tokens`` tokens. If that leaves a debt, sleep until it is paid. Return the seconds slept."""
         with self._lock:
             now = self._clock()
@@ -51,14 +54,16 @@ class TokenBucket:
 
 
 class RateLimits:
-    """Token buckets by the name of their setting in [limits]. Stores of a process that have equal limits share one RateLimits."""
+    """Token buckets of the rate limits in [limits], one for each limit that is set. Stores of a process with equal limits share one
+    RateLimits, so that the limits hold for all of them together.
+    """
 
     def __init__(
         self, limits: LimitSettings, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._buckets = {name: TokenBucket(rate, clock, sleep) for name, rate in limits.model_dump().items() if rate}
 
-    def take_tokens(self, setting: str, tokens: int) -> float:
+    def take_tokens(self, setting: str, tokens: int) -> SleptSeconds:
         """Take tokens from the bucket of a setting in [limits], sleeping if necessary. Return the seconds slept; 0 if the setting has no
         limit.
         """
@@ -67,7 +72,7 @@ class RateLimits:
 
 
 class RateLimitingRequestMeter:
-    """RequestMeter that delays its callers so that the rate limits hold, and reports everything to the meter ``inner``."""
+    """RequestMeter that delays its callers so that the rate limits hold, and then passes each report on to the meter ``inner``."""
 
     def __init__(self, inner: RequestMeter, buckets: RateLimits) -> None:
         self._inner = inner
@@ -100,7 +105,7 @@ class RateLimitingRequestMeter:
 
 
 class StoreAdapter(Protocol):
-    """A module of ``compactor.storage`` that opens the stores of one kind (``StoreKind.adapter``)."""
+    """Interface of the modules of ``compactor.storage`` that open the stores of one kind (``StoreKind.adapter`` names the module)."""
 
     def open_store_at(self, url: str, options: StoreOptions) -> ObjectStore:
         """Return the store at a URL of this kind. Makes no request. Raises UsageError if the URL names none."""

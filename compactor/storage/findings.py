@@ -6,6 +6,9 @@ from typing import Literal
 
 from compactor.model.base import StrictFrozenModel
 
+FindingKindAndDetail = tuple[str, str]
+"""Kind and detail of a StoreFinding."""
+
 
 class StoreFinding(StrictFrozenModel):
     """Result of a check of the store.

@@ -22,6 +22,9 @@ from compactor.errors import CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
+    HttpResponse,
+    HttpSession,
+    NextPageToken,
     ObjectRange,
     PartUploader,
     RequestRunnerWithRetries,
@@ -30,12 +33,17 @@ from compactor.storage.cloud import (
     http_status_error,
 )
 from compactor.storage.counting import RequestMeter
-from compactor.storage.findings import StoreFinding
+from compactor.storage.findings import FindingKindAndDetail, StoreFinding
 from compactor.storage.options import StoreOptions
 from compactor.storage.port import ObjectInfo, ObjectStore
 from compactor.storage.retrying import FirstAnswerTracker
 from compactor.storage.s3_parts import UploadPart
 from compactor.storage.schemes import bucket_and_prefix
+
+GcsLibraryClient = Any
+"""``google.cloud.storage.Client``. The library is imported on first use and has no types."""
+GcsLibraryBlob = Any
+"""``google.cloud.storage.Blob``."""
 
 _POOL = 64
 _CHUNK_UNIT = 256 << 10
@@ -137,7 +145,7 @@ class GcsClient:
             )
         return self._object_info(blob)
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
         with self._client_errors_as_store_errors("list"):
             listing = self._client().list_blobs(
                 self._name,
@@ -175,9 +183,9 @@ class GcsClient:
     def required_permission_name(self, verb: str) -> str:
         return _PERMISSIONS[verb]
 
-    def _reasons_why_deletes_free_no_space(self) -> list[tuple[str, str]] | None:
-        """Return a pair (kind, description) for each bucket setting because of which deleting frees no space; None if the credentials may
-        not read the settings.
+    def _reasons_why_deletes_free_no_space(self) -> list[FindingKindAndDetail] | None:
+        """Return the bucket's settings because of which deleting an object frees no space; None if the credentials may not read the
+        settings.
         """
         bucket = self._client().bucket(self._name)
         try:
@@ -204,11 +212,11 @@ class GcsClient:
             )
         return self._object_info(blob)
 
-    def _object_info(self, blob: Any) -> ObjectInfo:
+    def _object_info(self, blob: GcsLibraryBlob) -> ObjectInfo:
         key = str(blob.name)[len(self._prefix) :]
         return ObjectInfo(key, int(blob.size), int(blob.updated.timestamp() * 1000), str(blob.generation), dict(blob.metadata or {}))
 
-    def _blob_handle(self, key: str, metadata: Mapping[str, str] | None = None) -> Any:
+    def _blob_handle(self, key: str, metadata: Mapping[str, str] | None = None) -> GcsLibraryBlob:
         blob = self._client().bucket(self._name).blob(self._prefix + key)
         if metadata:
             blob.metadata = dict(metadata)
@@ -250,14 +258,14 @@ class GcsClient:
         except (RequestException, HTTPError, OSError, EOFError) as error:  # HTTPError: a raw body that broke off
             raise connection_error(error, failed_request, _HINTS, answered_before=self._contact.answered) from error
 
-    def _client(self) -> Any:
+    def _client(self) -> GcsLibraryClient:
         with self._lock:
             if self._made is None:
                 self._session, self._made = _create_client(self._settings, self._meter)
             return self._made
 
 
-def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any]:
+def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[HttpSession, GcsLibraryClient]:
     """Return a pair: an HTTP session that counts requests, and a Google Cloud Storage client that uses it. Raises UsageError if the
     credentials file cannot be used.
     """
@@ -275,10 +283,10 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any
             self._latest = threading.local()
 
         @property
-        def answer(self) -> Any:
+        def answer(self) -> HttpResponse:
             return self._latest.answer
 
-        def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+        def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> HttpResponse:
             meter.record_request(request_kind_for_metering(method, url))
             self._latest.answer = super().request(method, url, *args, **kwargs)
             return self._latest.answer
@@ -303,7 +311,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[Any, Any
     return session, client
 
 
-def _http_status_error(status: int, response: Any, failed_request: str, *, is_object_request: bool) -> CompactorError:
+def _http_status_error(status: int, response: HttpResponse, failed_request: str, *, is_object_request: bool) -> CompactorError:
     """Return the error of ObjectStore that stands for an HTTP error answer.
 
     :param failed_request: text such as ``cannot read URL``, for the message.
@@ -322,8 +330,8 @@ def _http_status_error(status: int, response: Any, failed_request: str, *, is_ob
     return http_status_error(status, message, _HINTS, is_object_request=is_object_request)
 
 
-def _error_message(response: Any, status: int) -> str:
-    """Return the text of an error answer of the store, or its HTTP status if there is none."""
+def _error_message(response: HttpResponse, status: int) -> str:
+    """Return a message with the HTTP status of an error answer and, if the answer contains one, the store's own text."""
     try:
         return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"
     except (AttributeError, KeyError, TypeError, ValueError):

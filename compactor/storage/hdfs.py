@@ -37,6 +37,9 @@ from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
+    HttpResponse,
+    HttpSession,
+    NextPageToken,
     ObjectRange,
     PartUploader,
     RequestRunnerWithRetries,
@@ -97,7 +100,7 @@ def open_store_at(url: str, options: StoreOptions) -> ObjectStore:
 
 
 class HdfsStore(CloudStore):
-    """CloudStore whose listing walks through directories, and whose unfinished uploads are staged files."""
+    """CloudStore that lists an HDFS directory with its subdirectories. Its unfinished uploads are files not yet renamed to their keys."""
 
     _client: HdfsClient
 
@@ -145,8 +148,7 @@ class FileStatus:
 
     :param name: path below the store's root; for a published file this is its key.
     :param inode: number of the inode.
-    :param modified_ms: modification time as the namenode stores it, in milliseconds. As long as a file lacks its publication time,
-        ``UNDATED_MS`` (278 years) is added to it.
+    :param modified_ms: modification time in milliseconds. Until the publication time is set, it is ``UNDATED_MS`` (278 years) too late.
     """
 
     name: str
@@ -214,7 +216,7 @@ class HdfsClient:
         return self._create_by_rename(key, _RequestBody([data], len(data)), metadata, retried)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object from ranges of files, sent as one stream. If a request fails it alone is retried, not the whole create."""
+        """Create an object from ranges of files, sent as one stream. If a request fails, only that request is retried."""
         ranges = [piece for part in parts if isinstance(part, tuple) for piece in part]
         body = _RequestBody(_FileChunks(ranges), sum(piece.length for piece in ranges))
 
@@ -231,7 +233,7 @@ class HdfsClient:
         self._rename(staged.name, key, "OVERWRITE")
         return ObjectInfo(key, staged.size, staged.modified_ms, str(staged.inode))
 
-    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], str]:
+    def list_page(self, prefix: str, after: str, token: str, size: int) -> tuple[Sequence[ObjectInfo], NextPageToken]:
         """Return all files directly in the store's root directory, and no token. ``HdfsStore.list`` lists the subdirectories."""
         return [self.object_info(entry, {}) for entry in self.list_folder("") if not entry.name.endswith("/")], ""
 
@@ -277,9 +279,10 @@ class HdfsClient:
         )
 
     def object_info(self, status: FileStatus, metadata: Mapping[str, str]) -> ObjectInfo:
-        """Return the properties of an object. If the process that created it died before it set the publication time, the time is set now.
-        A reader that may not set it returns a time in the far future instead, so that nothing counts as due. Raises NotFound if the file no
-        longer exists.
+        """Return the properties of an object. Raises NotFound if the file no longer exists.
+
+        If the process that created the object died before it set the publication time, the time is set now. If the credentials may not set
+        it, the result has a time in the far future, so that no deadline that counts from it has passed.
         """
         modified_ms = status.modified_ms
         if modified_ms >= UNDATED_MS:
@@ -356,7 +359,7 @@ class HdfsClient:
         failed_request = self._describe_failed_request("write", key)
         destination = "/" + self._prefix + key
 
-        def rename() -> Any:
+        def rename() -> HttpResponse:
             return self._request_with_redirect(
                 "PUT", self._url_path(name), "RENAME", failed_request=failed_request, destination=destination, renameoptions=option
             )
@@ -377,9 +380,8 @@ class HdfsClient:
             raise Refused(f"{self.url} ignores conditional requests: its renames know no options", hint=hint)
 
     def _set_publication_time(self, key: str, inode: int) -> int:
-        """Set the modification time of a published file to the namenode's time, and return that time in milliseconds. The time comes from a
-        request that is sent after the rename, and a second is added because the namenode reports whole seconds. So it is never before the
-        publication.
+        """Set the modification time of a published file to the namenode's time, and return that time in milliseconds. The time is never
+        before the publication: it is requested after the rename, and a second is added because the namenode reports whole seconds.
         """
         now_ms = self._namenode_clock_ms(_inode_path(inode)) + 1000
         self._request_with_redirect(
@@ -429,7 +431,7 @@ class HdfsClient:
 
     def _request_with_redirect(
         self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
-    ) -> Any:
+    ) -> HttpResponse:
         """Send a request to the namenode and return the answer. If the namenode redirects it to a datanode, send it there with the body.
 
         :param path: path from the file system's root, percent-encoded.
@@ -454,7 +456,9 @@ class HdfsClient:
                 raise Unavailable(f"{failed_request}: {error}".rstrip("."), hint=_DATANODE_HINT) from error
         return answer
 
-    def _send_http_request(self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = "") -> Any:
+    def _send_http_request(
+        self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = ""
+    ) -> HttpResponse:
         """Send one request and return the answer. An answer that demands a Kerberos ticket is returned, too, if Kerberos is configured and
         ``ticket`` is empty; the caller then repeats the request with a ticket. Raises StoreError for every other error answer.
         """
@@ -469,7 +473,7 @@ class HdfsClient:
             raise _http_status_error(answer, failed_request)
         return answer
 
-    def _session(self) -> Any:
+    def _session(self) -> HttpSession:
         import requests
 
         with self._lock:
@@ -552,7 +556,7 @@ def _not_webhdfs_error(failed_request: str) -> Refused:
     return Refused(f"{failed_request}: what answers there is not WebHDFS", hint=hint)
 
 
-def _json_field(response: Any, failed_request: str, field: str) -> Any:
+def _json_field(response: HttpResponse, failed_request: str, field: str) -> Any:
     """Return a field of an answer's JSON document. Raises Unavailable if the document does not have it, as in an answer of a proxy."""
     try:
         return response.json()[field]
@@ -560,7 +564,7 @@ def _json_field(response: Any, failed_request: str, field: str) -> Any:
         raise Unavailable(f"{failed_request}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
 
 
-def _http_status_error(response: Any, failed_request: str) -> CompactorError:
+def _http_status_error(response: HttpResponse, failed_request: str) -> CompactorError:
     """Return the error of ObjectStore that stands for an error answer, chosen by the name of the Java exception in the answer."""
     status = int(response.status_code)
     try:

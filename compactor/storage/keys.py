@@ -80,7 +80,7 @@ def check_object_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 def normalize_metadata_names(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return an object's metadata with the names that ObjectStore uses: small letters, and ``_`` in place of ``-``.
 
-    Earlier versions wrote ``-``, and on S3 the names are still written so. Header names have no case, and some servers return capitals.
+    Earlier versions of this program wrote ``-``, and on S3 ``-`` is written still. Servers may return header names in capitals.
     """
     return {name.lower().replace("-", "_"): value for name, value in metadata.items()}
 

@@ -264,8 +264,10 @@ class LocalStore:
             file.seek(end)
 
     def _create_object(self, key: str, write_content: Callable[[BinaryIO], None], metadata: Mapping[str, str] | None) -> ObjectInfo:
-        """Create an object whose content ``write_content`` writes. If the disk is full and the store holds control records, the create is
-        repeated with space released from the reserve, as long as there is any.
+        """Create an object whose content ``write_content`` writes.
+
+        If the disk is full and the store holds control records, release space from the reserve file (``FullDiskReserveFile``) and try
+        again, as long as the reserve has any.
         """
         described = check_object_metadata(metadata)
         target = self._object_path(key)
@@ -500,8 +502,9 @@ SLICE_BYTES = RESERVE_BYTES // 16
 
 
 class FullDiskReserveFile:
-    """File of 1 MiB that is shortened when the disk is full, so that control records can still be written. If there was no space for the
-    file, control records cannot be written to a full disk.
+    """File of 1 MiB in a directory store that is shortened when the disk is full, so that control records can still be written.
+
+    If the disk had no space for the file itself, control records cannot be written to a full disk.
     """
 
     def __init__(self, path: Path) -> None:

@@ -25,8 +25,8 @@ def write_at_position(descriptor: int, data: bytes, position: int) -> int:
 def run_in_parallel(threads: int, tasks: list[Callable[[threading.Event], Any]]) -> list[Any]:
     """Run tasks in threads and return their results in the order of the tasks.
 
-    Each task receives an event, which the first error sets so that the other tasks stop before their next attempt. That error is then
-    raised.
+    Each task receives an event. The first task that fails sets the event, so that the other tasks stop before their next attempt, and its
+    error is raised.
     """
     stop = threading.Event()
 

@@ -91,11 +91,11 @@ class ObjectStore(Protocol):
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """Return bytes [start, start + length) of an object, or all from ``start`` on if ``length`` is None. The result is shorter,
-        possibly empty, if the object ends earlier. Raises NotFound.
+        possibly empty, if the object ends earlier. Raises NotFound if there is no object.
         """
 
     def head(self, key: str) -> ObjectInfo:
-        """Return the properties of an object. Raises NotFound."""
+        """Return the properties of an object. Raises NotFound if there is no object."""
 
     def create(self, key: str, data: bytes, metadata: Mapping[str, str] | None = None) -> ObjectInfo:
         """Create an object atomically, only if the key is free (S3 ``If-None-Match: *``, an exclusive hard link).
@@ -133,7 +133,9 @@ class ObjectStore(Protocol):
 
     def download(self, key: str, path: Path, start: int = 0, length: int | None = None) -> int:
         """Write bytes [start, start + length) of an object, or all from ``start`` on if ``length`` is None, to a local file, which is
-        created or overwritten. Return the number of bytes, which is smaller than ``length`` if the object ends earlier. Raises NotFound.
+        created or overwritten.
+
+        Return the number of bytes, which is smaller than ``length`` if the object ends earlier. Raises NotFound if there is no object.
         """
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:

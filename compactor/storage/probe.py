@@ -29,14 +29,14 @@ _SKEW_WARNING_MS = 60_000
 
 @runtime_checkable
 class InspectableStore(Protocol):
-    """Store on a server whose settings can be queried."""
+    """Store on a server whose settings (versioning, retention and the like) and permissions can be queried."""
 
     def inspect_store_settings(self, now_ms: int) -> Sequence[StoreFinding]:
-        """Return findings about the bucket's settings. Raises StoreError."""
+        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
 
     def does_delete_free_space(self) -> bool | None:
         """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
-        StoreError.
+        StoreError if the store cannot be reached.
         """
 
     def required_permission_name(self, verb: str) -> str:
@@ -64,8 +64,8 @@ class ServerStore(Protocol):
 
 
 def probe_store(store: ObjectStore, now_ms: Callable[[], int], prefix: str = ".tiered-compactor/probe/") -> list[StoreFinding]:
-    """Test permissions, clock, conditions and settings of a store, and return all findings. Errors of the store become findings. Leaves
-    only a marker object below ``prefix``.
+    """Test permissions, clock, create-if-absent and settings of a store, and return all findings. Errors of the store become findings.
+    Leaves only a marker object below ``prefix``.
     """
     findings = _test_permissions(store, prefix)
     if any(finding.severity == "error" for finding in findings):
@@ -84,7 +84,7 @@ def find_ignored_create_if_absent(store: ObjectStore, prefix: str) -> StoreFindi
     """Check that a store honours create-if-absent. Return None if it does, and a finding if it overwrites an existing object.
 
     The check creates one key twice, and again by an upload in parts if the store has such uploads. The key is then deleted; if the
-    credentials may not delete, a few bytes stay. Raises StoreError.
+    credentials may not delete, a few bytes stay. Raises StoreError if the store cannot be reached.
     """
     key = f"{prefix}{secrets.token_hex(8)}-twice"
     store.create(key, b"first")
@@ -189,8 +189,8 @@ def does_delete_free_space(store: ObjectStore) -> bool | None:
 def _create_concurrently_and_return_winners(store: ObjectStore, key: str, threads: int) -> list[bytes]:
     barrier = threading.Barrier(threads)
 
-    def create_once(number: int) -> bytes | None:
-        content = f"writer {number}".encode()
+    def create_once(writer_number: int) -> bytes | None:
+        content = f"writer {writer_number}".encode()
         barrier.wait()
         try:
             store.create(key, content)

@@ -30,8 +30,8 @@ _LOG_INTERVAL_S = 1.0
 class FirstAnswerTracker:
     """Record of whether a store has ever answered this process, shared by everything that sends requests to that store. Thread-safe.
 
-    The address of a store that never answered is more likely wrong than the store is busy. Therefore all requests together wait for the
-    first answer only once, counted from the first of them.
+    If a store has never answered, its address is probably wrong. Therefore all requests wait for the first answer together, and the wait is
+    counted from the first of them.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class FirstAnswerTracker:
         return now - self._asked_at
 
     def claim_log_line_that_store_never_answered(self, now: float) -> bool:
-        """Return whether the caller may write a log line about the silent store. At most one line per second is allowed, so a caller that
-        gets True must write it.
+        """Return whether the caller may write a log line about a retry. At most one line per second is allowed, so a caller that gets True
+        must write it.
 
         :param now: current time in seconds.
         """
@@ -69,8 +69,9 @@ class FirstAnswerTracker:
 
 @dataclass(frozen=True)
 class Retrier:
-    """Caller of requests that repeats those that fail with Unavailable, after random delays (settings.RetrySettings). ``clock``, ``sleep``
-    and ``fraction`` (random number from 0 to 1) can be replaced in tests.
+    """Sender of requests. A request that fails with Unavailable is repeated after random delays (settings.RetrySettings).
+
+    clock, sleep, fraction: time in seconds, function that waits, and random number from 0 to 1. Tests replace them.
     """
 
     policy: RetrySettings = field(default_factory=RetrySettings)
@@ -129,9 +130,9 @@ class RetryingStore(ForwardingStore):
         last = after
         listing: Iterator[ObjectInfo] | None = None
 
-        def next_object(number: int) -> ObjectInfo | None:
+        def next_object(attempt_number: int) -> ObjectInfo | None:
             nonlocal listing
-            if listing is None or number:
+            if listing is None or attempt_number:
                 listing = self._store.list(prefix, last)
             return next(listing, None)
 

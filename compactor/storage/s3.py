@@ -44,7 +44,7 @@ from compactor.storage.os_errors import os_errors_as_compactor_errors
 from compactor.storage.port import ComposeSource, CopyLimits, FileRange, ObjectInfo, ObjectStore, UnfinishedUpload
 from compactor.storage.s3_errors import s3_answer_error
 from compactor.storage.s3_parts import COPIES, find_mismatched_copy, parts_of_file, plan_parts
-from compactor.storage.s3_requests import LearnedServerBehaviour, S3RequestClient
+from compactor.storage.s3_requests import CompletionEntry, LearnedServerBehaviour, S3Answer, S3RequestClient
 from compactor.storage.s3_transfer import MultipartUpload, crc32_base64, download_object, md5_base64
 from compactor.storage.schemes import bucket_and_prefix
 from compactor.storage.settings import TransferSettings
@@ -105,14 +105,14 @@ class S3Store:
         return self._requests
 
     def inspect_store_settings(self, now_ms: int) -> list[StoreFinding]:
-        """Return findings about the bucket's settings. Raises StoreError."""
+        """Return findings about the bucket's settings. Raises StoreError if the store cannot be reached."""
         from compactor.storage.probe_s3 import bucket_findings
 
         return bucket_findings(self, now_ms)
 
     def does_delete_free_space(self) -> bool | None:
         """Return whether a deleted object frees its space at once; None if the credentials may not read the settings that decide it. Raises
-        StoreError.
+        StoreError if the store cannot be reached.
         """
         from compactor.storage.probe_s3 import read_deletion_settings
 
@@ -198,7 +198,7 @@ class S3Store:
         check_copy_sources(self, sources)
         unconfirmed = threading.Event()
 
-        def send_parts_and_check_copies(upload: MultipartUpload) -> list[dict[str, Any]]:
+        def send_parts_and_check_copies(upload: MultipartUpload) -> list[CompletionEntry]:
             done = upload.send_parts(parts)
             check_copy_sources(self, sources)
             receipts = [str(part.get("ChecksumCRC32C", "")) for part in done]
@@ -294,8 +294,8 @@ class S3Store:
     def clock_ms(self) -> int:
         return _date_header_ms(self._requests.list_one_key(), self.url)
 
-    def _list_page(self, params: dict[str, Any]) -> dict[str, Any]:
-        def list_page_in_one_attempt(attempt: int) -> dict[str, Any]:
+    def _list_page(self, params: dict[str, Any]) -> S3Answer:
+        def list_page_in_one_attempt(attempt: int) -> S3Answer:
             answer = self._requests.send_request_once("list_objects_v2", "list", **params)
             # A cut answer may parse as an empty one.
             if "IsTruncated" not in answer or (answer["IsTruncated"] and not answer.get("NextContinuationToken")):
@@ -324,9 +324,9 @@ class S3Store:
         checksum = crc32_base64(data)
         attempts = 0
 
-        def put_in_one_attempt(number: int) -> ObjectInfo:
+        def put_in_one_attempt(attempt: int) -> ObjectInfo:
             nonlocal attempts
-            attempts = number + 1
+            attempts = attempt + 1
             self._requests.meter.record_bytes_written(len(data))
             answer = self._requests.send_request_once(
                 "put_object",
@@ -375,7 +375,7 @@ class S3Store:
         size: int,
         metadata: dict[str, str],
         algorithm: Literal["CRC32", "CRC32C"],
-        send_parts: Callable[[MultipartUpload], Sequence[dict[str, Any]]],
+        send_parts: Callable[[MultipartUpload], Sequence[CompletionEntry]],
     ) -> ObjectInfo:
         """Create an object by a multipart upload, which is restarted if the store loses it. Raises AlreadyExists if the key is taken.
 
@@ -439,7 +439,7 @@ class S3Store:
         self._requests.request_with_retries(delete_batch_in_one_attempt)
 
 
-def _info_of_written_object(key: str, size: int, response: dict[str, Any], metadata: Mapping[str, str]) -> ObjectInfo:
+def _info_of_written_object(key: str, size: int, response: S3Answer, metadata: Mapping[str, str]) -> ObjectInfo:
     return ObjectInfo(key, size, _date_header_ms(response, key), _etag_of_answer(response), metadata)
 
 

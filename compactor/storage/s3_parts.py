@@ -17,16 +17,20 @@ MIN_PART_BYTES: Final = 5 << 20
 COPIES: Final = CopyLimits(min_run_bytes=MIN_PART_BYTES, max_bytes=512 << 20)
 """S3 copies up to 5 GiB with one request; smaller ones are done side by side, and well before a connection is given up."""
 
+PositionAndLength = tuple[int, int]
+"""Position and length in bytes of a range."""
 SentPart = tuple[FileRange, ...]
 """Ranges of files that travel as one part, one behind the other."""
 UploadPart = ObjectRangeToCopy | SentPart
 
 
-def upload_part_size_bytes(total: int, part_bytes: int) -> int:
-    """Return the size in bytes of the parts into which a file of ``total`` bytes is divided: ``part_bytes``, or more if there would be more
-    parts than S3 allows.
+def upload_part_size_bytes(file_size_bytes: int, default_part_bytes: int) -> int:
+    """Return the size in bytes of the parts into which a file is divided: ``default_part_bytes``, or more if S3 does not allow so many
+    parts.
+
+    :param file_size_bytes: size of the whole file.
     """
-    return max(part_bytes, -(-total // MAX_PARTS))
+    return max(default_part_bytes, -(-file_size_bytes // MAX_PARTS))
 
 
 def parts_of_file(file: FileRange, part_bytes: int) -> list[UploadPart]:
@@ -89,11 +93,14 @@ def find_mismatched_copy(
     return None
 
 
-def _combine_crc32c(first: int, second: int, second_size: int) -> int:
-    """Return the CRC-32C of two adjacent ranges together, given the CRC-32C of each. second_size: length of the second range in bytes."""
+def _combine_crc32c(first_crc: int, second_crc: int, second_size_bytes: int) -> int:
+    """Return the CRC-32C of two adjacent ranges together, given the CRC-32C of each.
+
+    :param second_size_bytes: length of the second range in bytes.
+    """
     from compactor.kernels.crc import combine_crc32c  # loads the compiler, which few commands need
 
-    return combine_crc32c(first, second, second_size) if first else second
+    return combine_crc32c(first_crc, second_crc, second_size_bytes) if first_crc else second_crc
 
 
 def part_length(part: UploadPart) -> int:
@@ -123,10 +130,10 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
     ]
 
 
-def _equal_ranges(total: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, length) of ``count`` ranges that divide ``total`` bytes; lengths differ by at most one."""
-    for number in range(count):
-        start, end = total * number // count, total * (number + 1) // count
+def _equal_ranges(total_bytes: int, range_count: int) -> Iterator[PositionAndLength]:
+    """Yield (position, length) of ``range_count`` ranges that divide ``total_bytes`` bytes; lengths differ by at most one."""
+    for number in range(range_count):
+        start, end = total_bytes * number // range_count, total_bytes * (number + 1) // range_count
         yield start, end - start
 
 

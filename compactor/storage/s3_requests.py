@@ -23,6 +23,13 @@ from compactor.storage.s3_errors import translate_s3_error
 
 T = TypeVar("T")
 
+BotoS3Client = Any
+"""Client that botocore has made for S3. Such clients have no types."""
+S3Answer = dict[str, Any]
+"""Parsed answer of botocore to an S3 request, by the names of S3's fields."""
+CompletionEntry = dict[str, Any]
+"""Entry of one part in the request that completes a multipart upload: its number, ETag and checksum."""
+
 _CHUNK = 256 << 10
 PRICED_OPERATIONS = {
     "GetObject": "get",
@@ -90,13 +97,13 @@ class S3RequestClient:
         self.traits = traits or LearnedServerBehaviour()
         self.settings = settings
         self._lock = threading.Lock()
-        self._clients: dict[bool, Any] = {}
+        self._clients: dict[bool, BotoS3Client] = {}
 
     def object_url(self, key: str = "") -> str:
         return f"s3://{self.bucket}/{self.prefix}{key}"
 
     @property
-    def boto_client(self) -> Any:
+    def boto_client(self) -> BotoS3Client:
         """Return botocore's client. Until the store has answered for the first time, a request times out after half of the longest wait for
         a first answer, so that two attempts fit into that wait. Later requests have a longer timeout.
         """
@@ -107,7 +114,7 @@ class S3RequestClient:
                 self._clients[answered] = _create_client(self.settings, self.meter, waiting_s)
             return self._clients[answered]
 
-    def send_request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+    def send_request_once(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
         """Send one request without retries and return the answer. Errors of botocore are translated (``translate_s3_error``).
 
         :param operation: name of the client's method, such as ``get_object``.
@@ -120,7 +127,7 @@ class S3RequestClient:
         if key:
             params["Key"] = self.prefix + key
         try:
-            answer: dict[str, Any] = getattr(self.boto_client, operation)(Bucket=self.bucket, **params)
+            answer: S3Answer = getattr(self.boto_client, operation)(Bucket=self.bucket, **params)
         except (BotoCoreError, ClientError, ResponseParserError, ValueError, OSError, http.client.HTTPException) as error:
             if isinstance(error, ClientError):
                 self.retrier.contact.record_answer()
@@ -129,23 +136,23 @@ class S3RequestClient:
         self.retrier.contact.record_answer()
         return answer
 
-    def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> dict[str, Any]:
+    def send_request_with_retries(self, operation: str, verb: str, key: str = "", **params: Any) -> S3Answer:
         """Send a request and return the answer, repeating it while the store is unavailable. The arguments are those of
         ``send_request_once``.
         """
         return self.request_with_retries(lambda _: self.send_request_once(operation, verb, key, **params))
 
-    def list_one_key(self) -> dict[str, Any]:
+    def list_one_key(self) -> S3Answer:
         """List one key and return the answer. This is the cheapest request that returns the server's date and shows whether the bucket
         exists and may be used; HEAD of a bucket has no error message and needs another permission.
         """
         return self.send_request_with_retries("list_objects_v2", "list", Prefix=self.prefix, MaxKeys=1)
 
     def request_with_retries(self, attempt: Callable[[int], T]) -> T:
-        def attempt_and_count_retries(number: int) -> T:
-            if number:
+        def attempt_and_count_retries(attempt_number: int) -> T:
+            if attempt_number:
                 self.meter.record_retry()
-            return attempt(number)
+            return attempt(attempt_number)
 
         return self.retrier.call_with_retries(attempt_and_count_retries)
 
@@ -162,7 +169,7 @@ class S3RequestClient:
             params["Range"] = range_header(start, length)
         return self.request_with_retries(read_range_in_one_attempt)
 
-    def read_body(self, response: dict[str, Any], key: str, span: ByteSpan) -> Iterator[bytes]:
+    def read_body(self, response: S3Answer, key: str, span: ByteSpan) -> Iterator[bytes]:
         """Yield the body of the answer to a GET in chunks, and close it. Raises Unavailable if the body is shorter or longer than ``span``,
         or if the connection breaks.
         """
@@ -186,7 +193,7 @@ class S3RequestClient:
             raise Unavailable(f"cannot read {self.object_url(key)}: the body is {'shorter' if left > 0 else 'longer'} than the store said")
 
 
-def parse_and_check_returned_span(response: dict[str, Any], url: str, start: int, length: int | None) -> ByteSpan:
+def parse_and_check_returned_span(response: S3Answer, url: str, start: int, length: int | None) -> ByteSpan:
     """Return which bytes of the object an answer contains, read off its headers. Raises Unavailable if they are not the requested bytes
     [start, start + length), cut at the object's end.
     """
@@ -210,7 +217,7 @@ def range_header(start: int, length: int | None) -> str:
     return f"bytes={start}-" if length is None else f"bytes={start}-{start + length - 1}"
 
 
-def _create_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: float) -> Any:
+def _create_client(settings: S3Settings, meter: RequestMeter, read_timeout_s: float) -> BotoS3Client:
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError

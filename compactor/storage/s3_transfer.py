@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import crc32c as castagnoli
 
@@ -24,7 +24,7 @@ from compactor.storage.parallel import read_file_range, run_in_parallel, write_a
 from compactor.storage.port import ObjectRangeToCopy
 from compactor.storage.s3_errors import is_copy_refusal
 from compactor.storage.s3_parts import SentPart, UploadPart
-from compactor.storage.s3_requests import ByteSpan, S3RequestClient, parse_and_check_returned_span, range_header
+from compactor.storage.s3_requests import ByteSpan, CompletionEntry, S3Answer, S3RequestClient, parse_and_check_returned_span, range_header
 from compactor.storage.settings import TransferSettings
 
 _ABORT_S = 10.0
@@ -147,26 +147,26 @@ class MultipartUpload:
         if not self._id:
             raise Unavailable(f"cannot write {requests.object_url(key)}: the store began no upload")
 
-    def send_parts(self, parts: Sequence[UploadPart]) -> list[dict[str, Any]]:
+    def send_parts(self, parts: Sequence[UploadPart]) -> list[CompletionEntry]:
         """Upload or copy all parts. Return the entries that completion needs, one for each part. A copied part's entry has a checksum only
         if the store returned one.
         """
 
-        def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], dict[str, Any]]:
+        def make_part_task(number: int, part: UploadPart) -> Callable[[threading.Event], CompletionEntry]:
             if isinstance(part, ObjectRangeToCopy):
                 return lambda stop: self._copy_part(part, number, stop)
             return lambda stop: self._send_part(part, number, stop)
 
         return run_in_parallel(self._transfers.threads, [make_part_task(number, part) for number, part in enumerate(parts, start=1)])
 
-    def _copy_part(self, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> dict[str, Any]:
+    def _copy_part(self, part: ObjectRangeToCopy, number: int, stop: threading.Event) -> CompletionEntry:
         """Copy one part on the server and return its entry for completion.
 
         Raises NotFound if the source is gone, Unavailable if it has another version, CannotCopy if the server copies no ranges.
         """
         checksum = f"Checksum{self._algorithm}"
 
-        def copy_part_in_one_attempt(attempt: int) -> dict[str, Any]:
+        def copy_part_in_one_attempt(attempt: int) -> CompletionEntry:
             if stop.is_set():
                 raise CancelledError
             answer = self._requests.send_request_once(
@@ -194,11 +194,11 @@ class MultipartUpload:
             self._requests.traits.can_copy = False
             raise CannotCopy(f"cannot copy a range of {self._requests.object_url(part.key)}: {error.message}") from error
 
-    def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> dict[str, Any]:
+    def _send_part(self, part: SentPart, number: int, stop: threading.Event) -> CompletionEntry:
         data = b"".join(read_file_range(piece) for piece in part)
         checksum = _CHECKSUMS[self._algorithm](data)
 
-        def upload_part_in_one_attempt(attempt: int) -> dict[str, Any]:
+        def upload_part_in_one_attempt(attempt: int) -> CompletionEntry:
             if stop.is_set():
                 raise CancelledError
             self._requests.meter.record_bytes_written(len(data))
@@ -218,14 +218,14 @@ class MultipartUpload:
 
         return self._requests.request_with_retries(upload_part_in_one_attempt)
 
-    def complete_upload(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def complete_upload(self, parts: Sequence[CompletionEntry]) -> S3Answer:
         """Make the object visible, only if its key is free, and return the store's answer.
 
         Raises PreconditionFailed if the key is taken, NoSuchUpload if the upload is gone; either may mean that an earlier attempt of this
         call succeeded. Raises CannotCopy if the server demands a checksum of each part but reported none for copied parts, as S3Proxy does.
         """
 
-        def complete_upload_in_one_attempt(attempt: int) -> dict[str, Any]:
+        def complete_upload_in_one_attempt(attempt: int) -> S3Answer:
             answer = self._requests.send_request_once(
                 "complete_multipart_upload",
                 "write",

@@ -62,7 +62,7 @@ OBJECTS_PER_SEGMENT = 5
 class StorePrices:
     """Prices of one store in USD: per request, and per GiB and month.
 
-    as_of: month from which the prices are.
+    as_of: month in which these prices were valid.
     of: name of the store and its region.
     """
 
@@ -80,21 +80,23 @@ class StorePrices:
         """Return the price in USD of ``reads`` reading and ``writes`` writing requests."""
         return round(reads * self.read_request_usd + writes * self.write_request_usd, 6)
 
-    def compaction_round_usd(self, sources: int, outputs: int) -> float:
-        """Return the estimated price in USD of a round's requests. Each of the two passes reads the logs of ``sources`` segments, and each
-        object of ``outputs`` new segments is written and read back.
+    def compaction_round_usd(self, source_segments: int, new_segments: int) -> float:
+        """Return the estimated price in USD of a round's requests.
+
+        The estimate assumes that each of the two passes reads the logs of ``source_segments`` segments, and that each object of
+        ``new_segments`` new segments is written and read back.
         """
-        objects = outputs * OBJECTS_PER_SEGMENT
-        return self.requests_usd(2 * sources + objects, objects + outputs + CONTROL_WRITES)
+        objects = new_segments * OBJECTS_PER_SEGMENT
+        return self.requests_usd(2 * source_segments + objects, objects + new_segments + CONTROL_WRITES)
 
 
 @dataclass(frozen=True)
 class StoreKind:
-    """A URL scheme and the store that it stands for.
+    """A URL scheme and the kind of store that it stands for.
 
     :param example: a URL as people write it.
     :param container: pattern that the bucket part of the URL must match; None for a directory.
-    :param noun: what that part names ("bucket", "container"), for messages.
+    :param noun: word for the bucket in messages ("bucket", "container").
     :param adapter: the module below ``compactor.storage`` that opens such stores.
     :param section: the section of the settings with address and credentials; empty if there is none.
     :param extra: the extra of this distribution that installs the client library; empty if it is always installed.

@@ -48,7 +48,9 @@ def read_only_stores_of_old_object_versions(store: ObjectStore, prefix: str) -> 
 
 
 def _old_versions(requests: S3RequestClient, prefix: str) -> Iterator[ObjectVersion]:
-    """Yield the versions below a prefix that are not the current version of their key, in the order of S3: by key, the newest first."""
+    """Yield the versions below a prefix that are not the current version of their key, in S3's order: by key, and for one key the newest
+    first.
+    """
     root, marks = requests.prefix, {"KeyMarker": "", "VersionIdMarker": ""}
     while True:
         asked = {name: mark for name, mark in marks.items() if mark}
