@@ -303,8 +303,8 @@ class SparkSettings(SettingsSection):
 class Settings(StrictFrozenModel):
     """All settings, a field per section.
 
-    topics: for the regular expression of each [topics] table, the cleaner settings of topics that match it: those of [cleaner] with the
-    values of the table in their place.
+    topics: by the expression of each [topics] table, the cleaner settings of matching topics: [cleaner] with the table's values in its
+    place.
     """
 
     tier: TierSettings = TierSettings()
@@ -586,9 +586,7 @@ def _all_section_and_key_pairs() -> Iterator[tuple[str, str]]:
 def _unknown_key_error(
     message: str, name: str, format_key: Callable[[str, str], str] = _format_setting_name, within: str = ""
 ) -> UsageError:
-    """Return the error for an unknown setting or environment variable. Its hint names the most similar known setting, preferably one of the
-    section ``within``.
-    """
+    """Return the error for an unknown setting or variable. Its hint names the most similar setting, preferably of section ``within``."""
     for candidates in ([pair for pair in _all_section_and_key_pairs() if pair[0] == within], list(_all_section_and_key_pairs())):
         near = difflib.get_close_matches(name, [key for _, key in candidates], n=1)
         if near:

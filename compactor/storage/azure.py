@@ -32,12 +32,12 @@ from compactor.storage.answers import PreconditionFailed
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
-    HttpRequest,
-    HttpResponse,
     NextPageToken,
     ObjectRange,
     PartUploader,
     RequestRunnerWithRetries,
+    StoreHttpRequest,
+    StoreHttpResponse,
     connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
@@ -342,7 +342,7 @@ class AzureClient:
                 self._made = _create_service_client(self._access, self._account, self._send_counted)
             return self._made
 
-    def _send_counted(self, request: HttpRequest, send: Callable[..., HttpResponse]) -> HttpResponse:
+    def _send_counted(self, request: StoreHttpRequest, send: Callable[..., StoreHttpResponse]) -> StoreHttpResponse:
         """Send a request, count it and return the answer. The answer is also stored as the latest one of this thread."""
         self._meter.record_request(request_kind_for_metering(request.method, request.url, copies="x-ms-copy-source" in request.headers))
         connect_s, read_s = connect_and_read_timeouts_s(self._contact)
@@ -405,7 +405,9 @@ def _credentials_from_text(text: str, account: str, settings: AzureSettings, end
 
 
 def _create_service_client(
-    access: AccountCredentials, account: str, observe_request: Callable[[HttpRequest, Callable[..., HttpResponse]], HttpResponse]
+    access: AccountCredentials,
+    account: str,
+    observe_request: Callable[[StoreHttpRequest, Callable[..., StoreHttpResponse]], StoreHttpResponse],
 ) -> BlobServiceClientOfAzure:
     import requests
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
@@ -415,7 +417,7 @@ def _create_service_client(
     class ObservedTransport(RequestsTransport):  # type: ignore[misc]
         """Transport that sends each request through ``observe_request``, which sees the request and its answer."""
 
-        def send(self, request: HttpRequest, **kwargs: Any) -> HttpResponse:
+        def send(self, request: StoreHttpRequest, **kwargs: Any) -> StoreHttpResponse:
             return observe_request(request, lambda **timeouts: super(ObservedTransport, self).send(request, **{**kwargs, **timeouts}))
 
     session = requests.Session()

@@ -36,11 +36,11 @@ from compactor.storage.s3_parts import UploadPart, parts_of_file, plan_parts
 
 T = TypeVar("T")
 
-HttpSession = Any
+StoreHttpSession = Any
 """HTTP session of a client library. These libraries are imported on first use and have no types."""
-HttpRequest = Any
+StoreHttpRequest = Any
 """Request of a client library."""
-HttpResponse = Any
+StoreHttpResponse = Any
 """Answer to a request of a client library."""
 NextPageToken = str
 """Token with which a vendor's listing continues; empty after the last page."""

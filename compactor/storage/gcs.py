@@ -22,12 +22,12 @@ from compactor.errors import CompactorError, Refused, Unavailable, UsageError
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
-    HttpResponse,
-    HttpSession,
     NextPageToken,
     ObjectRange,
     PartUploader,
     RequestRunnerWithRetries,
+    StoreHttpResponse,
+    StoreHttpSession,
     connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
@@ -265,7 +265,7 @@ class GcsClient:
             return self._made
 
 
-def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[HttpSession, GcsLibraryClient]:
+def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHttpSession, GcsLibraryClient]:
     """Return a pair: an HTTP session that counts requests, and a Google Cloud Storage client that uses it. Raises UsageError if the
     credentials file cannot be used.
     """
@@ -283,10 +283,10 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[HttpSess
             self._latest = threading.local()
 
         @property
-        def answer(self) -> HttpResponse:
+        def answer(self) -> StoreHttpResponse:
             return self._latest.answer
 
-        def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        def request(self, method: str, url: str, *args: Any, **kwargs: Any) -> StoreHttpResponse:
             meter.record_request(request_kind_for_metering(method, url))
             self._latest.answer = super().request(method, url, *args, **kwargs)
             return self._latest.answer
@@ -311,7 +311,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[HttpSess
     return session, client
 
 
-def _http_status_error(status: int, response: HttpResponse, failed_request: str, *, is_object_request: bool) -> CompactorError:
+def _http_status_error(status: int, response: StoreHttpResponse, failed_request: str, *, is_object_request: bool) -> CompactorError:
     """Return the error of ObjectStore that stands for an HTTP error answer.
 
     :param failed_request: text such as ``cannot read URL``, for the message.
@@ -330,7 +330,7 @@ def _http_status_error(status: int, response: HttpResponse, failed_request: str,
     return http_status_error(status, message, _HINTS, is_object_request=is_object_request)
 
 
-def _error_message(response: HttpResponse, status: int) -> str:
+def _error_message(response: StoreHttpResponse, status: int) -> str:
     """Return a message with the HTTP status of an error answer and, if the answer contains one, the store's own text."""
     try:
         return f"the store answered {status} ({response.json()['error']['message'].rstrip('.')})"

@@ -37,12 +37,12 @@ from compactor.storage.answers import PreconditionFailed, RangeNotSatisfiable
 from compactor.storage.cloud import (
     CloudStore,
     ErrorHints,
-    HttpResponse,
-    HttpSession,
     NextPageToken,
     ObjectRange,
     PartUploader,
     RequestRunnerWithRetries,
+    StoreHttpResponse,
+    StoreHttpSession,
     connect_and_read_timeouts_s,
     connection_error,
     http_status_error,
@@ -359,7 +359,7 @@ class HdfsClient:
         failed_request = self._describe_failed_request("write", key)
         destination = "/" + self._prefix + key
 
-        def rename() -> HttpResponse:
+        def rename() -> StoreHttpResponse:
             return self._request_with_redirect(
                 "PUT", self._url_path(name), "RENAME", failed_request=failed_request, destination=destination, renameoptions=option
             )
@@ -431,7 +431,7 @@ class HdfsClient:
 
     def _request_with_redirect(
         self, method: str, path: str, operation: str, *, failed_request: str, body: _RequestBody | None = None, **parameters: object
-    ) -> HttpResponse:
+    ) -> StoreHttpResponse:
         """Send a request to the namenode and return the answer. If the namenode redirects it to a datanode, send it there with the body.
 
         :param path: path from the file system's root, percent-encoded.
@@ -458,7 +458,7 @@ class HdfsClient:
 
     def _send_http_request(
         self, method: str, url: str, failed_request: str, body: _RequestBody | None = None, ticket: str = ""
-    ) -> HttpResponse:
+    ) -> StoreHttpResponse:
         """Send one request and return the answer. An answer that demands a Kerberos ticket is returned, too, if Kerberos is configured and
         ``ticket`` is empty; the caller then repeats the request with a ticket. Raises StoreError for every other error answer.
         """
@@ -473,7 +473,7 @@ class HdfsClient:
             raise _http_status_error(answer, failed_request)
         return answer
 
-    def _session(self) -> HttpSession:
+    def _session(self) -> StoreHttpSession:
         import requests
 
         with self._lock:
@@ -556,7 +556,7 @@ def _not_webhdfs_error(failed_request: str) -> Refused:
     return Refused(f"{failed_request}: what answers there is not WebHDFS", hint=hint)
 
 
-def _json_field(response: HttpResponse, failed_request: str, field: str) -> Any:
+def _json_field(response: StoreHttpResponse, failed_request: str, field: str) -> Any:
     """Return a field of an answer's JSON document. Raises Unavailable if the document does not have it, as in an answer of a proxy."""
     try:
         return response.json()[field]
@@ -564,7 +564,7 @@ def _json_field(response: HttpResponse, failed_request: str, field: str) -> Any:
         raise Unavailable(f"{failed_request}: the answer is not one of WebHDFS", hint=_HINTS.endpoint) from error
 
 
-def _http_status_error(response: HttpResponse, failed_request: str) -> CompactorError:
+def _http_status_error(response: StoreHttpResponse, failed_request: str) -> CompactorError:
     """Return the error of ObjectStore that stands for an error answer, chosen by the name of the Java exception in the answer."""
     status = int(response.status_code)
     try:

@@ -17,7 +17,7 @@ MIN_PART_BYTES: Final = 5 << 20
 COPIES: Final = CopyLimits(min_run_bytes=MIN_PART_BYTES, max_bytes=512 << 20)
 """S3 copies up to 5 GiB with one request; smaller ones are done side by side, and well before a connection is given up."""
 
-PositionAndLength = tuple[int, int]
+RangePositionAndLength = tuple[int, int]
 """Position and length in bytes of a range."""
 SentPart = tuple[FileRange, ...]
 """Ranges of files that travel as one part, one behind the other."""
@@ -130,7 +130,7 @@ def _pack_local_ranges(ranges: list[FileRange], part_bytes: int) -> list[UploadP
     ]
 
 
-def _equal_ranges(total_bytes: int, range_count: int) -> Iterator[PositionAndLength]:
+def _equal_ranges(total_bytes: int, range_count: int) -> Iterator[RangePositionAndLength]:
     """Yield (position, length) of ``range_count`` ranges that divide ``total_bytes`` bytes; lengths differ by at most one."""
     for number in range(range_count):
         start, end = total_bytes * number // range_count, total_bytes * (number + 1) // range_count
