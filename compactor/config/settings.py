@@ -303,8 +303,7 @@ class SparkSettings(SettingsSection):
 class Settings(StrictFrozenModel):
     """All settings, a field per section.
 
-    topics: by the expression of each [topics] table, the cleaner settings of matching topics: [cleaner] with the table's values in its
-    place.
+    topics: by the expression of each [topics] table, the cleaner settings of matching topics: [cleaner], overridden by the table.
     """
 
     tier: TierSettings = TierSettings()
@@ -352,8 +351,7 @@ class Settings(StrictFrozenModel):
         return next((pattern for pattern in self.topics if re.fullmatch(pattern, topic)), None)
 
     def source_of_topic_setting(self, topic: str, key: str, topic_settings: Mapping[str, str]) -> str:
-        """Return where a topic's cleaner setting is set: a file, an environment variable, ``topic NAME`` for the topic's own settings on
-        the brokers, or ``default``.
+        """Return where a topic's cleaner setting is set: a file, an environment variable, ``topic NAME`` (on the brokers), or ``default``.
 
         :param topic_settings: settings of the topic in Kafka, by Kafka's names.
         """
@@ -370,9 +368,7 @@ class Settings(StrictFrozenModel):
         return found
 
     def source_of_setting(self, key: str) -> str:
-        """Return the source of a setting such as ``tier.url`` or ``topics."orders-.*".bloom``: a file, an environment variable, or
-        ``default``.
-        """
+        """Return where a setting such as ``topics."orders-.*".bloom`` is set: a file, an environment variable, or ``default``."""
         return self._sources.get(key, "default")
 
     def overridden_keys(self, pattern: str) -> list[str]:
