@@ -53,7 +53,8 @@ class KeyDirectory:
     format v2.
 
     :param headers: batch headers, shape (batches, 61).
-    :param control, coordinator_epoch: per batch, as in records.batches.BatchTable; headers do not contain them.
+    :param control, coordinator_epoch: per batch, the kind of control batch and the coordinator epoch of its transaction marker, as in
+        records.batches.BatchTable. Batch headers do not contain them.
     :param flags: per batch the bits HAS_KEYLESS_RECORD and HAS_TOMBSTONE.
     :param keys: per batch the number of its entries in ``pieces``.
     :param pieces: the 32-bit parts of the key hashes (``hash_prefixes``) of all batches, one batch after another.

@@ -192,8 +192,8 @@ class RemovableRecordCounts:
     keyless_records: int = 0
 
     def reason_to_read_despite_filter(self, now_ms: int) -> str:
-        """Return why the segment must be read at this time although its filter contains no dirty key, or an empty string if it
-        need not be.
+        """Return why the segment must be read at this time although its filter contains no dirty key; an empty string if nothing requires
+        it.
         """
         if self.tombstones_without_horizon:
             return f"{self.tombstones_without_horizon} tombstones have no delete horizon yet"

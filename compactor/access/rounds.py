@@ -59,7 +59,7 @@ def create_round(
 
     :param now_ms: the cleaner's clock, in milliseconds.
     :param force: run the round whatever the dirty ratio is. Has no effect if ``assess_with`` is given.
-    :param on_stage: called with each stage that begins, and the plan.
+    :param on_stage: called at the beginning of each stage of the round, with the stage and the plan.
     :param disk: disk budget that is shared with other rounds; None for one of its own.
     :param engine: engine that executes the tasks; None for the engine that the tier chooses.
     :param assess_with: decides whether the round is due; None for ``assess_round``.

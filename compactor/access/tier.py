@@ -345,7 +345,10 @@ class Tier:
         return cleaner.with_store_costs(StoreCosts(store_kind(self.settings.tier_url).prices, replaced_ms))
 
     def with_stores(self, *, control: ObjectStore | None = None, data: ObjectStore | None = None) -> Tier:
-        """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted."""
+        """Return a copy of this tier that uses other stores, such as stores that refuse writes or can be interrupted.
+
+        :param control, data: the new store of control objects and of segments; None to use the present one.
+        """
         ports = replace(self.ports, control=control or self.ports.control)
         if data is not None:
             ports = replace(ports, data=data, layout=self.kind.layout(self.settings, data, self.metadata.topic_id))

@@ -136,7 +136,7 @@ def _validate_pinterest_target(url: str) -> str:
 
 
 class PinterestSettings(SettingsSection):
-    """[tier.pinterest]: settings for ``layout = "pinterest"``, and for the generations that consumers of that layout read (``target``)."""
+    """[tier.pinterest]: settings for ``layout = "pinterest"``, and for the output (``target``) that consumers of that layout read."""
 
     cluster: Annotated[str, AfterValidator(_validate_cluster_name)] = ""
     entropy_bits: int = Field(0, ge=0, le=128)

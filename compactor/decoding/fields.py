@@ -154,9 +154,9 @@ class KeyAndValueDecoder:
         return self._parsed(schema)
 
     def _decode_by_schema_id(self, data: bytes, registry: SchemaRegistry, *, keeps_python_types: bool) -> DecodedKeyOrValue:
-        """Decode bytes that begin with the id of a schema (the registry's wire format).
+        """Decode bytes in the wire format of the schema registry, which begins with the id of a schema.
 
-        The result has an ``error`` and no ``schema_id`` if the bytes do not begin so, or if the registry does not have the schema.
+        The result has an ``error`` and no ``schema_id`` if the bytes have another format, or if the registry does not have the schema.
         """
         if len(data) < _HEADER.size or data[0] != 0:
             return DecodedKeyOrValue(error="not in the wire format of a schema registry")

@@ -275,8 +275,8 @@ class StagingFolder:
 
     @measure_stage(WorkStage.FETCH, lambda self, wanted, path: wanted.bytes_to_fetch)
     def _fetch_file_without_retry(self, file: FileToStage, path: Path) -> None:
-        """Write a file to ``path``: its ranges, a copy from a broker's log directory, or the whole object. The latter two are compared with
-        the recorded digest. Removes ``path`` after an error.
+        """Write a file to ``path``: its ranges, a copy from a broker's log directory, or the whole object. Copies and whole objects are
+        compared with the recorded digest. Removes ``path`` after an error.
         """
         try:
             if file.ranges is not None:

@@ -64,12 +64,12 @@ class Balance(StrictFrozenModel):
 
     sources: all batches of the source segments.
     left: batches copied unchanged.
-    opened: batches whose records were decided one by one.
+    opened: batches for whose records it was decided one by one whether to keep them.
     dropped: whole batches dropped without opening, by reason: superseded, aborted, marker.
     result: all batches of the new segments.
     records: records in the opened batches.
-    written: those of them that were written to new batches.
-    records_dropped: those of them that were dropped, by reason: superseded, tombstone, keyless.
+    written: records of the opened batches that were written to new batches.
+    records_dropped: records of the opened batches that were dropped, by reason: superseded, tombstone, keyless.
     """
 
     sources: CountAndDigestSum = Field(default_factory=CountAndDigestSum)

@@ -76,17 +76,17 @@ class RemoteLogSegmentMetadata(StrictFrozenModel):
     max_timestamp_ms: -1 if no record has a timestamp.
     mtime_ms: modification time of the broker's .log file, by which Kafka judges v0 and v1 tombstones.
     leader_epochs: at least one entry, ascending.
-    files: by kind; empty for segments of a broker, whose layout knows the files.
+    files: size and digests of each file, by kind; empty for segments that a broker wrote.
     first_timestamp_ms: maximum timestamp of the first batch (for max.compaction.lag.ms).
     due_ms: time of the segment's earliest delete horizon; -1 for none.
     open_txn_offset: first offset of the oldest transaction that is still open at the segment's end; -1 for none.
     records: number of records, for estimates only.
     custom_metadata: base64 of what the layout needs to read the objects (KIP-405's CustomMetadata).
     content: count and digest sum of the segment's batches (compactor.model.balance), made with the tier's hash key. None if a broker or an
-        earlier version of the program wrote the segment.
+    earlier version of the program wrote the segment.
     negative_timestamps: number of records with a negative timestamp other than -1, which no cleaner can write.
-    copied_end_offset: last offset in the segment's objects, if brokers continue in another segment before it (two leaders tiered the same
-        offsets); -1 if that is ``end_offset``.
+    copied_end_offset: last offset in the segment's objects if it is greater than ``end_offset``, otherwise -1. That happens if two leaders
+    uploaded the same offsets, so that readers continue in another segment before the objects end.
     """
 
     id: str

@@ -45,8 +45,8 @@ class PollingLoop(ABC, Generic[JobT, ResultT]):
         self._loop_s = time.monotonic()
 
     def run(self) -> None:
-        """Run the service until ``request_stop`` is called, then return when all running jobs have ended. A stop interrupts each of them at
-        its next request to the store, or at the one after that.
+        """Run the service until ``request_stop`` is called, then return when all running jobs have ended. A stop interrupts the running
+        jobs: each ends at one of its next two requests to the store.
         """
         last_scan = next_scan = time.monotonic()
         while not self.stop.event.is_set():

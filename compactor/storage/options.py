@@ -18,7 +18,7 @@ class StoreOptions:
     """Arguments of ``factory.open_store``, as the module for each kind of store receives them.
 
     retries: None for the module's own default.
-    records: whether control records are stored there.
+    records: whether control records are stored in this store.
     """
 
     settings: Settings

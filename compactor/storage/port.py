@@ -32,8 +32,9 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class UnfinishedUpload:
-    """Upload that was begun and neither finished nor aborted. No listing of objects contains it, and its bytes are billed. id:
-    distinguishes uploads to the same key.
+    """Upload that was begun and neither finished nor aborted. Listings of objects do not contain it, but its bytes are billed.
+
+    id: distinguishes uploads to the same key.
     """
 
     key: str
