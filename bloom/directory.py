@@ -109,7 +109,7 @@ def distinct_hash_prefixes(keys: Iterable[Hashes]) -> HashPrefixes:
 
 
 def concatenate_key_directories(segment_id: str, parts: Iterable[KeyDirectory]) -> KeyDirectory:
-    """Return the key directory of a new segment whose batches are those of the parts, one part after another.
+    """Return the key directory of a new segment that consists of the batches of all ``parts``, one part after another.
 
     :param segment_id: id of the new segment.
     """

@@ -281,8 +281,8 @@ class SidecarKeyHashCollector:
 
 
 def estimate_distinct_keys_of_all(sidecars: Iterable[Sidecar]) -> int:
-    """Return the estimated number of distinct keys in several segments together, within about 2 %. Segments whose keys were not hashed
-    count with all their records that have a key, so the result is then too high.
+    """Return the estimated number of distinct keys in several segments together, within about 2 %. If the keys of a segment were not
+    hashed, each of its records with a key counts as a distinct key, and the result is too high.
     """
     sketched, rest = [], 0
     for sidecar in sidecars:

@@ -49,7 +49,7 @@ def first_dirty_offset_of_vector(vector: Sequence[CleanerOffset]) -> int:
 
 def advance_cleaner_vector(vector: Sequence[CleanerOffset], compactor_epoch: CompactorEpoch, offset: int) -> Vector:
     """Return the cleaner-offset vector after a round of ``compactor_epoch`` that cleaned up to ``offset`` (exclusive). An earlier entry of
-    the same epoch is replaced. Raises ValueError if epoch or offset are less than those of the last entry.
+    the same epoch is replaced. Raises ValueError if the epoch or the offset is less than in the last entry.
     """
     if vector and (vector[-1].leader_epoch > compactor_epoch or vector[-1].offset > offset):
         raise ValueError(f"{compactor_epoch}:{offset} does not follow {vector[-1].leader_epoch}:{vector[-1].offset}")
@@ -74,7 +74,5 @@ def drop_unreferenced_epochs(vector: Sequence[CleanerOffset], referenced_epochs:
 
 
 def cap_cleaner_offsets(vector: Sequence[CleanerOffset], max_offset: int) -> Vector:
-    """Return the vector in which offsets greater than ``max_offset`` are replaced by it, because the broker's log was truncated there or
-    diverges from there on.
-    """
+    """Return the vector with each offset limited to ``max_offset``, because the broker's log was truncated or diverges there."""
     return tuple(CleanerOffset(entry.leader_epoch, Offset(min(entry.offset, max_offset))) for entry in vector)

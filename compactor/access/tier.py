@@ -131,7 +131,7 @@ class TierIdentity:
         self.ownership.require_data_root_not_owned_by_other_tier(self.ports, self.read_catalog())
 
     def _require_catalog_is_of_this_tier(self, state: CatalogState) -> None:
-        """Raise UsageError if the catalog is that of another tier."""
+        """Raise UsageError if the catalog belongs to another tier."""
         tier = self.settings.tier
         require_matching_tier_settings(state, self.ports.layout.url, tier.kind, tier.layout, tier.key_entropy_bits)
         problem = other_tier_problem(state, self.settings.tier_url, self.metadata.cluster_id() if state.cluster_id else "")
@@ -333,8 +333,8 @@ class Tier:
             self.local.close()
 
     def cleaner_settings_for_topic(self, topic: str) -> CleanerSettings:
-        """Return the cleaner settings of a topic: those of section [cleaner] and of the [topics] tables, and those that the topic has on
-        the brokers. Raises UsageError if they contradict each other.
+        """Return the cleaner settings of a topic. The topic's settings on the brokers override section [cleaner], and the matching [topics]
+        table overrides both. Raises UsageError if the settings contradict each other.
         """
         cleaner = self.settings.cleaner_settings_for_topic(topic, self.metadata.topic_settings(topic) or {})
         expires_ms = self.metadata.broker_retention_ms(topic) if cleaner.cleanup_policy != "compact" else None

@@ -64,12 +64,12 @@ def inline_kernel(function: F) -> F:
 
 @functools.cache
 def kernel_cache_folder() -> Path | None:
-    """Return the folder in which numba caches machine code. None if no folder can be written, or if the sources are in an archive; kernels
-    are then compiled in each process.
+    """Return the folder in which numba caches machine code: the first writable one of ``NUMBA_CACHE_DIR``, the user's cache directory and
+    the directory for temporary files. None if none can be written, or if the sources are in an archive; kernels are then compiled in each
+    process.
 
-    The first of these that can be written is used: ``NUMBA_CACHE_DIR``, the user's cache directory, the directory for temporary files. If
-    an earlier one holds a cache but is read-only, as in a container image, its content is copied to the folder, because numba uses a cache
-    only where it can write.
+    A read-only folder of these may already hold a cache, as in a container image. Its content is then copied to the writable folder,
+    because numba uses a cache only where it can write.
     """
     if not Path(__file__).is_file():
         return None

@@ -170,7 +170,7 @@ class DiskBudget:
             self.changed.notify_all()
 
     def delete_unpinned_files(self, files: Iterable[CachedFile] | None = None) -> None:
-        """Delete those of the cached files ``files`` that are not pinned; None stands for all cached files."""
+        """Delete the cached files among ``files`` that are not pinned; None stands for all cached files."""
         with self.changed:
             for cached_file in list(self._kept if files is None else files):
                 if cached_file.pins == 0:

@@ -120,11 +120,11 @@ class StagingFolder:
 
     @contextmanager
     def staged_file(self, file: FileToStage, reservation: DiskSpaceReservation | None = None) -> Iterator[Path]:
-        """Provide a ``with`` block with the local path of a file, which was compared with its recorded size and digest. After the block the
-        file stays cached until its bytes are needed.
+        """Provide a ``with`` block with the local path of a file, whose size and digest were compared with the recorded ones. After the
+        block the file stays cached until its bytes are needed.
 
-        :param reservation: the reservation of disk space to use. If it is None, the call waits for a reservation of its own; the calling
-            thread must then hold no other one.
+        :param reservation: the disk space to use. If it is None, the call waits for a reservation of its own; the calling thread must then
+            hold no other reservation.
         :raises OutOfBudget: if the file exceeds the whole budget; DiskReservationExceeded, if ``reservation`` is too small.
         :raises StoreError: if the object cannot be fetched.
         :raises BadData: if the object differs from what was recorded.

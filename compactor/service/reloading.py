@@ -32,10 +32,8 @@ class ReloadedSettings:
 
 
 def settings_after_reload(current: Settings, reread: Settings) -> ReloadedSettings:
-    """Compare the settings in force with those of a reread configuration.
-
-    Return the settings that the running process can adopt now, with the list of changes that take effect and of those that wait for the
-    next start.
+    """Compare the settings in force with a reread configuration. Return the settings that the running process can adopt now, a list of the
+    changes that take effect, and a list of the changes that wait for the next start.
     """
     before, after = _flatten_settings(current), _flatten_settings(reread)
     changed: list[str] = []

@@ -161,8 +161,10 @@ class AzureClient:
         return self._upload_blob(key, data, {}, overwrite=True)
 
     def create_in_parts(self, key: str, parts: Sequence[UploadPart], metadata: Mapping[str, str], upload: PartUploader) -> ObjectInfo:
-        """Create an object of staged blocks. Raises AlreadyExists or PreconditionFailed if the key is taken, PreconditionFailed if the
-        staged blocks are gone, CannotCopy if the server refuses a copy.
+        """Create an object of staged blocks.
+
+        :raises AlreadyExists: if the key is taken; PreconditionFailed, if the key is taken or the staged blocks are gone.
+        :raises CannotCopy: if the server refuses to copy.
         """
         from azure.core import MatchConditions
         from azure.storage.blob import BlobBlock
@@ -461,7 +463,7 @@ _REFUSALS: Final = {
 
 
 def _http_status_error(error: Any, failed_request: str, key: str) -> CompactorError:
-    """Return the error of ObjectStore that stands for an HTTP error answer.
+    """Translate an HTTP error answer of the store into the error that ObjectStore raises for it.
 
     :param failed_request: text such as ``cannot read URL``, for the message.
     :param key: key of the object; empty if the request was about the container.

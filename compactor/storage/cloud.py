@@ -67,7 +67,7 @@ class ErrorHints:
 
 
 def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object_request: bool) -> CompactorError:
-    """Return the error of ObjectStore that stands for an HTTP status.
+    """Translate an HTTP status into the error that ObjectStore raises for it.
 
     :param message: text of the error.
     :param is_object_request: whether the request was about an object rather than the bucket; then 404 means that the object is missing.
@@ -88,7 +88,7 @@ def http_status_error(status: int, message: str, hints: ErrorHints, *, is_object
 
 
 def connection_error(error: Exception, failed_request: str, hints: ErrorHints, *, answered_before: bool) -> CompactorError:
-    """Return the error of ObjectStore that stands for a connection that failed or broke.
+    """Return the error that ObjectStore raises for a connection that failed or broke.
 
     :param failed_request: text such as ``cannot read URL``, for the message.
     :param answered_before: whether the store has answered this process before. If so, an unknown host name counts as temporary

@@ -14,7 +14,7 @@ from compactor.storage.port import ComposeSource, ObjectRangeToCopy, ObjectStore
 def check_copied_bytes(
     piece: ObjectRangeToCopy, object_name: str, copied: Iterable[bytes], read_source: Callable[[], Iterable[bytes]]
 ) -> None:
-    """Raise CopyDiffers if the CRC-32C of ``copied`` is not that of the range from which it was copied.
+    """Raise CopyDiffers if the copied bytes have another CRC-32C than the range from which they were copied.
 
     :param piece: the range that was to be copied.
     :param object_name: name of the source object, for the message.

@@ -312,7 +312,7 @@ def _create_client(settings: GcsSettings, meter: RequestMeter) -> tuple[StoreHtt
 
 
 def _http_status_error(status: int, response: StoreHttpResponse, failed_request: str, *, is_object_request: bool) -> CompactorError:
-    """Return the error of ObjectStore that stands for an HTTP error answer.
+    """Translate an HTTP error answer of the store into the error that ObjectStore raises for it.
 
     :param failed_request: text such as ``cannot read URL``, for the message.
     :param is_object_request: whether the request was about an object rather than the bucket.

@@ -565,7 +565,7 @@ def _json_field(response: StoreHttpResponse, failed_request: str, field: str) ->
 
 
 def _http_status_error(response: StoreHttpResponse, failed_request: str) -> CompactorError:
-    """Return the error of ObjectStore that stands for an error answer, chosen by the name of the Java exception in the answer."""
+    """Translate an error answer into the error that ObjectStore raises for it, by the name of the Java exception in the answer."""
     status = int(response.status_code)
     try:
         remote = response.json()["RemoteException"]

@@ -110,7 +110,7 @@ _UNKNOWN_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before: bool = False) -> CompactorError:
-    """Return the error of ObjectStore that stands for an error of botocore or of its connection.
+    """Translate an error of botocore, or of its connection, into the error that ObjectStore raises for it.
 
     :param verb: what failed: ``read``, ``list``, ...
     :param url: URL of the object or store, for the message.
@@ -137,9 +137,7 @@ def translate_s3_error(error: Exception, verb: str, url: str, *, answered_before
 
 
 def is_copy_refusal(error: BaseException) -> bool:
-    """Return whether an error stands for an answer to UploadPartCopy by which the server refuses all copies of ranges, not
-    only this one.
-    """
+    """Return whether an error shows that the server refuses all copies of ranges (UploadPartCopy), not only this one."""
     from botocore import exceptions as boto
 
     cause = error.__cause__
@@ -162,7 +160,7 @@ def is_unknown_host(error: BaseException) -> bool:
 
 
 def s3_answer_error(details: Mapping[str, Any], failed_request: str, response: Mapping[str, Any] | None = None) -> CompactorError:
-    """Return the error of ObjectStore that stands for an error answer of S3.
+    """Translate an error answer of S3 into the error that ObjectStore raises for it.
 
     :param details: Code and Message of the error, which is about the whole request or about one key of it.
     :param failed_request: text such as ``cannot read s3://bucket/key``, for the message.

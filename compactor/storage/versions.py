@@ -34,9 +34,10 @@ class ObjectVersion:
 
 def read_only_stores_of_old_object_versions(store: ObjectStore, prefix: str) -> list[OldObjectVersionStore]:
     """Return read-only stores that show the old versions of objects below ``prefix``. The first store has the newest old version of each
-    key, the second one the version before it, and so on. Empty if there are no old versions, or if the store is not on S3.
+    key, the second one the version before it, and so on.
 
-    Raises Refused if the credentials do not allow the request, and StoreError.
+    The result is empty if there are no old versions, or if the store is not on S3. Raises Refused if the credentials do not allow the
+    request, StoreError if the store cannot be reached.
     """
     if not isinstance(store, S3Store):
         return []
