@@ -400,7 +400,7 @@ def check_cleaner_offsets_permit_deletion(state: PartitionState, record: Control
 
 
 def check_deletion_begun(state: PartitionState, record: ControlRecord[Any]) -> RuleViolationOrEmpty:
-    """Return for which segment no beginning of its deletion is recorded, or an empty string. Requires segments whose deletion has begun."""
+    """Return which segment has no record that its deletion has begun, or an empty string. Requires segments whose deletion has begun."""
     strange = set(record.body.ids) - {segment.id for segment in state.retiring}
     return f"retiring {min(strange)} was not begun" if strange else ""
 

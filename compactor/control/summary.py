@@ -312,11 +312,11 @@ def _encode_segment_columns(live_segments: Sequence[RemoteLogSegmentMetadata]) -
     return numbers.tobytes() + "\n".join(segment.id for segment in live_segments).encode()
 
 
-def _decode_segment_columns(columns: bytes, count: int) -> tuple[SegmentSummary, ...]:
-    """Unpack ``count`` segments from columns of 64-bit numbers, which are followed by the segments' ids."""
-    if not count:
+def _decode_segment_columns(columns: bytes, segment_count: int) -> tuple[SegmentSummary, ...]:
+    """Unpack ``segment_count`` segments from columns of 64-bit numbers, which are followed by the segments' ids."""
+    if not segment_count:
         return ()
-    width = 8 * count
+    width = 8 * segment_count
     ids = columns[len(_NUMBERS) * width :].decode().split("\n")
     values = memoryview(columns)
     numbers = [values[at : at + width].cast("q").tolist() for at in range(0, len(_NUMBERS) * width, width)]

@@ -301,8 +301,8 @@ class _DirectoryImport:
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return from where on a later leader has discarded data of the tier, or None if it has discarded none. Raises BadData if the
-        options forbid the cut.
+        """Return the divergence from which on a later leader has discarded the tier's data, or None if it has discarded none. Raises BadData
+        if the options do not permit to discard that data from the tier.
         """
         if not state.has_segments:
             return None
@@ -354,7 +354,7 @@ class _DirectoryImport:
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if one of the last common records differs in tier and directory, provided the directory ends within the tier."""
+        """Raise BadData if a last common record differs in tier and directory. Only with ``options.older``, if the directory ends earlier."""
         if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
             self._count_equal_records(listing, state, self._end_offset_of_sealed_segments(listing))
 
@@ -375,7 +375,7 @@ class _DirectoryImport:
         return self._count_equal_records(self.whole, self.log.state, min(end_offset, self._end_offset_of_sealed_segments(self.whole)))
 
     def _add_note_if_log_is_unidentified(self) -> None:
-        """Add a note to the import's report that the directory's next segment will be refused, unless its log is known to be the tier's."""
+        """Add a note to the report that later segments will be refused, if the directory's log is not known to be the tier's."""
         if self.log.state.has_segments and not self.identity.is_known_to_be_same_log(self.compared, self._count_equal_records_below):
             self.notes.append(self.identity.log_adoption_needed_note())
 
@@ -536,15 +536,15 @@ class _DirectoryImport:
         return checked
 
     def _create_sidecar_builder(self, source: SourceSegment) -> SidecarBuilder | None:
-        """Return a builder of a sidecar without Bloom filter, or None if sidecars are off. Later rounds need the number of keys and the
-        outcomes of transactions in it, which saves them a read of the segment.
+        """Return a builder of a sidecar without Bloom filter, or None if sidecars are off. Later rounds take the number of keys and
+        the outcomes of transactions from the sidecar instead of reading the segment.
         """
         if not self.tier.cleaner_settings_for_topic(self.partition.topic).bloom:
             return None
         return SidecarBuilder(source, None, self._hash_key_of_tier_or_new_tier(), counts_distinct_keys=True)
 
     def _hash_key_of_tier_or_new_tier(self) -> bytes:
-        """Return the tier's hash key, or the one with which this import will create the tier: it is needed before anything is written."""
+        """Return the tier's hash key. If the tier does not exist yet, choose the key with which this import will create it."""
         if self.tier.catalog.state.tier_id:
             return self.tier.identity.hash_key()
         self.key_to_be = self.key_to_be or self.tier.ports.random_bytes(HASH_KEY_BYTES)

@@ -226,8 +226,8 @@ def require_no_orphaned_indexes(log_dir: Path, base_offsets: Sequence[int]) -> N
 
 
 def require_no_gaps(sources: Sequence[SourceSegment]) -> None:
-    """Raise BadData for a gap between neighbouring segments, unless other offsets of the log are missing too or it bears other signs of
-    compaction, which leaves gaps.
+    """Raise BadData if there is an offset gap between neighbouring segments, unless the batches show that the log may have been compacted,
+    because compaction leaves gaps.
     """
     hole = _find_first_gap(sources)
     if hole is not None:
@@ -248,8 +248,8 @@ class OffsetGap(NamedTuple):
 
 
 def _find_first_gap(sources: Sequence[SourceSegment]) -> OffsetGap | None:
-    """Return the first gap between neighbouring segments if nothing explains it; None if there is no gap. Also None if the batches show
-    that the log may have been compacted: gaps are normal there.
+    """Return the first offset gap between neighbouring segments, or None if there is none. Return None, too, if the batches show that the
+    log may have been compacted, because compaction leaves gaps.
     """
     holes = []
     for source, after in zip(sources, [*sources[1:], None], strict=True):

@@ -563,10 +563,10 @@ def _read_records_by_offset(
     return records
 
 
-def _other_content_error(state: PartitionState, offset: int, holder: str) -> BadData:
+def _other_content_error(state: PartitionState, offset: int, source_name: str) -> BadData:
     error = BadData(
         f"what it has at offset {offset} is not what was imported as {state.topic_partition}: other content under known offsets",
-        segment=holder,
+        segment=source_name,
         hint="This is another log, or one that its broker has compacted since. Import it under another name; `topics delete` "
         "frees this one",
     )

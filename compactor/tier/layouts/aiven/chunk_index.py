@@ -70,17 +70,17 @@ class ChunkIndex:
         """Return the size in bytes of the log's object as stored, after compression and encryption."""
         return self._stored_chunk_start_byte(self.chunk_count)
 
-    def stored_chunk(self, number: int) -> StoredChunk:
-        """Return the position of chunk ``number``, counted from 0."""
-        start = number * self.chunk_size
-        last = number == self.chunk_count - 1
+    def stored_chunk(self, chunk_number: int) -> StoredChunk:
+        """Return the position of chunk ``chunk_number``, counted from 0."""
+        start = chunk_number * self.chunk_size
+        last = chunk_number == self.chunk_count - 1
         size = self.file_size - start if last else self.chunk_size
-        stored = self.lengths[1 if last else 0] if self.fixed else self.lengths[number]
-        return StoredChunk(start, size, self._stored_chunk_start_byte(number), stored)
+        stored = self.lengths[1 if last else 0] if self.fixed else self.lengths[chunk_number]
+        return StoredChunk(start, size, self._stored_chunk_start_byte(chunk_number), stored)
 
-    def chunk_numbers(self, start: int, end: int) -> range:
-        """Return the numbers of the chunks that hold bytes [start, end) of the log. ``start`` must be less than ``end``."""
-        return range(start // self.chunk_size, -(-end // self.chunk_size))
+    def chunk_numbers(self, start_byte: int, end_byte: int) -> range:
+        """Return the numbers of the chunks that hold bytes [start_byte, end_byte) of the log. ``start_byte`` must be less than ``end_byte``."""
+        return range(start_byte // self.chunk_size, -(-end_byte // self.chunk_size))
 
     def require_uncompressed_chunks(self, overhead: int) -> None:
         """Raise InvalidAivenDataError unless every chunk is stored with its own size plus ``overhead``, as in an uncompressed log."""
@@ -90,12 +90,12 @@ class ChunkIndex:
         if self.chunk_count and self.lengths != expected:
             raise InvalidAivenDataError("the lengths of chunks do not fit a log that is not compressed")
 
-    def _stored_chunk_start_byte(self, number: int) -> StoredBytePosition:
+    def _stored_chunk_start_byte(self, chunk_number: int) -> StoredBytePosition:
         """Return the position in the stored object at which a chunk begins."""
         if not self.fixed:
-            return self._chunk_starts[number]
+            return self._chunk_starts[chunk_number]
         full, last = self.lengths
-        return number * full if number < self.chunk_count or not number else (number - 1) * full + last
+        return chunk_number * full if chunk_number < self.chunk_count or not chunk_number else (chunk_number - 1) * full + last
 
     @cached_property
     def _chunk_starts(self) -> tuple[StoredBytePosition, ...]:

@@ -491,7 +491,7 @@ class AivenLayout(WholeLogUploadLayout):
             at = chunk.stored_start - first.stored_start
             try:
                 plain.append(
-                    decode_chunk(stored[at : at + chunk.stored_size], chunk.size, opened_segment.cipher, compressed=manifest.compressed)
+                    decode_chunk(stored[at : at + chunk.stored_size], chunk.size, opened_segment.cipher, is_compressed=manifest.compressed)
                 )
             except InvalidAivenDataError as error:
                 raise BadData(str(error), segment=key, position=chunk.start, hint=_RESTORE_HINT) from error
@@ -508,7 +508,7 @@ class AivenLayout(WholeLogUploadLayout):
             opened_segment.indexes_key, span.position, span.size, is_end_of_object=span.end == opened_segment.manifest.indexes_size
         )
         try:
-            return decode_chunk(stored, span.size - opened_segment.manifest.overhead_bytes, opened_segment.cipher, compressed=False)
+            return decode_chunk(stored, span.size - opened_segment.manifest.overhead_bytes, opened_segment.cipher, is_compressed=False)
         except InvalidAivenDataError as error:
             raise BadData(f"the {file_kind}: {error}", segment=opened_segment.indexes_key, hint=_RESTORE_HINT) from error
 

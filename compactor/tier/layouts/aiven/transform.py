@@ -32,13 +32,13 @@ def compress_chunk(chunk: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_content_size=True).compress(chunk)
 
 
-def decode_chunk(stored: bytes, size: int, cipher: ChunkCipher | None, *, compressed: bool) -> bytes:
-    """Decrypt and decompress a chunk. Raises InvalidAivenDataError if the result does not have ``size`` bytes."""
+def decode_chunk(stored: bytes, plain_bytes: int, cipher: ChunkCipher | None, *, is_compressed: bool) -> bytes:
+    """Decrypt and decompress a chunk. Raises InvalidAivenDataError if the result does not have ``plain_bytes`` bytes."""
     data = cipher.decrypt(stored) if cipher else stored
-    if compressed:
-        data = _decompress_chunk(data, size)
-    if len(data) != size:
-        raise InvalidAivenDataError(f"a chunk holds {len(data)} bytes, {size} were expected")
+    if is_compressed:
+        data = _decompress_chunk(data, plain_bytes)
+    if len(data) != plain_bytes:
+        raise InvalidAivenDataError(f"a chunk holds {len(data)} bytes, {plain_bytes} were expected")
     return data
 
 
