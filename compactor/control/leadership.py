@@ -156,7 +156,8 @@ def require_appendable(log: PartitionLog, state: PartitionState, body: Any) -> N
 def hold_leadership(ports: EnvironmentPorts, log: PartitionLog, lease: LeaseDurations) -> Iterator[Leadership]:
     """Acquire leadership with a new epoch, send heartbeats while the block runs and makes progress (``lease.stall_ms``), then release it.
 
-    Raises Leased if another compactor stays alive for ``lease.ttl_ms``. Appends within the block raise Fenced once another compactor has taken over.
+    Raises Leased if another compactor stays alive for ``lease.ttl_ms``. Appends within the block raise Fenced once another one
+    has taken over.
     """
     leadership = acquire_leadership(ports, log, lease)
     most = lease.stall_ms * HEARTBEATS_PER_TTL // lease.ttl_ms

@@ -73,7 +73,7 @@ class TierKind:
 
     @property
     def is_content_determined_by_control_logs(self) -> bool:
-        """Return whether control logs and catalog alone determine the tier's contents, so that a cached state is valid until its log grows."""
+        """Return whether control logs alone determine the tier's contents, so that a cached state is valid until its log grows."""
         return self.metadata is MetadataSource.CONTROL_LOG
 
 

@@ -301,8 +301,8 @@ class _DirectoryImport:
     # --- whether it is the same log ---
 
     def _find_acceptable_divergence(self, listing: SegmentListing, state: PartitionState) -> Divergence | None:
-        """Return the divergence from which on a later leader has discarded the tier's data, or None if it has discarded none. Raises BadData
-        if the options do not permit to discard that data from the tier.
+        """Return the divergence from which on a later leader has discarded the tier's data, or None if it has discarded none. Raises
+        BadData if the options do not permit to discard that data from the tier.
         """
         if not state.has_segments:
             return None
@@ -354,7 +354,7 @@ class _DirectoryImport:
         self.cleaned = cleaned if self.cleaned is None else self.cleaned
 
     def _require_equal_last_records(self, listing: SegmentListing, state: PartitionState) -> None:
-        """Raise BadData if a last common record differs in tier and directory. Only with ``options.older``, if the directory ends earlier."""
+        """Raise BadData if a last common record differs in tier and directory. Only with ``options.older``, if the directory ends first."""
         if self.options.older and self._end_offset_of_sealed_segments(listing) <= state.end_offset + 1:
             self._count_equal_records(listing, state, self._end_offset_of_sealed_segments(listing))
 

@@ -79,7 +79,7 @@ class ChunkIndex:
         return StoredChunk(start, size, self._stored_chunk_start_byte(chunk_number), stored)
 
     def chunk_numbers(self, start_byte: int, end_byte: int) -> range:
-        """Return the numbers of the chunks that hold bytes [start_byte, end_byte) of the log. ``start_byte`` must be less than ``end_byte``."""
+        """Return the numbers of the chunks that hold bytes [start_byte, end_byte) of the log. The range must not be empty."""
         return range(start_byte // self.chunk_size, -(-end_byte // self.chunk_size))
 
     def require_uncompressed_chunks(self, overhead: int) -> None:
