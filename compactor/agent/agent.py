@@ -178,9 +178,11 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
     # --- looking ---
 
     def _list_directories_and_identify_broker(self, now_ms: int) -> BrokerIdentity | None:
-        """List the partitions in all log directories. Return the broker to which the directories belong; None if none could be read.
+        """List the partitions in all log directories. Return the broker to which the directories belong; None if no directory could be
+        read.
 
-        A directory that cannot be read, or belongs to another broker than the first one, is reported and does not stop the others.
+        A directory that cannot be read, or that belongs to another broker than the first directory, is reported. The other directories are
+        listed all the same.
         """
         rules = self._tier.settings.agent
         known = {name: upload_state.seen for name, upload_state in self._upload_states.items()}
@@ -286,8 +288,10 @@ class UploadAgent(PollingLoop[int, _FinishedUpload]):
         return True
 
     def _refresh_leaders(self, identity: BrokerIdentity, now_ms: int) -> None:
-        """Ask the cluster which partitions this broker leads, and record the answer. Does so only if a segment waits for upload or the last
-        answer is older than CHECK_MS, and not while the delay after a failed request lasts.
+        """Ask the cluster which partitions this broker leads, and record the answer.
+
+        No request is made while the delay after a failed request lasts, or if no segment waits for upload and the last answer is younger
+        than CHECK_MS.
         """
         pending = any(upload_lag(upload_state).segments or upload_state.position is None for upload_state in self._upload_states.values())
         if now_ms < self._broker_retry_ms or (not pending and not self._broker_failures and now_ms < self._asked_ms + CHECK_MS):

@@ -380,8 +380,8 @@ class UploadOutcome:
     """Result of an upload.
 
     position: last offset of the tier plus one; None if unknown.
-    segments, bytes: what was uploaded, also if a later step failed.
-    trouble, reason: the failure, if any.
+    segments, bytes: number and size of the uploaded segments, even if a later step failed.
+    trouble, reason: kind and message of the failure; None and empty if the upload succeeded.
     notes: lines for the log.
     stopped: whether the upload was interrupted because the agent stops.
     deadline_ms: if the upload waits for ``topics adopt``, when retention deletes the first segment that is not in the tier, in

@@ -401,9 +401,9 @@ class KafkaPublisher:
     def _append_checked_records_and_await_read_back(
         self, partition: TopicIdPartition, cache: RemoteLogMetadataCache, records: Sequence[MetadataRecord]
     ) -> None:
-        """Append records to the metadata topic after checking each by the rules, and wait until the last one has been read back.
+        """Append records to the metadata topic after checking each by the rules, and wait until the last record has been read back.
 
-        Raises Refused if a rule forbids one, and Unavailable if the last one is not read back within READ_BACK_TIMEOUT_S.
+        Raises Refused if a rule forbids a record, and Unavailable if the last record is not read back within READ_BACK_TIMEOUT_S seconds.
         """
         trial, offset = rules.TrialMetadataCache(cache), -1
         lineage = lineage_from_segments(cache)

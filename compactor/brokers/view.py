@@ -194,8 +194,8 @@ class LiveBrokerMetadata:
             self._read_at = time.monotonic()
 
     def _refresh_topics(self, topic_names: set[str], *, force: bool) -> None:
-        """Ask the cluster about those tiered topics that the configured patterns match, if the set of tiered topics has changed since the
-        last request or ``force`` is set.
+        """Ask the cluster about the tiered topics that the configured patterns match. Makes no request if the set of tiered topics is the
+        same as at the last request, unless ``force`` is set.
 
         :param topic_names: names of all tiered topics.
         """
@@ -207,8 +207,8 @@ class LiveBrokerMetadata:
             self._tiered, self._wanted, self._asked_at = topic_names, wanted, time.monotonic()
 
     def _separate_deleted_topics(self, partitions: Sequence[TieredPartition]) -> None:
-        """Record which partitions belong to a topic that exists now, with the same topic id, and which to deleted topics. Partitions of
-        topics that are not configured are ignored.
+        """Record which partitions belong to a topic that still exists with the same topic id, and which belong to deleted topics.
+        Partitions of topics that are not configured are ignored.
         """
         wanted = set(self._wanted)
         now = {topic: found.topic_id for topic, found in self._topics.items()}

@@ -73,11 +73,11 @@ def execute_job(
     *,
     log_slot_when_chosen: int = -1,
 ) -> JobResult:
-    """Perform a job and return its result; raises nothing. The job writes under a random id of its own (writer incarnation), so that its
-    records can be told from those of other jobs.
+    """Perform a job and return its result; raises nothing. The job writes its records under a random id of its own (writer incarnation),
+    which distinguishes them from the records of other jobs.
 
-    :param log_slot_when_chosen: slot (number of the record) up to which the partition's control log was read when the job was chosen. A
-        deletion is skipped if the log has grown since, because another daemon has then deleted everything that was due.
+    :param log_slot_when_chosen: number of the last control log record (slot) that was read when the job was chosen. A deletion is skipped
+        if the log has grown since, because another daemon has then deleted all segments that were due.
     """
 
     def on_stage(stage: RoundStage, plan: CompactionPlan) -> None:

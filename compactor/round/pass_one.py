@@ -371,7 +371,9 @@ def _count_key_parts_that_fit_disk(scan_inputs: _SurvivorScanInputs, expected_ro
 
 
 def _output_gate_memory_budget_bytes(settings: SurvivorScanSettings) -> int:
-    """Return how many bytes of the map budget the gate gets in attempts that have the cleaner's keys on disk; 0 without a gate."""
+    """Return how many bytes of the map budget the gate (the independent check of the output) gets in attempts that have the cleaner's keys
+    on disk; 0 without a gate.
+    """
     return max(0, min(settings.map_budget_bytes // 2, settings.map_budget_bytes - MIN_MAP_BYTES)) if settings.gate else 0
 
 

@@ -101,8 +101,9 @@ def filter_usage_of_run(run_stats: Mapping[str, int | float | str]) -> BloomFilt
 def expected_dirty_key_count_of_next_rounds(
     cleaner: CleanerSettings, runs: Sequence[RunHistoryEntry], dirty_keys_of_this_round: int
 ) -> int:
-    """Return the expected number of dirty keys in the next rounds of a partition: the setting, or the largest number of this and the latest
-    rounds. Too high an estimate costs little, because a filter grows with the logarithm of the number of keys.
+    """Return the expected number of dirty keys in the next rounds of a partition: the setting ``bloom_design_keys`` if it is set, else the
+    largest number in this round and the latest ones. Too high an estimate costs little, because a filter grows with the logarithm of the
+    number of keys.
 
     :param dirty_keys_of_this_round: number of keys of the present round; 0 if unknown.
     """

@@ -134,7 +134,8 @@ class StagedSegmentReader:
     def open_segment(
         self, ordinal: SegmentOrdinal, reservation: DiskSpaceReservation | None = None, *, reads_txn_index: bool = True
     ) -> Iterator[SourceSegment]:
-        """Open a segment: yield its batch headers, with its bytes while the block runs. Raises BadData, StoreError, OutOfBudget.
+        """Open a segment, and yield it with its batch headers. Its bytes can be read while the ``with`` block runs. Raises BadData,
+        StoreError, OutOfBudget.
 
         :param reservation: the disk reservation to use; None for a new one.
         :param reads_txn_index: False if the caller does not need aborted transactions, so that the index is not fetched.

@@ -147,7 +147,7 @@ class ClientErrorRecorder:
     def tls_or_login_error(self, servers: str, request_name: str) -> Refused | None:
         """Return the stored error as Refused if it is about TLS or login, so that retrying is pointless; otherwise None.
 
-        :param servers: for the message.
+        :param servers: the bootstrap servers, for the message.
         :param request_name: the request, for the message.
         """
         error = self.last_error
@@ -300,7 +300,7 @@ class LazyKafkaAdminClient:
 def store_error_from_kafka_error(error: KafkaError, servers: str, request_name: str) -> StoreError:
     """Translate an error of librdkafka or a broker to Refused, NotFound or Unavailable.
 
-    :param servers: for the message.
+    :param servers: the bootstrap servers, for the message.
     :param request_name: the request, for the message.
     """
     name, detail = error.name(), error.str()

@@ -260,10 +260,11 @@ def highest_offset_markers(
 def reason_to_refuse_replacement(
     cache: RemoteLogMetadataCache, lineage: Sequence[EpochEntry], segment: RemoteLogSegmentMetadataRecord
 ) -> ReasonOrEmpty:
-    """Return why this segment cannot replace what readers find in its offset range, or an empty string.
+    """Return why a new segment cannot replace the segments that readers find in its offset range, or an empty string. Called before the new
+    segment is introduced.
 
-    Called before the segment is introduced. The segment must have the same offsets and leader epochs as what it replaces (R4) and no later
-    timestamp (R7), and must not replace the newest segment (R8). All its leader epochs must begin in the first replaced segment.
+    The new segment must have the same offsets and leader epochs as the replaced segments (R4) and no later timestamp (R7), and must not
+    replace the newest segment (R8). All its leader epochs must begin in the first replaced segment.
     """
     links = read_ranges_with_each_segment_once(segment_read_ranges(cache, lineage), lineage)
     covered = [link for link in links if link.last >= segment.start_offset and link.first <= segment.end_offset]

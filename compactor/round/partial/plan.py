@@ -169,11 +169,11 @@ def flag_batches_that_may_change(
 
 
 def divide_into_read_and_copied_ranges(table: BatchTable, may_change_flags: Flags, copy_limits: CopyLimits) -> tuple[BatchRange, ...]:
-    """Divide a segment into ranges of batches that are read and ranges that the store copies; return an empty tuple if too much would have
-    to be read.
+    """Divide a segment into ranges of batches that are read and ranges that the store copies. Return an empty tuple if too many bytes would
+    have to be read.
 
-    Between two copied ranges at least ``copy_limits.min_run_bytes`` that surely remain are read, so that the new part of the object is
-    large enough for the store.
+    A range that is read between two copied ranges includes batches of at least ``copy_limits.min_run_bytes`` that will not change.
+    Therefore the new part of the object is large enough for the store.
 
     :param may_change_flags: for each batch, whether it may change.
     """
