@@ -54,10 +54,11 @@ class UsageError(CompactorError):
 
 
 class BadData(CompactorError):
-    """Raised if data is damaged or contradicts its records, so that it cannot be cleaned. Exit code 3.
+    """Raised if data is damaged or contradicts the metadata recorded about it, so that it cannot be cleaned. Exit code 3.
 
-    is_other_content: whether the bytes are sound, but differ from what is known at the same offsets.
+    is_other_content: whether the bytes are intact, but differ from the content that is known for the same offsets.
 
+    :param cause: what is wrong, for the message.
     :param segment: file or object name.
     :param position: byte position of the batch in the segment, -1 if unknown.
     :param offset: base offset of the batch, -1 if unknown.

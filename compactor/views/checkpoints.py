@@ -36,7 +36,7 @@ Document = dict[str, Any]
 
 
 def checkpoint_document(ports: EnvironmentPorts, log: PartitionLog) -> Document:
-    """Return the checkpoint of a partition (how far it is cleaned, and by whom) as the fields of its JSON document.
+    """Return the checkpoint of a partition (how far it is cleaned, and by which compactor) as the fields of its JSON document.
 
     end_offset: inclusive; -1 for an empty partition.
     first_dirty_offset: first offset that is not clean.

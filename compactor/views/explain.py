@@ -346,8 +346,9 @@ def explain_offset(tier: Tier, partition: TopicPartition, offset: int, now_ms: i
 def _explain_present_state_with_retry(
     tier: Tier, partition: TopicPartition, explain_with: Callable[[PartitionState], Explanation]
 ) -> Explanation:
-    """Return the explanation that ``explain_with`` gives for the partition's present state. It is computed again if an object was deleted
-    meanwhile.
+    """Return the explanation that ``explain_with`` gives for the partition's present state.
+
+    If an object that it reads is deleted meanwhile, the explanation is computed again from the new state.
     """
     log = tier.open_control_log_of_partition(partition)
     return retry_if_object_missing(partition, lambda: explain_with(log.refresh()))

@@ -40,7 +40,7 @@ class NeedsAttention(StrictFrozenModel):
 
     ``since_ms``: time of the first failure, in milliseconds.
     ``commands``: the first commands to run.
-    ``runbook``: section of the runbook: an absolute link if ``runbook_url`` is set, else the file of the documentation.
+    ``runbook``: link to a section of the runbook: an absolute URL if ``runbook_url`` is set, else a file of the documentation.
     """
 
     partition: str
@@ -213,6 +213,7 @@ class ServiceTotals(StrictFrozenModel):
     """Totals that every service has.
 
     ``partitions``: number of partitions that the service knows.
+    ``attention_partitions``: number of failing partitions.
     ``requests``: requests to the store since the service started.
     """
 
@@ -360,8 +361,11 @@ class SegmentSpan(OffsetRange):
 
 
 class ReplacedSpan(OffsetRange):
-    """Replaced segments on the offset axis that wait for deletion. ``end_offset``: inclusive. ``run``: id of the round that replaced them.
-    ``undone``: whether that round was undone, so that the segments waiting for deletion are its outputs.
+    """Segments on the offset axis that readers no longer use and that wait for deletion.
+
+    ``end_offset``: inclusive.
+    ``run``: id of the round that replaced the segments or, if ``undone``, wrote them.
+    ``undone``: whether these are the outputs of a round that was undone.
     """
 
     segments: int

@@ -69,9 +69,9 @@ def run_compaction_rounds(args: argparse.Namespace, out: Output) -> ExitCode:
 
 
 def _read_present_summaries(tier: Tier, partitions: Sequence[TopicPartition], out: Output) -> list[PartitionSummary]:
-    """Read the control log of each partition and return a summary of each.
+    """Read the control log of each partition and return a summary of it, which shows whether the partition has something to do.
 
-    A summary shows whether a partition has something to do. Partitions that cannot be read are left out; their rounds report the error.
+    Partitions that cannot be read are left out; their rounds will report the error.
     """
     with out.show_progress("looking", len(partitions), "partitions") as progress:
         looks = read_partition_summaries_or_errors(tier, partitions, max_age_ms=0, on_partition=progress.advance)
