@@ -38,8 +38,8 @@ class AssignedPartition:
 
     @property
     def consumed_history(self) -> ConsumedLogHistory:
-        """Return topic id, leader epochs and end offset of the records that were read up to the position. Before another log is read from
-        this position, it is compared with this history.
+        """Return topic id, leader epochs and end offset of the records that were read up to the position. Before reading continues in
+        another log, that log is compared with this history.
         """
         if self.log is not None:
             return replace(self.log.history_below_offset(self.position), topic_id=self.topic_id)

@@ -57,7 +57,7 @@ def log_damage_warning(damage: DamagedOffsetRange) -> None:
 
 
 def flag_damaged_batches(piece: SegmentPiece, wanted_batches: Flags) -> Flags:
-    """Return a flag for each batch of a piece: whether its CRC is known not to match its bytes.
+    """Return a flag for each batch of a piece (whole batches of a segment): whether its CRC is known not to match its bytes.
 
     The CRCs of the wanted batches, and of batches between them, are checked unless they were checked before. Other batches are not flagged.
     """
@@ -99,8 +99,8 @@ def damaged_offset_ranges(
 def read_piece_before_damage(reader: SegmentReader, position: int, error: BadData) -> SegmentPiece | None:
     """Return the whole batches from byte ``position`` up to the damage that ``error`` reports, or None if there are none.
 
-    If the damaged batch's base offset is not greater than the offsets of the batch before it, that batch is left out, too: no CRC covers
-    base offsets, so either of the two may be the damaged one.
+    If the damaged batch's base offset is not greater than the offsets of the batch before it, the batch before it is left out, too: no CRC
+    covers base offsets, so either of the two may be the damaged one.
     """
     if error.position <= position:
         return None
@@ -115,8 +115,8 @@ def read_piece_before_damage(reader: SegmentReader, position: int, error: BadDat
 
 
 def next_readable_position(reader: SegmentReader, damaged_position: int, first_unread_offset: int) -> SegmentReadPosition:
-    """Return byte position and first offset of the next batch that can be read after a damaged one. It is searched by the offset index. If
-    there is none, the position is the segment's end.
+    """Return byte position and first offset of the next readable batch after a damaged one, found through the offset index. If no later
+    batch can be read, return the segment's end.
 
     :param damaged_position: byte position of the damaged batch.
     :param first_unread_offset: first offset that was not read yet.

@@ -30,9 +30,9 @@ class PrefetchedPartition:
 
     incarnation: the partition under the topic id that is read. Each topic id is one incarnation: a topic's life from creation to deletion.
     offset: next offset to read.
-    consumed_history: topic id, leader epochs and end of the records that were read before the partition was started.
+    consumed_history: topic id, leader epochs and end of the records that were read before this reading was started.
     view_offsets: offsets of the last records of all keys, to which reading is restricted below ``view_end``; None for all offsets.
-    view_end: end of these last records, exclusive; -1 if they are still to be found.
+    view_end: end of the offsets that ``view_offsets`` covers, exclusive; -1 if the last records are still to be found.
     log: identity of the log that was read since the start; None before the first records.
     end_offset: offset at which reading ends, exclusive.
     """
@@ -263,9 +263,7 @@ class TierPrefetcher:
         return PartitionReadToEndItem(partition.partition, bound, start, end, log)
 
     def _idle_threads_per_partition(self) -> int:
-        """Return the number of idle threads divided by the number of partitions that are being read, rounded down. So many threads can
-        prefetch for each of these partitions.
-        """
+        """Return how many idle threads can prefetch for each partition that is being read, rounded down."""
         with self._condition:
             return max(0, self._max_threads - len(self._reads)) // max(1, len(self._reads))
 

@@ -19,7 +19,7 @@ from compactor.records.rows import HAS_HEADERS, BatchChunk, Int32s, RecordRows
 class SelectedRecords:
     """Records selected from one chunk of parsed batches, in which each record is a numbered row.
 
-    table: batches of the piece that the chunk is a part of.
+    table: batches of the piece of a segment (some MiB of whole batches) to which the chunk belongs.
     rows: all records of the chunk.
     first_row: number of each batch's first row; one more entry for the end of the last batch.
     picked: numbers of the selected rows, ascending.
@@ -53,8 +53,8 @@ class ConcatenatedByteStrings:
 
 @dataclass(frozen=True, slots=True)
 class RecordHeaderArrays:
-    """Headers of several records, as names and values in two arrays: those of record i have the numbers ``begins[i]`` to ``begins[i + 1]``
-    (exclusive).
+    """Headers of several records, as an array of names and an array of values: the headers of record i have the indexes ``begins[i]`` to
+    ``begins[i + 1]`` (exclusive).
     """
 
     begins: Int32s
@@ -130,7 +130,7 @@ def _count_headers_of_rows(
     selected_rows: Int64s,
     out_first_header: Int32s,
 ) -> int:
-    """Count the record headers of the selected rows, and return the number of all of them.
+    """Count the record headers of each selected row, and return their total number.
 
     :param buf: bytes of the parsed records.
     :param value_start, value_length: by row, position and length of the value in ``buf``, in bytes; the headers follow the value.

@@ -104,12 +104,12 @@ def are_known_and_different_topic_ids(first_id: TopicId, second_id: TopicId) -> 
 
 
 def find_log_mismatch(consumed_history: ConsumedLogHistory, log: LogIdentity) -> HistoryMismatchReason | None:
-    """Compare a reader's history with a log. Return why ``log`` does not continue the records that were read, or None if it does or if too
-    little is known of either of them.
+    """Compare a reader's history with a log. Return why ``log`` does not continue the records that were read, or None if ``log`` does, or
+    if too little is known to compare them.
 
     Records of one leader epoch are the same in all logs of a partition, and so are all records before them. Therefore two logs agree up to
-    the end of the largest epoch that both have. In the log an epoch ends where the next one begins (OffsetsForLeaderEpoch). The end of the
-    log itself says nothing, because a tier ends earlier than the log from which it is uploaded.
+    the end of the largest epoch that both have. In ``log``, an epoch ends where the next one begins (OffsetsForLeaderEpoch). The last epoch
+    has no known end, because the tier ends earlier than the broker's log from which it is uploaded.
     """
     if are_known_and_different_topic_ids(consumed_history.topic_id, log.topic_id):
         return HistoryMismatchReason("topic")

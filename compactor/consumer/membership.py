@@ -83,7 +83,7 @@ class RebalanceCallbacks:
 class MembershipCallbacks:
     """Functions of a consumer that its GroupMembership (membership in a consumer group) calls.
 
-    consumer: argument of the application's callbacks.
+    consumer: the consumer, which is passed to the application's callbacks.
     positions: returns the positions of assigned partitions, after the last record that the application has.
     drop_queued_records: drops queued records of partitions, and stops reading them.
     remove_partitions: removes partitions from the consumer, with their positions.

@@ -59,7 +59,7 @@ class Place(_TopicPartitionOffsetTuple):
     leader_epoch: epoch of the record before ``offset``; None if unknown.
     topic_id: id of the topic; empty if unknown.
 
-    Epoch and topic id identify the log that the offset was taken from. They are no elements of the tuple: positions are equal if topic,
+    Epoch and topic id identify the log that the offset was taken from. Both are left out of the tuple: positions are equal if topic,
     partition and offset are.
     """
 

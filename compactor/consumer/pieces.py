@@ -228,8 +228,8 @@ class SegmentReader:
 
 
 class PiecePrefetcher:
-    """Prefetcher of pieces (whole batches of a segment): other threads fetch up to ``max_pieces`` of them before a reader needs them. With
-    0 nothing is fetched in advance.
+    """Prefetcher of pieces (whole batches of a segment): other threads fetch up to ``max_pieces`` of them before a reader needs them. If
+    ``max_pieces`` is 0, nothing is fetched in advance.
     """
 
     def __init__(self, max_pieces: int) -> None:

@@ -40,7 +40,7 @@ from compactor.consumer.pieces import PieceLocation, PiecePrefetcher, SegmentGon
 from compactor.control.logs import retry_if_object_missing
 from compactor.control.state import PartitionState
 from compactor.errors import BadData, OutOfBudget
-from compactor.kernels.common import Flags, Hashes, HashKeyHalves
+from compactor.kernels.common import Flags, Hashes, HashKeyHalves, RowCount
 from compactor.kernels.jit import kernel
 from compactor.model.ids import TopicPartition
 from compactor.model.segment import RemoteLogSegmentMetadata
@@ -54,6 +54,8 @@ MAX_SPILL_SPAN: Final = SEEN - 1
 
 MAX_RETRIES: Final = 5
 """Number of times that the control log is read again without progress before a missing object counts as damage."""
+RetryCount = int
+NextOffset = int
 KeyHashesAndRows = tuple[Hashes, Int64s]
 """Hash of the key of each row, and the number of the row."""
 SelectionAndLastOffset = tuple[SelectedRecords, int]
@@ -94,8 +96,8 @@ class LogBeginningDeleted(LogChanged):
 
 @dataclass(frozen=True)
 class DiskKeySortRequest:
-    """Request to find last records with keys sorted on the local disk, where memory does not suffice. Takes 16 bytes for each record;
-    values are read in a second pass.
+    """Request to find the last record of each key by sorting key hashes on the local disk, if memory does not suffice. Needs 16 bytes of
+    disk for each record; values are read in a second pass.
 
     records: largest number of records that the range can hold.
     disk_bytes: limit of bytes on disk; 0 for no limit.
@@ -113,7 +115,7 @@ class LastRecordOfEachKeyRequest:
     key_range: number of the range, from 0, whose keys are wanted.
     map_budget_bytes: memory for key hashes.
     hash_key: the tier's hash key; empty to read it from the tier.
-    spill: how to sort keys on disk; None to hold them in memory. Needs ``key_ranges`` 1 and at most MAX_SPILL_SPAN offsets.
+    spill: how to sort keys on disk, for at most MAX_SPILL_SPAN offsets and with ``key_ranges`` 1; None to hold keys in memory.
     """
 
     key_range: int
@@ -131,8 +133,8 @@ class ReadOptions:
     inflate_limit: largest size of an uncompressed batch, in bytes.
     last_records_only: set to read only the last record of each key.
     requests_in_advance: number of requests, of 16 MiB each, that are made before their data is needed.
-    skip_damaged: whether offsets that cannot be read are reported and skipped. Not with ``last_records_only``, because an older value of a
-        key would take the place of one that cannot be read.
+    skip_damaged: whether offsets that cannot be read are reported and skipped. Not allowed with ``last_records_only``, because an older
+        value of a key would take the place of one that cannot be read.
     """
 
     read_committed: bool
@@ -366,7 +368,7 @@ class OffsetRangeReader:
 
     def _report_lost_segment_and_return_next_offset(
         self, gone: SegmentGone, error: BadData, readers: dict[str, SegmentReader], first_offset: int, last_offset: int
-    ) -> int:
+    ) -> NextOffset:
         """Report that an object of a live segment is lost, and return the offset at which reading continues. Raises BadData if damage is
         not skipped. ``readers``: open readers by segment id. The offsets cannot be read if the log is lost; a lost index is ignored.
         """
@@ -482,7 +484,7 @@ class OffsetRangeReader:
                 raise SegmentGone(piece.source.name, piece.metadata)
         return mine, unknown
 
-    def _reread_log_and_return_retry_count(self, error: SegmentGone, retries: int) -> int:
+    def _reread_log_and_return_retry_count(self, error: SegmentGone, retries: int) -> RetryCount:
         """Read the control log again after an object was missing, and return ``retries + 1``, the number of retries so far. Raises BadData
         if the segment is still live, or if ``retries`` has reached MAX_RETRIES.
         """
@@ -583,7 +585,7 @@ class _KeySortDiskBudget:
 def _hash_keys_backwards_and_return_count(
     buf: Bytes, offsets: Int64s, key_start: Int64s, key_length: Int32s, first_offset: int, last_offset: int, k0: np.uint64, k1: np.uint64,
     range_count: int, wanted_range: int, out_hashes: Hashes, out_rows: Int64s,
-) -> int:  # fmt: skip
+) -> RowCount:  # fmt: skip
     """Fill ``out_hashes`` and ``out_rows`` with key hash and number of each row that has a key in hash range ``wanted_range`` of
     ``range_count`` and an offset from ``first_offset`` to ``last_offset`` (inclusive), last row first. Return their number. ``k0``, ``k1``:
     halves of the hash key.

@@ -30,6 +30,7 @@ _NORMAL_95: Final = 1.96
 _OVERHEAD: Final = 8
 """Approximate size of a record besides key and value, in bytes."""
 
+FirstOffsetAndBytes = tuple[int, int]
 Hashes64 = npt.NDArray[np.uint64]
 Sizes = npt.NDArray[np.int64]
 KeyHashesAndSizes = tuple[Hashes64, Sizes]
@@ -152,7 +153,7 @@ def _superseded_share_of_bytes(hashes: Hashes64, sizes: Sizes) -> float:
     return float(sizes[~survives].sum() / sizes.sum())
 
 
-def _first_offset_and_bytes_of_log_end(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> tuple[int, int]:
+def _first_offset_and_bytes_of_log_end(live_segments: Sequence[RemoteLogSegmentMetadata], wanted_bytes: int) -> FirstOffsetAndBytes:
     """Return two values for the last part of the log, of about ``wanted_bytes`` bytes: its first offset, and its size in bytes. The size is
     smaller than ``wanted_bytes`` if the whole log is.
     """

@@ -66,12 +66,12 @@ class ConsumerOptions:
     threads: number of threads that read the tier in advance.
     queue_bytes: size in bytes of the records that these threads may hold in memory.
     refresh_s: seconds after which a partition that could not be read is retried.
-    offset_reset: where to begin if an offset is below all others, if none was given, or if the topic was created again; with ``error``, an
-        error message is returned instead.
+    offset_reset: where to begin if the records at an offset no longer exist, if no offset was given, or if the topic was created again;
+        with ``error``, an error message is returned instead.
     topic_ids: topic name -> id of the topic to read, if it is not the latest one of this name. Such a topic is read from the tier alone.
     mode: which of tier and broker is read. Without a broker, every mode means ``remote_only``.
     skip_damaged: skip offsets of the tier that cannot be read, with a warning in the log (``logging``). Otherwise reading ends there with
-        an error. Not with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
+        an error. Not allowed with ``view`` latest, because an older value of a key would take the place of one that cannot be read.
 
     Raises UsageError if ``mode`` is unknown, or if ``view`` is ``latest`` together with ``skip_damaged`` or with a mode that does not read
     the tier first.
@@ -297,13 +297,13 @@ class TierAndBrokerReader:
             self._schedule_partition_retry(at)
             self._continue_reading_from_source(at, "start")
 
-    def _continue_reading_from_source(self, partition: AssignedPartition, next_source: Step) -> None:
+    def _continue_reading_from_source(self, partition: AssignedPartition, event: Step) -> None:
         """Continue to read a partition from tier or broker.
 
-        :param next_source: what has happened: ``start``, ``tier_ended`` or ``broker_deleted``. Together with the mode of the reader it
+        :param event: what has happened: ``start``, ``tier_ended`` or ``broker_deleted``. Together with the mode of the reader it
             decides on the source.
         """
-        source = NEXT_SOURCE[self._mode, next_source]
+        source = NEXT_SOURCE[self._mode, event]
         if source == "broker":
             self._continue_reading_at_broker(partition)
         elif source == "tier":
@@ -367,8 +367,8 @@ class TierAndBrokerReader:
             self._queue_out_of_range_error(partition, f"the tier's log is {what}, and no broker has the offset")
 
     def _queue_truncation_error(self, partition: AssignedPartition, agreed_history: ConsumedLogHistory) -> None:
-        """Queue the error that records which were read have been discarded. Then move the position to the end of ``agreed_history``, up to
-        which the logs agree, unless ``offset_reset`` is ``error``.
+        """Queue the error that the log was truncated below the position. Then move the position to the end of ``agreed_history``, the part
+        of the records read that the log still holds, unless ``offset_reset`` is ``error``.
         """
         if not partition.is_reported:
             partition.is_reported = True

@@ -25,6 +25,7 @@ from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOpt
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 
+FirstAndEndOffset = tuple[int, int]
 GROUP_POLL_S: Final = 0.1
 """Seconds after which rebalances and due commits are handled again, at the earliest."""
 GROUP_WAIT_S: Final = 1.0
@@ -219,7 +220,7 @@ class TieredConsumer:
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
-    def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> tuple[int, int]:
+    def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> FirstAndEndOffset:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
         return self._sources.readable_bounds_of_tier_and_broker(TopicPartition.create_validated(place.topic, place.partition))
 
@@ -302,20 +303,20 @@ class TieredConsumer:
             self._make_messages_next_to_return(NO_RUN)
             self._sources.close()
 
-    def _move_ready_messages(self, messages: list[MessageLike], max_messages: int) -> bool:
-        """Move messages that are ready to the list ``messages``, until it has ``max_messages``. Return whether any was moved."""
-        before = len(messages)
-        while len(messages) < max_messages:
-            held = len(messages)
-            messages.extend(islice(self._messages, max_messages - held))
-            if len(messages) > held:
-                self._last = messages[-1]
+    def _move_ready_messages(self, out_messages: list[MessageLike], max_messages: int) -> bool:
+        """Move messages that are ready to the list ``out_messages``, until it has ``max_messages``. Return whether any was moved."""
+        before = len(out_messages)
+        while len(out_messages) < max_messages:
+            held = len(out_messages)
+            out_messages.extend(islice(self._messages, max_messages - held))
+            if len(out_messages) > held:
+                self._last = out_messages[-1]
             elif self._sources.ready:
                 self._make_messages_next_to_return(self._sources.ready.popleft())
             else:
                 self._update_position_of_current_messages()
                 break
-        return len(messages) > before
+        return len(out_messages) > before
 
     def _make_messages_next_to_return(self, messages: ConsecutiveMessages) -> None:
         """Make ``messages`` the ones that are returned next. Before that, update the position of the partition whose messages were returned

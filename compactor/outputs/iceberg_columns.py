@@ -51,7 +51,7 @@ class TypedColumnBuilder:
         self._avro_type = lru_cache(maxsize=1000)(lambda schema_id: arrow_type_of_avro_schema(*decoder.fetch_avro_schema(schema_id)))
 
     def missing_columns_error(self) -> TableColumnsMissing:
-        """Return the error with the columns that the rows so far need."""
+        """Return the error to raise, with all columns that the rows added so far need."""
         return TableColumnsMissing(pa.schema([(name, kind) for name, kind in self._types.items() if kind is not None]))
 
     def add_typed_columns_to_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -76,7 +76,9 @@ class TypedColumnBuilder:
         return batch.append_column(ERROR_COLUMN, pa.array(errors, pa.string()))
 
     def _values_or_none_if_type_mismatch(self, field: str, decoded: Sequence[DecodedKeyOrValue], errors: list[str | None]) -> list[Any]:
-        """Return the values of a column, with None and a reason in ``errors`` in place of those that do not match its type."""
+        """Return the values of a column. A value that does not match the column's type is replaced by None, and the reason is put into
+        ``errors``.
+        """
         name = DECODED_COLUMNS[field]
         while True:  # again, if a later value made the type one that an earlier value does not match, such as a large number a fraction
             values: list[Any] = [None if errors[row] else each.value for row, each in enumerate(decoded)]
@@ -130,7 +132,7 @@ class TypedColumnBuilder:
 
 
 def _type_without_null_fields(data_type: pa.DataType) -> pa.DataType | None:
-    """Return a type without the fields of type null, of which no value is known. Return None if nothing is left."""
+    """Return a type without its fields of type null, which say nothing about the values. Return None if no field is left."""
     if pa.types.is_struct(data_type):
         fields = [(field.name, found) for field in data_type if (found := _type_without_null_fields(field.type)) is not None]
         return pa.struct(fields) if fields else None

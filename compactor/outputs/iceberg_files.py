@@ -47,7 +47,8 @@ CheckedKeyShare = float
 
 @dataclass(frozen=True)
 class SliceWriteTask:
-    """Order to write the data file of one slice (the part of a compacted view that lies in one segment), here or on another machine.
+    """Task to write the data file of one slice (the part of a compacted view that lies in one segment), in this process or on another
+    machine.
 
     extent: offsets of the slice, and the segment that holds them. inflate_limit: largest size of an uncompressed batch, in bytes.
     """
@@ -64,7 +65,7 @@ class SliceWriteTask:
 
 @dataclass(frozen=True)
 class FilesToWrite:
-    """Order to write the data files that one update of a partition needs.
+    """Request to write the data files that one update of a partition needs.
 
     others: the partition's data files that stay in the table. Their keys are compared with those that are written, because no key may occur
         twice.
@@ -123,7 +124,8 @@ def _ignore_records(selection: SelectedRecords) -> None:
 def write_slice_file(
     tier: Tier, table: TopicTable, task: SliceWriteTask, on_records: Callable[[SelectedRecords], None] = _ignore_records
 ) -> DataFile | None:
-    """Write the data file of a slice: its records with a key and a value. Return None, and write nothing, if it has none.
+    """Write the records of a slice (a segment's part of the view) that have a key and a value to a data file. If there are none, write
+    nothing and return None.
 
     :param on_records: receives all committed records of the slice, tombstones and records without a key included.
     :raises TableColumnsMissing: after all records were read, if the table lacks columns for their decoded keys or values.

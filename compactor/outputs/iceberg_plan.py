@@ -44,7 +44,9 @@ class ViewSlice(NamedTuple):
 
 
 class DataFileName(NamedTuple):
-    """Partition, incarnation and slice that the name of a data file states."""
+    """Fields that the name of a data file states: the partition, the topic's incarnation (its life from creation to deletion), and the
+    slice of the view.
+    """
 
     partition: int
     incarnation: int
@@ -52,7 +54,7 @@ class DataFileName(NamedTuple):
 
     @classmethod
     def from_path(cls, path: str) -> Self | None:
-        """Return the fields that the file name in a path states, or None if this program does not name files like that."""
+        """Return the fields that the file name in a path states, or None if the name does not have this program's form."""
         found = _FILE_NAME.fullmatch(path.rpartition("/")[2])
         if found is None:
             return None
@@ -88,14 +90,17 @@ class PartitionEntryInSnapshot(StrictFrozenModel):
 
     @property
     def snapshot_ordering_key(self) -> SnapshotOrder:
-        """Return (incarnation, slot, log start). Compared as a tuple, it must not decrease from one snapshot of the table to the next.
+        """Return incarnation, slot (position in the control log) and log start as a tuple, which must not decrease from one snapshot of the
+        table to the next.
 
         The log start is included because brokers may raise it without a new record in the control log, so that the slot stays the same.
         """
         return self.incarnation, self.slot, self.log_start
 
     def describes_same_rows(self, other: PartitionEntryInSnapshot) -> bool:
-        """Return whether both entries describe the same rows. Their slots and rounds may differ, because not every record changes rows."""
+        """Return whether both entries describe the same rows. Their slots and rounds may differ, because not every record of the control
+        log changes rows.
+        """
         unimportant = {"slot", "run", "checked"}
         return self.model_dump(exclude=unimportant) == other.model_dump(exclude=unimportant)
 
@@ -216,7 +221,7 @@ def plan_table_update(
 
 @dataclass(frozen=True)
 class SnapshotCommitTime:
-    """Age of one snapshot of a table, and whether it must stay.
+    """Commit time of one snapshot of a table, and whether the snapshot must stay.
 
     made_ms: when it was committed, in milliseconds. is_held: whether a branch or a tag names it.
     """

@@ -93,6 +93,7 @@ _OWN_MANIFEST: Final = re.compile(
 
 MAX_COLUMNS: Final = 1000
 """Most columns of a table, nested ones included. JSON objects with ever new names must not make the table's metadata grow for ever."""
+FileCount = int
 DeletedFileCountAndNextExpiryMs = tuple[int, int | None]
 """Number of deleted files, and when the next snapshot may expire, in milliseconds; None if none waits."""
 PathKeyAndSnapshotIds = tuple[str, bytes, tuple[int, ...]]
@@ -233,10 +234,10 @@ class TopicTable:
                 yield batch.column(0).cast(pa.large_binary())
 
     def commit_snapshot(self, entries: dict[int, PartitionEntryInSnapshot], added: Sequence[DataFile], removed: Sequence[DataFile]) -> None:
-        """Commit one snapshot that adds and removes files, on top of the snapshot that this object was read with.
+        """Commit one snapshot that adds and removes files, on top of the snapshot that was current when this table was read.
 
-        :param entries: new entries of partitions. The entries of all other partitions are copied from the current snapshot, because that
-            one will expire.
+        :param entries: new entries of partitions. The entries of all other partitions are copied from the current snapshot, because the
+            current snapshot will expire.
         :raises TableChanged: if there is a newer snapshot. :raises Unavailable: if the commit may or may not have taken effect.
         """
         own = {snapshot_summary_key_of_partition(partition): entry.model_dump_json() for partition, entry in entries.items()}
@@ -281,7 +282,7 @@ class TopicTable:
                     self.table.io.delete(path)
             return len(deleted), next_ms
 
-    def delete_orphan_files_and_return_count(self, partition: int, older_than_ms: int) -> int:
+    def delete_orphan_files_and_return_count(self, partition: int, older_than_ms: int) -> FileCount:
         """Delete orphans, which are files that no snapshot names, and return their number. Only files that this program wrote before
         ``older_than_ms`` are deleted: data files of the partition, manifests, and metadata of commits that never took effect.
 
@@ -336,8 +337,8 @@ class TopicTable:
                 yield path, key, tuple(sorted(number for number, paths in files.items() if path in paths))
 
     def _partition_entry_properties(self) -> dict[str, str]:
-        """Return the entries of all partitions as snapshot properties. They come from the newest snapshot, the current one or an ancestor,
-        that has any, because commits of other programs do not carry them over.
+        """Return the entries of all partitions as snapshot properties. The entries are read from the current snapshot or, if it has none,
+        from its nearest ancestor that has any, because commits of other programs do not copy entries.
         """
         snapshot = self.current_snapshot
         while snapshot is not None:

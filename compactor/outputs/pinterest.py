@@ -145,7 +145,8 @@ class GenerationWriteOptions:
     """Options of writing a generation (a copy of a partition for Pinterest's consumers).
 
     disk: budget for staged segments; None for a budget of ``disk_budget_bytes``.
-    append_only: whether to append to existing generations only. New ones are then left to other processes, except for a partition's first.
+    append_only: whether to append to existing generations only. New generations, except a partition's first one, are then left to other
+        processes.
     yields: whether to give way: raise Leased if another process has announced recently that it writes this generation.
     on_bytes: receives the bytes of each segment that was copied.
     """
@@ -296,8 +297,8 @@ class _GenerationWriter:
     def _try_record_generation_step(
         self, status: str, step: GenerationStep, parts: Sequence[PublishedSegment], created: Sequence[PublishedSegment]
     ) -> GenerationReport | None:
-        """Record ``step``, the list of newly written parts, after which readers count these parts to the generation. Return the report, or
-        None if another writer has recorded a step with this number before.
+        """Record ``step``, the list of newly written parts, so that readers find these parts in the generation. Return the report, or None
+        if another writer has recorded a step with this number before.
 
         :param status: ``GenerationReport.status`` of the report.
         :param parts: all parts of the generation.
@@ -403,7 +404,7 @@ def switch_readers_to_current_generation(target: GenerationTarget, log: Generati
     """Write the current generation's metadata, its watermark and the pointer object that names it, and delete steps (records of appended
     parts) that no reader needs. Return all generations of the partition.
 
-    Every call writes whatever is missing, so that it completes the work of a killed or slow writer. If it has changed an object, it reads
+    Every call writes whatever is missing, so that it completes the work of a killed or slow writer. A call that has changed an object reads
     the steps again, so that the later of two simultaneous writers sees the other one's step.
     """
     while True:

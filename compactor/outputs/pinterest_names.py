@@ -146,7 +146,7 @@ class Generation(StrictFrozenModel):
 
 @dataclass(frozen=True)
 class AnnouncedGeneration:
-    """A generation (copy of the partition) that a process has announced to write. It becomes valid for readers when its first step is
+    """Announcement of a process that it writes a generation (copy of the partition). Readers use the generation once its first step is
     recorded.
 
     number: number of this first step.
@@ -164,7 +164,7 @@ class PartitionGenerations:
 
     current: the newest generation that is valid; None if there was none yet.
     earlier: generations before the current one that are not deleted yet, oldest first.
-    begun: generations that a process has announced to write.
+    begun: announced generations, which may be incomplete.
     numbers: numbers of the stored step objects, each of which records the parts that were appended to a generation; ascending.
     recorded_ms: by number of a generation's first step object, when readers were directed to the generation, in milliseconds of the store's
         clock.
@@ -256,8 +256,8 @@ class GenerationStepLog:
     def read_generations(self) -> PartitionGenerations:
         """Read all generations of the partition.
 
-        Takes one LIST, and a GET for each step since the last one that repeats the earlier ones. If a listed step is gone, a writer has
-        deleted it (``PartitionGenerations.deletable_generation_step_numbers``), and the steps are listed again.
+        Takes one LIST request, and a GET request for each step (record of appended parts) from the last full step on; a full step repeats
+        all earlier steps. If a writer deletes a listed step meanwhile, the steps are listed again.
 
         :raises BadData: if steps are missing or invalid.
         :raises StoreError: if a store fails.
@@ -337,7 +337,7 @@ def partitions_of_object_keys(keys: Sequence[str]) -> list[TopicPartition]:
 def generation_name(first_step_number: int, attempt: int = 0) -> str:
     """Return the name of the generation whose first step has this number.
 
-    :param attempt: 0, or a higher number if objects with other content exist under the name before.
+    :param attempt: 0, or a higher number if objects with other content exist under the previous attempt's name.
     """
     return f"g{first_step_number:020d}" + (f"-{attempt}" if attempt else "")
 
@@ -360,8 +360,8 @@ def format_pointer(base_prefix: str, bucket: str, keys: PinterestObjectKeys, par
 
 
 def lower_base_offset_of_offset_index(index_bytes: bytes, offset_distance: int) -> bytes:
-    """Return the content of an offset index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry
-    are left out; readers find them by scanning.
+    """Return the content of an offset index, converted to a base offset that is lower by ``offset_distance``. Offsets that no longer fit an
+    entry are left out; readers find these offsets by scanning.
     """
     entries = np.frombuffer(index_bytes, OFFSET_ENTRY).copy()
     offsets = entries["offset"].astype(np.int64) + offset_distance
@@ -371,8 +371,8 @@ def lower_base_offset_of_offset_index(index_bytes: bytes, offset_distance: int) 
 
 
 def lower_base_offset_of_time_index(index_bytes: bytes, offset_distance: int) -> bytes:
-    """Return the content of a time index for a base offset that is lower by ``offset_distance``. Offsets that no longer fit an entry are
-    replaced by the largest one. No entry is left out, because consumers read the last one.
+    """Return the content of a time index, converted to a base offset that is lower by ``offset_distance``. Offsets that no longer fit an
+    entry are replaced by the largest one. No entry is left out, because consumers read the last one.
     """
     entries = np.frombuffer(index_bytes, TIME_ENTRY).copy()
     entries["offset"] = np.minimum(entries["offset"].astype(np.int64) + offset_distance, MAX32)

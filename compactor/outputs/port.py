@@ -17,7 +17,7 @@ from compactor.storage.port import ObjectStore
 
 @dataclass(frozen=True)
 class PartitionOutputExtent:
-    """Extent of a partition in its output.
+    """Part of a partition that its output shows, with the number of files and versions.
 
     end_offset: end of the offsets that the output shows, exclusive.
     files: number of the partition's files.
@@ -41,7 +41,7 @@ class OutputReport:
     written_slot: position in the control log of the state that the output copies.
     next_deletion_ms: when an old version may be deleted, by the store's clock; NEVER_MS if none waits.
     summary: one line for people; empty if nothing was written or deleted.
-    content: None if this output does not tell.
+    content: what the output shows; None if this kind of output does not report it.
     """
 
     status: str

@@ -142,8 +142,8 @@ def read_partition_generations(target: GenerationTarget, partition: TopicPartiti
 
 
 def retire_generations(target: GenerationTarget, partition: TopicPartition, *, dry_run: bool = False) -> list[RetiredGeneration]:
-    """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait. Raises
-    BadData, StoreError.
+    """Delete those generations of a partition that have been kept for the configured time. Return the deleted ones and those that still
+    wait. Raises BadData, StoreError.
 
     :param dry_run: delete nothing; return what would be deleted.
     """
@@ -160,7 +160,8 @@ def retire_generations(target: GenerationTarget, partition: TopicPartition, *, d
 def _delete_expired_generations(
     target: GenerationTarget, partition: TopicPartition, generations: PartitionGenerations, *, dry_run: bool, count_waiting_objects: bool
 ) -> list[RetiredGeneration]:
-    """Delete the generations of a partition whose time to be kept is over. Return the deleted ones and those that still wait.
+    """Delete those generations of a partition that have been kept for the configured time. Return the deleted generations and those that
+    still wait.
 
     :param dry_run: delete nothing, and return what would be deleted.
     :param count_waiting_objects: whether to count the objects of generations that still wait.

@@ -34,7 +34,7 @@ class RoundBenefit(NamedTuple):
 
 def assess_round_benefit(tier: Tier, state: PartitionState, now_ms: int, min_benefit: int) -> RoundBenefit:
     """Return whether a full round over the partition is worth running, and why. If the benefit cannot be estimated, because a sidecar is
-    missing, it is worth running if anything is dirty.
+    missing, a round is worth running if any segment is dirty.
 
     :param min_benefit: least number of bytes that a round must be expected to save; 0 accepts every round.
     :raises StoreError: if sidecars cannot be read.

@@ -159,8 +159,8 @@ class KafkaTieredStream(DataSourceStreamReader):
     """Micro-batch reader that returns records as imports and broker uploads append them to the tier.
 
     A stream offset maps each partition name to its end offset (exclusive). Under ``HISTORY_KEY`` it also holds, for each partition, the
-    leader epoch before that offset (null if unknown) and the topic id. They are used to reject a log that was truncated or whose topic
-    was recreated.
+    leader epoch before that offset (null if unknown) and the topic id. Leader epoch and topic id are used to reject a log that was
+    truncated or whose topic was recreated.
     """
 
     def __init__(self, request: ReadRequest, schema: StructType) -> None:
@@ -211,8 +211,8 @@ class KafkaTieredStream(DataSourceStreamReader):
         return read_split(self._request, self._schema, partition)
 
     def _require_logs_continue_stream_offsets(self, offsets: StreamOffset) -> None:
-        """Raise BadData if a log no longer contains what was read up to ``offsets``. Offsets from earlier versions have no
-        history and are accepted.
+        """Raise BadData if a log no longer contains what was read up to ``offsets``. Stream offsets that earlier versions of this program
+        made have no history and are accepted.
         """
         known: dict[str, list[Any]] = offsets.get(HISTORY_KEY, {})
 

@@ -144,7 +144,7 @@ class RecompactionCandidate:
 
     is_skipped, reason: whether the partition is skipped because no round is worth running, and why it is or is not.
     error: why its state could not be read; None if it could.
-    log: the folded control log, if it is cached for the round.
+    log: the partition's control log with the state computed from it, if it is cached for the round; else None.
     """
 
     partition: TopicPartition

@@ -43,7 +43,9 @@ MIN_RANGE_BYTES: Final = 1 << 16
 
 
 class _KeyHashes(NamedTuple):
-    """Key hashes that lie in one hash range. place: the segment or file that has the keys. data: the hashes, 16 bytes each."""
+    """Key hashes that lie in one hash range. place: name of the segment, or path of the data file, that holds the keys. data: the hashes,
+    16 bytes each.
+    """
 
     place: str
     data: bytes
@@ -116,7 +118,7 @@ class _WriteFilesTask:
     def __call__(self, task_or_path: SliceWriteTask | str) -> Iterator[tuple[int, _KeyHashes | TaskOutcome]]:
         """Yield (number of the hash range, hashes of keys in it), and at last (number after the last range, outcome).
 
-        :param task_or_path: order to write the file of a slice, or path of a file whose keys are read.
+        :param task_or_path: task to write the file of a slice, or path of a file whose keys are read.
         """
         hashes: list[Hashes] = []
         outcome = run_task(-1, lambda _: self._write_slice_or_read_keys_of_file(task_or_path, hashes))

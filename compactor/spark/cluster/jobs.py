@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import SparkSession
 
+IndexAndItem = tuple[int, Any]
 TaskWork = Callable[[int, Any, TaskCost], Any]
 """Function that a task calls for each item: (item index, item, cost to add to) -> result. It is pickled."""
 
+ShufflePartitionNumber = int
 SHUFFLE_PARTS_PER_SLOT: Final = 3
 """Shuffle partitions per slot. Several, because their sizes differ."""
 
@@ -75,8 +77,8 @@ class TaskOutcome:
 
 
 class VersionMismatch(CompactorError):
-    """Error of an executor whose code or codec libraries differ from the plan's, so that it could write other bytes (I7: equal plans give
-    equal bytes).
+    """Error of an executor whose code or codec libraries differ from those recorded in the plan, so that the executor could write other
+    bytes (I7: equal plans give equal bytes).
     """
 
 
@@ -202,7 +204,7 @@ class SparkCluster:
         if self._over.is_set():
             raise Unavailable("the job was broken off", hint="Run it again: open rounds are resumed")
 
-    def distribute_items(self, items: Sequence[Any]) -> RDD[tuple[int, Any]]:
+    def distribute_items(self, items: Sequence[Any]) -> RDD[IndexAndItem]:
         """Return an RDD of (index, item) with one task per item."""
         return self._context.parallelize(list(enumerate(items)), len(items))
 
@@ -253,9 +255,9 @@ class SparkCluster:
                     yield outcome
 
 
-def shuffle_partition_of_target(target: int) -> int:
-    """Return the number of the shuffle partition that receives the answers for a target, which is the target's index. Spark takes it modulo
-    the number of partitions.
+def shuffle_partition_of_target(target: int) -> ShufflePartitionNumber:
+    """Return the number of the shuffle partition in which Spark gathers the answers for a target: the target's own index. Spark takes this
+    number modulo the number of partitions.
     """
     return target
 

@@ -17,6 +17,8 @@ from compactor.storage.port import ObjectStore
 if TYPE_CHECKING:
     from pyspark import RDD
 
+ItemIndexAndResult = tuple[int, Any]
+
 
 @dataclass(frozen=True)
 class RoundJobRunner:
@@ -35,7 +37,7 @@ class RoundJobRunner:
     job_listener: JobListener
     check: LeadershipCheck
 
-    def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def run_task_per_item(self, step: str, work: Callable[..., Any], items: Sequence[Any]) -> Iterator[ItemIndexAndResult]:
         """Run one task per item and yield (item index, result) as the tasks finish. Raises the first error of a task.
 
         :param work: function that each task calls as ``work(shared, item, cost)``.
@@ -50,7 +52,7 @@ class RoundJobRunner:
         except CompactorError as error:
             logging.getLogger(__name__).info("scratch objects stay until `retire`: %s", error)
 
-    def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, item_count: int) -> Iterator[tuple[int, Any]]:
+    def run_tasks_over_rdd(self, step: str, rdd: RDD[tuple[int, Any]], work: TaskWork, item_count: int) -> Iterator[ItemIndexAndResult]:
         """Run ``work`` over an RDD of (index, item) with ``item_count`` items and yield (index, result) as the tasks finish. Raises the
         first error of a task.
         """

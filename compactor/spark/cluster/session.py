@@ -37,6 +37,7 @@ SUBMIT_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 MAX_SOCKET_DIR_BYTES: Final = 60
 """Longest directory path, in bytes, that Spark accepts for its Unix sockets."""
 
+TaskNumberAndVersion = tuple[int, str]
 INSTALL_HINT: Final = 'Install the same tiered-compactor on all of them, or send it along (docs/spark.md, "On a cluster")'
 
 
@@ -126,7 +127,7 @@ def executors_not_ready_error(error: Exception) -> UsageError:
     return UsageError(f"the executors' Python lacks the package {package}", hint=hint)
 
 
-def _load_kernels_and_report_version(task_number: int) -> tuple[int, str]:
+def _load_kernels_and_report_version(task_number: int) -> TaskNumberAndVersion:
     """Load the compiled kernels in an executor's Python worker before any work is timed. Return (task number, version)."""
     from compactor.cleaner.precompile import precompile_kernels
     from compactor.spark.round.pass_one_tasks import load_kernels

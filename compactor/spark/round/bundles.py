@@ -36,9 +36,9 @@ IndexRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class SegmentIndexedInPassOne:
-    """Result of pass 1 for one segment.
+    """Result of pass 1 (finding the survivors) for one segment.
 
-    table: headers of those batches only that decide about transactions.
+    table: headers of only those batches that belong to transactions or are control batches.
     places: the batch numbers of these headers. batches: number of all batches.
     undecided: whether keys can be indexed only once it is known which transactions were aborted.
     first, ordinals: the key rows of the segment have the numbers [first, first + ordinals) within the object that holds the rows of all
@@ -78,7 +78,7 @@ class BatchScanSummary:
 class SegmentBundleIndexedInPassOne:
     """Result of one pass 1 task over a bundle (neighbouring segments that one task reads).
 
-    keys: where the bundle's key rows are stored; None if no keys were wanted.
+    keys: where the bundle's key rows (key hash and row number of each record) are stored; None if no keys were wanted.
     gate: where the rows for the gate (the independent check of the output) are stored; None without a gate.
     """
 

@@ -35,7 +35,7 @@ from compactor.cleaner.passes.transactions import TransactionVerdicts
 from compactor.cleaner.row_spool import HashRangeRowFile, view_as_bytes
 from compactor.control.records import ScratchObject
 from compactor.errors import AlreadyExists, BadData, NotFound, StoreError
-from compactor.kernels.common import ByteCount, Flags, Hashes, HashKeyHalves
+from compactor.kernels.common import ByteCount, Flags, Hashes, HashKeyHalves, RowCount
 from compactor.kernels.jit import kernel
 from compactor.records.batches import NOT_CONTROL, Bytes, Int64s
 from compactor.records.indexes import TXN_ENTRY
@@ -55,11 +55,12 @@ _GONE_HINT: Final = "Run it again: missing data is read from the segments again"
 
 @dataclass(frozen=True)
 class StoredKeyRows:
-    """Location of the stored key rows of one bundle (neighbouring segments that one task has read).
+    """Location of the stored key rows (key hash and row number of each record) of one bundle (neighbouring segments that one task has
+    read).
 
     size: bytes of the object. ranges: number of hash ranges by which the rows are sorted.
     ordinals: upper bound (exclusive) of the row numbers, some of which have no row.
-    dirty_rows, clean_rows: number of rows in the two sections, at offsets in and below the dirty range.
+    dirty_rows, clean_rows: number of rows in the dirty section (offsets in the dirty range) and in the clean section (offsets below it).
     """
 
     key: str
@@ -144,7 +145,7 @@ def pack_key_rows(
     chunk: BatchChunk,
     rows: RecordRows,
     first_row: Int64s,
-    begin: Int64s,
+    last_row_numbers: Int64s,
     key_halves: HashKeyHalves,
     first_offset: int,
     end_offset: int,
@@ -153,13 +154,13 @@ def pack_key_rows(
     ``end_offset`` (exclusive), last record first.
 
     :param first_row: index in ``rows`` of each batch's first record, and the number of all.
-    :param begin: by batch, the row number of its last record; the records before it have the next higher numbers.
+    :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers.
     :param key_halves: the two halves of the hash key.
     """
     out = np.empty((len(rows), 4), np.uint32)
     return out[
         : _pack_key_rows_and_return_count(
-            chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, begin, *key_halves, first_offset, end_offset, out
+            chunk.buf, rows.offset, rows.key_start, rows.key_length, first_row, last_row_numbers, *key_halves, first_offset, end_offset, out
         )
     ]
 
@@ -236,7 +237,9 @@ def encode_verdicts(verdicts: TransactionVerdicts) -> Arrays:
 
 
 def decode_verdicts(arrays: Arrays, batches: int) -> TransactionVerdicts:
-    """Restore the verdicts of a segment with ``batches`` batches."""
+    """Restore a segment's transaction verdicts (which batches are aborted, which may be discarded) from the arrays of a scratch object.
+    ``batches``: number of the segment's batches.
+    """
     flags = {name: np.unpackbits(arrays[name], count=batches).astype(np.bool_) for name in ("aborted", "discardable", "indexed")}
     return TransactionVerdicts(**flags, txn_entries=np.frombuffer(arrays["txn_entries"].tobytes(), TXN_ENTRY))
 
@@ -353,26 +356,26 @@ def read_arrays_at_object_end(store: ObjectStore, object_key: str, size: int) ->
 
 @kernel
 def _pack_key_rows_and_return_count(
-    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, begin: Int64s, k0: np.uint64, k1: np.uint64,
-    first_offset: int, end_offset: int, out: ExchangeRows,
-) -> int:  # fmt: skip
+    buf: Bytes, offset: Int64s, key_start: Int64s, key_length: Int32s, first_row: Int64s, last_row_numbers: Int64s, k0: np.uint64,
+    k1: np.uint64, first_offset: int, end_offset: int, out: ExchangeRows,
+) -> RowCount:  # fmt: skip
     """Write a key row to ``out`` for each record of a chunk that has a key and an offset in [first_offset, end_offset), from the last
     record to the first. Return the number of rows.
 
     :param offset, key_start, key_length: by record, its offset, and where its key lies in ``buf``; a negative length means no key.
     :param first_row: number of each batch's first record, and the number of all.
-    :param begin: by batch, the row number of its last record; the records before it have the next higher numbers.
+    :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers.
     :param k0, k1: halves of the hash key.
     """
     count = 0
-    for batch in range(begin.size - 1, -1, -1):
+    for batch in range(last_row_numbers.size - 1, -1, -1):
         for row in range(first_row[batch + 1] - 1, first_row[batch] - 1, -1):
             if key_length[row] >= 0 and first_offset <= offset[row] < end_offset:
                 h0, h1 = siphash128(buf, key_start[row], key_length[row], k0, k1)
                 out[count, 0] = nonzero_32_bit_tag_of_key_hash(h0)
                 out[count, 1] = np.uint32(h1 & np.uint64(0xFFFFFFFF))
                 out[count, 2] = np.uint32(h1 >> np.uint64(32))
-                out[count, 3] = np.uint32(begin[batch] + first_row[batch + 1] - 1 - row)
+                out[count, 3] = np.uint32(last_row_numbers[batch] + first_row[batch + 1] - 1 - row)
                 count += 1
     return count
 
@@ -432,31 +435,31 @@ def flag_tombstone_batches(first_row: Int64s, value_length: Int32s, out: Flags) 
 
 
 @kernel
-def _count_survivors_of_batches(bitmap: Bytes, begin: Int64s, counts: Int64s, counted: Flags, out_kept: Int32s) -> None:
+def _count_survivors_of_batches(bitmap: Bytes, lowest_row_numbers: Int64s, counts: Int64s, counted: Flags, out_kept: Int32s) -> None:
     """Count the surviving rows of each batch that is marked in ``counted``, and write their number to ``out_kept``.
 
     :param bitmap: one bit per row number, set if the row survives.
-    :param begin: by batch, its lowest row number. counts: by batch, its number of rows.
+    :param lowest_row_numbers: by batch, its lowest row number. counts: by batch, its number of rows.
     """
-    for batch in range(begin.size):
+    for batch in range(lowest_row_numbers.size):
         if counted[batch]:
             count = 0
-            for bit in range(begin[batch], begin[batch] + counts[batch]):
+            for bit in range(lowest_row_numbers[batch], lowest_row_numbers[batch] + counts[batch]):
                 count += (bitmap[bit >> 3] >> (7 - (bit & 7))) & 1
             out_kept[batch] = count
 
 
 @kernel
-def _flag_superseded_rows(bitmap: Bytes, begin: Int64s, first_row: Int64s, out: Flags) -> None:
+def _flag_superseded_rows(bitmap: Bytes, last_row_numbers: Int64s, first_row: Int64s, out: Flags) -> None:
     """Set ``out`` for each row of a chunk whose bit in ``bitmap`` is 0, which means that the row does not survive.
 
     :param bitmap: one bit per row number.
-    :param begin: by batch, the row number of its last record; the records before it have the next higher numbers. A negative one leaves out
-        the batch.
+    :param last_row_numbers: by batch, the row number of its last record; the records before it have the next higher numbers. A batch with a
+        negative number is left out.
     :param first_row: index of each batch's first row in the chunk, and the number of all.
     """
-    for batch in range(begin.size):
-        if begin[batch] >= 0:
+    for batch in range(last_row_numbers.size):
+        if last_row_numbers[batch] >= 0:
             for row in range(first_row[batch], first_row[batch + 1]):
-                bit = begin[batch] + first_row[batch + 1] - 1 - row
+                bit = last_row_numbers[batch] + first_row[batch + 1] - 1 - row
                 out[row] = (bitmap[bit >> 3] >> (7 - (bit & 7))) & 1 == 0

@@ -19,6 +19,7 @@ from compactor.cleaner.gate.key_table import (
 )
 from compactor.control.records import ScratchObject
 from compactor.errors import OutOfBudget
+from compactor.kernels.common import RowCount
 from compactor.spark.cluster.executor import RoundTaskSettings, TaskCost, open_task_tier, record_peak_memory
 from compactor.spark.round.exchange import create_scratch_object_idempotently, pack_arrays
 from compactor.spark.round.gate_rows import DIRTY_ROWS, OUTSIDE, ExpectedRecordSums, HashBounds, StoredGateRows
@@ -86,7 +87,7 @@ class StoredGateRowsOfHashRange:
     bundles: Mapping[int, StoredGateRows]
     rows_of_range: HashRangeRows
 
-    def count_rows(self, section: int) -> int:
+    def count_rows(self, section: int) -> RowCount:
         """Return the number of rows in a section (0: in the dirty range, 1: outside it)."""
         return sum(int(directory[1, section] - directory[0, section]) for directory in self.rows_of_range.directories.values())
 

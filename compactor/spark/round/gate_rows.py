@@ -150,7 +150,7 @@ class ExpectedRecordSums:
     segments with them.
 
     bounds: the first offset of each segment, ascending, and the end of the last one.
-    sums: for each segment, the number of its surviving records and the sum of their checksums (marks).
+    sums: for each segment, the number of its surviving records and the sum of their checksums.
     keys: number of distinct keys in the dirty range.
     """
 

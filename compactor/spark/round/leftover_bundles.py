@@ -44,8 +44,8 @@ def scratch_prefix_of_draft_plan(log: PartitionLog, plan: CompactionPlan, live_s
 def plan_time_of_resumable_attempt_ms(
     store: ObjectStore, log: PartitionLog, live_segments: Sequence[RemoteLogSegmentMetadata], now_ms: int, draft_at: DraftPlanAtTime
 ) -> int:
-    """Return the time that the new plan must bear so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are none.
-    The newest attempt counts that read exactly what a plan of its time would read.
+    """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
+    none. Results are reusable if a plan of the time of their attempt would read exactly the same; the newest reusable results are chosen.
 
     An attempt over other segments or with other settings is not used, because deletions could be due at its time that are not due now.
 

@@ -95,7 +95,7 @@ ReadReasonsAndFetchedBytes = tuple[dict[str, str], int]
 class SegmentToIndex:
     """Segment to be read in pass 1.
 
-    rows: whether its key rows are wanted, not just its batch headers.
+    rows: whether its key rows (key hash and row number of each record) are wanted, not just its batch headers.
     verdicts, outcomes: its transaction results for the cleaner and for the gate (the independent check of the output); None until the
         driver has determined which transactions were aborted.
     """
@@ -108,7 +108,8 @@ class SegmentToIndex:
 
 @dataclass(frozen=True)
 class SparseTransactionVerdicts:
-    """The cleaner's transaction verdicts of one segment, stored only for batches that belong to transactions.
+    """The cleaner's transaction verdicts of one segment (which batches are aborted, which may be discarded), stored only for batches that
+    belong to transactions.
 
     places: the batch numbers of ``verdicts``.
     batches: the number of batches in all.
@@ -150,7 +151,7 @@ def index_segments_of_bundle(
             )
 
         def open_hash_range_row_file(name: str, words: int, dtype: type[np.generic]) -> HashRangeRowFile:
-            """Open an empty spool for rows that consist of ``words`` numbers."""
+            """Open an empty local file for rows of ``words`` numbers each, which are stored by range of the key's hash."""
             spool = HashRangeRowFile(
                 staging.folder / f"{name}.spool",
                 _TaskDiskReservation(reserve_disk_bytes),
@@ -188,7 +189,8 @@ class _TaskDiskReservation:
 
 @dataclass
 class _KeyRowWriterOfSegmentBundle:
-    """Collector of the key rows of a bundle (the segments that one task reads), which it then writes as scratch objects.
+    """Writer that collects the key rows (key hash and row number of each record) of a bundle (the segments that one task reads), and then
+    writes them as scratch objects.
 
     next_ordinal: the next row number.
     """
@@ -223,7 +225,7 @@ class _KeyRowWriterOfSegmentBundle:
         )
 
     def _add_key_rows(self, source: SourceSegment, item: SegmentToIndex) -> RowNumberCount:
-        """Collect the key rows of one segment and return how many row numbers they take."""
+        """Collect the key rows (key hash and row number of each record) of one segment, and return how many row numbers they take."""
         aborted = item.verdicts.expand_to_all_batches().aborted if item.verdicts else np.zeros(len(source.table), np.bool_)
         outcomes = item.outcomes.expand_to_all_batches() if item.outcomes else outcomes_without_transactions(len(source.table))
         with self.reading.memory_map_segment(source):
@@ -351,7 +353,7 @@ class InputOfAllHashRangeTasks:
     """Input of all tasks over hash ranges.
 
     bundles: locations of the stored key rows; each bundle holds those of the segments that one task has indexed.
-    dirty: ranges of rows of the dirty segments, newest first.
+    dirty: row numbers of the dirty segments, as ranges, newest first.
     wanted_bundles: indexes of the bundles whose survivors are wanted.
     """
 
@@ -455,8 +457,10 @@ class WrittenSurvivors:
 
 
 def write_survivors(shared: RoundTaskSettings, item: SurvivorBundle, answers: Iterable[bytes], cost: TaskCost) -> WrittenSurvivors:
-    """Combine the answers of all hash ranges about one bundle, and write them as one scratch object with everything that pass 2 needs of
-    each segment.
+    """Write the survivors of one bundle (segments that one task has indexed) as one scratch object, with everything else that pass 2, the
+    rewriting, needs to know about each segment.
+
+    :param answers: encoded row numbers of survivors in the bundle, from the tasks over all hash ranges.
     """
     store = open_task_tier(shared).ports.control
     bitmap, facts = np.zeros(0, np.uint8), {}

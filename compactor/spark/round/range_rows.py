@@ -22,10 +22,13 @@ COMBINED_FETCH_BYTES: Final = 64 << 20
 
 Directory = npt.NDArray[np.int64]
 FetchedRows = npt.NDArray[Any]
+BundleIndexAndRows = tuple[int, FetchedRows]
 
 
 class StoredHashRangeRows(Protocol):
-    """An object in the store that holds the rows of some segments by range of the key's hash, in two sections (0: dirty, 1: clean)."""
+    """An object in the store that holds the rows of some segments by range of the key's hash, in two sections (0: rows at offsets in the
+    dirty range, 1: all other rows).
+    """
 
     @property
     def row_bytes(self) -> int:
@@ -55,7 +58,7 @@ class HashRangeRows:
     prefetched: Mapping[tuple[int, int], tuple[int, Future[FetchedRows]]]
     pool: ThreadPoolExecutor
 
-    def read_dirty_rows(self, row_ranges: Sequence[RowNumberRange]) -> Iterator[tuple[int, FetchedRows]]:
+    def read_dirty_rows(self, row_ranges: Sequence[RowNumberRange]) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) of the dirty section, in the order of ``row_ranges``. A bundle stays in memory from the first of its
         rows to the last.
         """
@@ -73,8 +76,8 @@ class HashRangeRows:
             if last[piece.place] == number:
                 del held[piece.place]
 
-    def read_section_rows(self, bundles: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
-        """Yield (bundle index, rows) of one section (0: dirty, 1: clean), bundle by bundle."""
+    def read_section_rows(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
+        """Yield (bundle index, rows) of one section (0: dirty, 1: clean), one bundle after the other."""
         return self._fetch_rows([place for place in bundles if self._has_rows(place, section)], section)
 
     def _has_rows(self, bundle: int, section: int) -> bool:
@@ -82,7 +85,7 @@ class HashRangeRows:
         begin, end = self.directories[bundle][:, section]
         return bool(begin < end)
 
-    def _fetch_rows(self, bundles: Sequence[int], section: int) -> Iterator[tuple[int, FetchedRows]]:
+    def _fetch_rows(self, bundles: Sequence[int], section: int) -> Iterator[BundleIndexAndRows]:
         """Yield (bundle index, rows) of one section in the order of ``bundles``, fetching a few bundles ahead."""
         running: deque[tuple[int, Future[FetchedRows]]] = deque()
         for place in bundles:

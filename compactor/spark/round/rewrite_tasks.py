@@ -54,7 +54,8 @@ class StoredPassOneAnswers:
 
     @contextmanager
     def open_segment(self, ordinal: int, reservation: DiskSpaceReservation | None) -> Iterator[tuple[SourceSegment, TransactionVerdicts]]:
-        """Provide one source segment with its log mapped into memory, and its transaction verdicts.
+        """Provide one source segment with its log mapped into memory, and its transaction verdicts (which batches are aborted, which may be
+        discarded).
 
         :param ordinal: position of the segment in the group.
         """

@@ -140,14 +140,16 @@ class PassOneSegmentResults:
         return [bundle.key for bundle in self.bundles] + [bundle.key for bundle in self.gate_bundles]
 
     def _segment_with_verdicts(self, segment_id: str) -> SegmentWithSurvivors:
-        """Return a segment that was read, with its transaction verdicts, as input for writing its survivors."""
+        """Return a segment that was read, with its transaction verdicts (which batches are aborted), as input for writing its survivors."""
         indexed = self.segments[segment_id]
         _, verdicts, outcomes = self.folded[segment_id]
         places = indexed.batches, indexed.places
         return SegmentWithSurvivors(indexed, SparseTransactionVerdicts(*places, verdicts), SparseTransactionOutcomes(*places, outcomes))
 
     def _segment_to_index_with_keys(self, segment: RemoteLogSegmentMetadata) -> SegmentToIndex:
-        """Return the order to read a segment with its keys, with its transaction verdicts if these are known."""
+        """Return the input with which pass 1 reads a segment with its keys. It includes the segment's transaction verdicts if these are
+        known.
+        """
         if segment.id not in self.folded:
             return SegmentToIndex(segment, True)
         known = self._segment_with_verdicts(segment.id)

@@ -195,7 +195,7 @@ class SharedJobWorker(RemoteWorker):
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
         """Return verdicts that skip no clean segment, because the executor reads the whole partition.
 
-        If the producer snapshot that was read for the plan is small, keep it to send it along with the work.
+        If the producer snapshot that was read for the plan is small, it is kept, and sent to the executor with the partition's tasks.
         """
         self._snapshot = plan_inputs.snapshot if len(plan_inputs.snapshot) <= MAX_SNAPSHOT_BYTES else b""
         return CleanSegmentVerdicts()

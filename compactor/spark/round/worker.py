@@ -80,6 +80,7 @@ MAX_KEY_SET_BYTES: Final = 128 << 20
 MAX_RANGES: Final = 4096
 RANGE_TASKS_PER_SLOT: Final = 3
 """Range tasks per slot. A task reads the directory of every bundle once, whatever its number of ranges."""
+TargetAndAnswer = tuple[int, bytes]
 SurvivorLocations = dict[str, ScratchObjectPart | ScratchObject]
 """Where the survivors of each segment are stored, by segment id."""
 
@@ -111,7 +112,7 @@ class SparkWorker:
         return self.open_cluster()
 
     def choose_plan_time_ms(self, state: PartitionState, now_ms: int, draft_at: DraftPlanAtTime) -> int:
-        """Return the time that the new plan must bear so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
+        """Return the time to set as the new plan's time so that results of an interrupted pass 1 can be reused, or ``now_ms`` if there are
         none. ``draft_at``: returns the plan that would be made at a time.
         """
         return plan_time_of_resumable_attempt_ms(
@@ -142,8 +143,8 @@ class SparkWorker:
         return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
     def delete_unused_scan_results(self) -> None:
-        """Delete the results of ``find_skippable_clean_segments`` that no plan used. If another compactor leads now, they are left for
-        it.
+        """Delete the results of ``find_skippable_clean_segments`` that no plan used. If another compactor leads now, it may use them, and
+        they stay.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
@@ -389,7 +390,7 @@ class _RecordedPlanRun:
         """Find the surviving records of all hash ranges and write them, one object per bundle. With the gate (the independent check of the
         output), also write the sums that it expects, as one object.
 
-        Ranges are answered from the newest record to the oldest; Spark's shuffle brings the answers about each bundle together.
+        Each range is read from the newest record to the oldest; Spark's shuffle gathers the survivors found in each bundle.
         """
         ids, shared, cluster = {source.id for source in sources}, self._jobs.shared, self._worker.cluster
         range_input = index.input_of_all_hash_range_tasks(ids)
@@ -427,8 +428,8 @@ def locate_survivors(object_key: str, parts: StoredSurvivorLocations) -> Survivo
 
 @dataclass(frozen=True)
 class HashRangeTask:
-    """Task that answers some hash ranges and yields (target index, answer) pairs. A target is a bundle (segments indexed by one task) or
-    the gate (the independent check of the output). An error is sent to every target.
+    """Task that reads some hash ranges and yields (target index, answer) pairs: for a bundle (segments indexed by one task) the survivors
+    found, for the gate (the independent check of the output) checksums. An error is sent to every target.
 
     targets: target index of each bundle.
     gate_input: what the gate's part of the task reads; None without a gate.
@@ -451,8 +452,8 @@ class HashRangeTask:
         yield places[0], outcome
         yield from pairs
 
-    def _answer_ranges(self, ranges: range, cost: TaskCost) -> Iterator[tuple[int, bytes]]:
-        """Yield the cleaner's answers for the hash ranges, then the gate's answer."""
+    def _answer_ranges(self, ranges: range, cost: TaskCost) -> Iterator[TargetAndAnswer]:
+        """Yield (target index, answer) pairs: row numbers of survivors by bundle, then checksums for the gate (the check of the output)."""
         yield from (
             (self.targets[place], answer) for place, answer in find_survivors_of_ranges(self.shared, ranges, self.range_input, cost)
         )
