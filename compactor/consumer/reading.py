@@ -416,9 +416,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=picked)
 
     def _read_last_records_using_disk(self, request: LastRecordOfEachKeyRequest, spill: DiskKeySortRequest) -> Iterator[SelectedRecords]:
-        """Yield the last record of each key in two passes: find the offsets of the last records, with key hashes on disk, then read these
-        records.
-        """
+        """Yield the last record of each key in two passes: find the offsets of these records with key hashes on disk, then read them."""
         extent, halves = self._extent, siphash_key_halves(request.hash_key or self._tier.identity.hash_key_for_unstored_hashes())
         space = _KeySortDiskBudget(spill.disk_bytes)
         with tempfile.TemporaryDirectory(prefix="tiered-compactor-", dir=self._folder) as folder:
@@ -437,9 +435,7 @@ class OffsetRangeReader:
                 yield replace(selection, picked=found)
 
     def _read_chunks_backwards(self) -> Iterator[SelectionAndLastOffset]:
-        """Yield (rows of a chunk, last offset that is still wanted of them), newest chunk first. Rows after that offset were returned
-        before.
-        """
+        """Yield (rows of a chunk, last offset that is still wanted of them), newest chunk first. Rows after that offset are done."""
         extent = self._extent
         last, retries = extent.last, 0
         while last >= extent.first:

@@ -120,7 +120,7 @@ class SparkWorker:
         )
 
     def find_skippable_clean_segments(self, plan_inputs: PlanInputs, check: LeadershipCheck) -> CleanSegmentVerdicts:
-        """Run pass 1 over the dirty segments and return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
+        """Run pass 1 over the dirty segments; return which clean segments the plan can skip. Raises Fenced, BadData, StoreError,
         OutOfBudget.
         """
         self.delete_unused_scan_results()
@@ -143,9 +143,7 @@ class SparkWorker:
         return self._prepared.verdicts if self._prepared else CleanSegmentVerdicts()
 
     def delete_unused_scan_results(self) -> None:
-        """Delete the results of ``find_skippable_clean_segments`` that no plan used. If another compactor leads now, it may use them, and
-        they stay.
-        """
+        """Delete results of ``find_skippable_clean_segments`` that no plan used, unless another compactor leads now and may use them."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             with suppress(CompactorError):
@@ -179,9 +177,7 @@ class SparkWorker:
         return RoundJobRunner(self.cluster, self.tier.ports.control, shared, self._used, self.job_listener, check)
 
     def scratch_prefix_of_draft_plan(self, plan: CompactionPlan, state: PartitionState) -> str:
-        """Return the key prefix of scratch objects that are written while this plan is only a draft, before it is recorded in the control
-        log.
-        """
+        """Return the key prefix of scratch objects that are written before this plan, still a draft, is recorded in the control log."""
         return scratch_prefix_of_draft_plan(self.tier.open_control_log_of_partition(state.topic_partition), plan, state.live)
 
     def open_sidecars(self, state: PartitionState) -> SidecarStore | None:
@@ -412,9 +408,7 @@ class _RecordedPlanRun:
         yield from (gathered for _, gathered in self._jobs.run_tasks_over_rdd(step, answers, _WriteSurvivorsTask(shared), len(beside)))
 
     def _delete_scratch_objects(self, object_keys: Sequence[str]) -> None:
-        """Delete scratch objects of this attempt if this process still leads. A StoreError is ignored so that it does not hide an earlier
-        error.
-        """
+        """Delete scratch objects of this attempt if this process still leads. Ignore a StoreError, which could hide an earlier error."""
         if object_keys:
             with suppress(StoreError):
                 self._session.raise_if_leadership_lost()
