@@ -106,7 +106,7 @@ class TableChanged(Unavailable):
 
 @contextmanager
 def _convert_iceberg_errors(table_name: str) -> Iterator[None]:
-    """Convert errors of catalogs and files that are raised in a ``with`` block to TableChanged, Refused, Unavailable or UsageError."""
+    """Convert catalog and file errors raised in a ``with`` block to TableChanged, Refused, Unavailable or UsageError."""
     try:
         yield
     except (iceberg_errors.CommitFailedException, iceberg_errors.ValidationException, iceberg_errors.TableAlreadyExistsError) as error:

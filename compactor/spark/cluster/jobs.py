@@ -86,7 +86,7 @@ def run_task(index: int, work: Callable[[TaskCost], Any], plan: CompactionPlan |
     """Run ``work`` in a task and return its outcome. Every exception becomes an error with a one-line message.
 
     :param index: index of the task's item in the job; -1 for work that belongs to no single item.
-    :param plan: plan with whose version this executor must agree, else the outcome is a VersionMismatch; None for no such check.
+    :param plan: if this executor's version is not that of the plan, the outcome is a VersionMismatch. None for no such check.
     """
     cost, begin = TaskCost(), time.process_time()
     outcome = _run_work_and_catch_errors(index, work, plan, cost)
