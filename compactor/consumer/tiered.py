@@ -25,7 +25,7 @@ from compactor.consumer.sources import NEVER_S, ConsecutiveMessages, ConsumerOpt
 from compactor.errors import CompactorError, UsageError
 from compactor.model.ids import TopicPartition
 
-FirstAndEndOffset = tuple[int, int]
+ReadableOffsetBounds = tuple[int, int]
 GROUP_POLL_S: Final = 0.1
 """Seconds after which rebalances and due commits are handled again, at the earliest."""
 GROUP_WAIT_S: Final = 1.0
@@ -220,7 +220,7 @@ class TieredConsumer:
             found.append(Place(*name, OFFSET_END if offset is None else offset))
         return found
 
-    def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> FirstAndEndOffset:
+    def get_watermark_offsets(self, place: HasTopicPartitionAndOffset) -> ReadableOffsetBounds:
         """Return the first offset that tier or broker has, and the end offset (exclusive)."""
         return self._sources.readable_bounds_of_tier_and_broker(TopicPartition.create_validated(place.topic, place.partition))
 
