@@ -106,7 +106,7 @@ class BatchTable(NamedTuple):
         return BatchTable(*(np.empty(batch_count, _DTYPES.get(name, np.int64)) for name in BatchTable._fields))
 
     def select_rows(self, batches: slice | Int64s) -> BatchTable:
-        """Return a table with only these batches. Their ``position`` is still that in the complete segment."""
+        """Return a table with only these batches. The column ``position`` still states the position in the complete segment."""
         return BatchTable(*(column[batches] for column in self))
 
     def replace_columns(self, **columns: npt.NDArray[Any]) -> BatchTable:
@@ -263,7 +263,7 @@ def _first_batch_with_invalid_crc(buf: Bytes, position: Int64s, size: Int64s, ma
 
 @inline_kernel
 def _control_type_and_coordinator_epoch(buf: Bytes, position: int, end: int, record_count: int) -> ControlTypeAndEpoch:
-    """Return the kind and the coordinator epoch of an uncompressed control batch. Its first key is ``version:int16 | type:int16``."""
+    """Return kind and coordinator epoch of an uncompressed control batch. The key of its record is ``version:int16 | type:int16``."""
     if record_count == 0:
         return EMPTIED, -1
     _, at = read_varint(buf, position + HEADER, end)

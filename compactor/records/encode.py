@@ -485,7 +485,7 @@ def _encode_batches_or_find_problem(
     first_row: FirstRowByBatch,
     rows: RecordRows,
     decisions: CleaningDecisions,
-    compressed: bool,
+    has_compressed_bodies: bool,
     out: Bytes,
     out_start: Int64s,
     out_size: Int64s,
@@ -494,7 +494,7 @@ def _encode_batches_or_find_problem(
     number of the batch that has it.
 
     :param batches: last offsets and maximum timestamps are changed in place to those of the encoded batches.
-    :param compressed: whether some bodies will be compressed, so that batches that are only copied are not written to ``out``.
+    :param has_compressed_bodies: whether some bodies will be compressed, so that batches that are only copied are not written to ``out``.
     :param out_start, out_size: receive position and size of each batch in ``out``; a dropped batch has size 0.
     """
     at = np.int64(0)
@@ -505,7 +505,7 @@ def _encode_batches_or_find_problem(
             continue
         if decisions.action[batch] == COPY:
             out_size[batch] = batches.size[batch]
-            if not compressed:
+            if not has_compressed_bodies:
                 copy_bytes(out, at, segment_bytes, batches.position[batch], batches.size[batch])
                 at += batches.size[batch]
             continue

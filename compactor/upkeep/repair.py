@@ -394,7 +394,7 @@ def _create_missing_objects(
 def _replace_damaged_segments(
     tier: Tier, leadership: Leadership, damaged_segments: Sequence[DamagedSegment], finder: _IntactFileFinder
 ) -> dict[str, str]:
-    """Replace segments one to one in a round, and return the ids of the new segments by those of the damaged ones.
+    """Replace segments one to one in a round. Return the id of the new segment by the id of the damaged one.
 
     :raises BadData: if the round failed. Readers then keep the damaged segments.
     """

@@ -20,6 +20,7 @@ LEAST_AGE_MS = 3_600_000
 
 _CONTROL_PREFIXES: Final = ("catalog/", "partitions/", "probe/")
 _PROBES: Final = ".tiered-compactor/probe/"
+ObjectUrl = str
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class UnfinishedUploadOfTier:
     due: bool
 
     @property
-    def object_url(self) -> str:
+    def object_url(self) -> ObjectUrl:
         return f"{self.store.url}/{self.upload.key}"
 
 
@@ -52,9 +53,9 @@ def find_unfinished_uploads(tier: Tier, now_ms: int) -> list[UnfinishedUploadOfT
     return list(found.values())
 
 
-def abort_due_uploads_and_return_urls(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Abort the unfinished uploads that are due, and return the URLs of their objects. Do nothing and return none if the credentials forbid
-    listing uploads. Raises StoreError.
+def abort_due_uploads_and_return_urls(tier: Tier, now_ms: int, *, dry_run: bool = False) -> tuple[ObjectUrl, ...]:
+    """Abort the unfinished uploads that are due, and return the URLs of their objects. If the credentials forbid listing
+    uploads, do nothing and return an empty tuple. Raises StoreError.
 
     :param dry_run: abort nothing, and return what would be aborted.
     """

@@ -100,8 +100,9 @@ class _FingerprintSumsOutsideDirtyRange:
 
 
 class Gate:
-    """Second, independent check of one round: reads the batches that both passes read (``SecondReader``), then compares each group with its
-    sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and ``observe_chunk_decompressed_by_rewrite``.
+    """Second, independent check of one round. It reads the batches that both passes of the cleaner read (``SecondReader``), then compares
+    each group with its sources. Used by one thread at a time, except ``extract_key_table_rows_of_chunk`` and
+    ``observe_chunk_decompressed_by_rewrite``.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class Gate:
 
         :param latest_record_table: empty table for the last record of each key.
         :param txn_outcomes_by_ordinal: outcomes of transactions by the segment's number in the log (ordinal), if known from the start.
-        :param expected_fingerprint_sums_by_ordinal: number and sum of fingerprints of the records that must remain, by ordinal, if known
-            already.
+        :param expected_fingerprint_sums_by_ordinal: number and sum of fingerprints of the records that must remain, by ordinal; None if not
+            known yet.
         """
         self._terms = parameters
         self._rules = parameters.rules
@@ -211,17 +212,15 @@ class Gate:
         """Read the keys of a dirty segment from its bytes. Raises GateFailed if the cleaner's batch table does not match the bytes."""
         self.start_reading_segment(source)
         headers = header_fields_of_batch_table(source.table)
-        wanted = self._flag_batches_to_read(source, is_outside_dirty_range=False)
+        wanted = self._flag_batches_to_read(source, outside_dirty_range=False)
         for some, records in self._parse_batches(self._reader, source.buf, headers, wanted, source.name):
-            self.add_rows_to_key_table(source, self._latest_record_rows(records, headers[:, some], source, is_outside_dirty_range=False))
+            self.add_rows_to_key_table(source, self._latest_record_rows(records, headers[:, some], source, outside_dirty_range=False))
 
-    def _flag_batches_to_read(self, source: SourceSegment, is_outside_dirty_range: bool) -> Flags:
-        """Return a flag per batch: whether it may hold records of the dirty range, or, with ``is_outside_dirty_range``, records outside
-        it.
-        """
+    def _flag_batches_to_read(self, source: SourceSegment, outside_dirty_range: bool) -> Flags:
+        """Return a flag per batch: whether it may hold records of the dirty range, or, if ``outside_dirty_range``, outside it."""
         table = source.table
         data = (table.control == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted
-        if not is_outside_dirty_range:
+        if not outside_dirty_range:
             return data & (table.last_offset >= self._first_dirty) & self._terms.has_dirty_offsets(source)
         # A wrapper whose own offset was never set (old librdkafka) reaches beyond the range, and its header does not say so.
         outside = (table.last_offset > self._rules.latest_offset) | ((table.magic < 2) & (table.last_offset == 0))
@@ -253,22 +252,22 @@ class Gate:
             raise GateFailed(f"the cleaner saw {len(table)} batches, there are {read}", segment=source.name)
         self._crcs[source.ordinal] = crcs
         self._outside[source.ordinal] = _FingerprintSumsOutsideDirtyRange(
-            ~self._flag_batches_to_read(source, is_outside_dirty_range=True), allocate_zero_fingerprint_sums(len(table))
+            ~self._flag_batches_to_read(source, outside_dirty_range=True), allocate_zero_fingerprint_sums(len(table))
         )
 
-    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, is_outside_dirty_range=False: chunk.body_size_bytes)
+    @measure_stage(WorkStage.GATE, lambda self, buffers, source, chunk, outside_dirty_range=False: chunk.body_size_bytes)
     def extract_key_table_rows_of_chunk(
-        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, is_outside_dirty_range: bool = False
+        self, buffers: ReusableJobBuffers, source: SourceSegment, chunk: BatchChunk, *, outside_dirty_range: bool = False
     ) -> KeyTableRowsAndBatchCount:
-        """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``is_outside_dirty_range``, below it."""
+        """Return one row per record of a chunk that has a key and lies in the dirty range, or, if ``outside_dirty_range``, below it."""
         some = slice(chunk.first, chunk.last)
         data = (source.table.control[some] == NOT_CONTROL) & ~self._outcomes_of[source.ordinal].aborted[some]
-        mine = self._flag_batches_to_read(source, is_outside_dirty_range)[some]
+        mine = self._flag_batches_to_read(source, outside_dirty_range)[some]
         if np.any(chunk.wanted & ~data) or np.any(mine & ~chunk.wanted):
             offset = int(source.table.last_offset[chunk.first])
             raise GateFailed("gate and cleaner do not agree which batches were aborted", segment=source.name, offset=offset)
         headers, records = self._parse_chunk(buffers, source, chunk, mine)
-        return self._latest_record_rows(records, headers, source, is_outside_dirty_range)
+        return self._latest_record_rows(records, headers, source, outside_dirty_range)
 
     @measure_stage(WorkStage.GATE)
     def add_rows_to_key_table(self, source: SourceSegment, chunk_rows: KeyTableRowsAndBatchCount) -> None:
@@ -287,7 +286,7 @@ class Gate:
         if source.ordinal in self._left:
             return
         some = slice(chunk.first, chunk.last)
-        mine = chunk.wanted & self._flag_batches_to_read(source, is_outside_dirty_range=True)[some]
+        mine = chunk.wanted & self._flag_batches_to_read(source, outside_dirty_range=True)[some]
         if mine.any():
             headers, records = self._parse_chunk(buffers, source, chunk, mine)
             self._add_fingerprints_outside_dirty_range(source, chunk.first + np.flatnonzero(mine), headers, records)
@@ -322,13 +321,13 @@ class Gate:
             yield some, records
 
     def _latest_record_rows(
-        self, records: GateRecords, headers: HeaderFields, source: SourceSegment, is_outside_dirty_range: bool
+        self, records: GateRecords, headers: HeaderFields, source: SourceSegment, outside_dirty_range: bool
     ) -> KeyTableRowsAndBatchCount:
-        """Return one row per record that has a key and lies in the dirty range, or, if ``is_outside_dirty_range``, below that range."""
+        """Return one row per record that has a key and lies in the dirty range, or, if ``outside_dirty_range``, below that range."""
         due = self._flag_tombstones_to_remove_this_round(records, headers, source)
         digests, keyed = records.digest, records.flags & KEYLESS_RECORD == 0
-        picked = keyed & ((records.offset < self._first_dirty) == is_outside_dirty_range) & (records.offset <= self._rules.latest_offset)
-        if is_outside_dirty_range:
+        picked = keyed & ((records.offset < self._first_dirty) == outside_dirty_range) & (records.offset <= self._rules.latest_offset)
+        if outside_dirty_range:
             picked &= ~due
         elif due.any():
             digests = np.where(due, digests | DUE, digests)
@@ -428,7 +427,7 @@ class Gate:
         """
         for source in self._dirty.values():
             read = self._batches_read[source.ordinal]
-            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, is_outside_dirty_range=False)):
+            if not self._settled or read != np.count_nonzero(self._flag_batches_to_read(source, outside_dirty_range=False)):
                 raise CompactorError("the gate was asked before it had read the dirty range", hint="This is a bug; please report it")
         name, self._output_reader.on_records = sources[0].name, new_segment_balance.add_parsed_records if new_segment_balance else None
         output = memory_map_file(path_by_kind["log"])
@@ -553,8 +552,6 @@ class Gate:
             highest[some] = np.maximum.reduceat(records.timestamp, records.first_row[:-1])
         return sums, highest
 
-    # ---- output
-
     def _parse_and_check_output_records(self, pairs: MatchedBatchesOfSource, output: Bytes) -> Iterator[BatchNumbersAndRecords]:
         """Yield output records with the numbers of their source batches. Raises GateFailed if records differ from their batch header."""
         name, sources = pairs.source.name, SourceBatchHeaders([pairs.source.table])
@@ -575,8 +572,6 @@ class Gate:
             if due.any():
                 raise failures.first_invalid_record_error(failures.EXPIRED, name, records, due)
             yield pairs.origin[some], records
-
-    # ---- what to say
 
     def _raise_for_differing_record(self, pairs: MatchedBatchesOfSource, output: Bytes, mismatch: failures.RecordSumMismatch) -> NoReturn:
         """Raise GateFailed for a record because of which two sums differ, or for the sums if none is found. Parses the batches again."""

@@ -33,6 +33,7 @@ from compactor.records.rows import BatchChunk, RecordRows
 
 OpenDiskMapOfPart = Callable[[int, int], DiskOffsetMap]
 """(part, parts) -> an empty engine on disk."""
+FirstRowOrdinal = int
 
 
 class KeyScanSpillingToDisk(BackwardSurvivorScan):
@@ -42,7 +43,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
     with rows to look up, in any order (``scan_clean_segment``), and calls ``find_survivors_of_current_key_part``. Between the two scans
     ``iterate_dirty_key_hashes`` yields the keys for Bloom filters. The survivors are known after the last part.
 
-    :param key_set: set in memory for the keys at first; None to keep all keys on disk. Must be None if there are several parts.
+    :param key_set: set in memory for the keys at first; None to keep all keys on disk. Several parts require None.
     :param open_disk_map: function that opens the offset map on disk, given the number of the part and the number of parts.
     """
 
@@ -219,7 +220,7 @@ class KeyScanSpillingToDisk(BackwardSurvivorScan):
             raise CompactorError("the disk is asked before it was needed", hint="This is a bug; please report it")
         return self._map
 
-    def _reserve_ordinals_and_return_first(self, row_count: int) -> int:
+    def _reserve_ordinals_and_return_first(self, row_count: int) -> FirstRowOrdinal:
         """Reserve consecutive row numbers (ordinals) for the rows of a chunk, and return the first one."""
         place = 8 * self._next
         self._next += (row_count + 7) // 8

@@ -55,7 +55,7 @@ class SurvivorLookup(Protocol):
 
     @property
     def last_mapped_offset(self) -> int:
-        """Return the last offset that the offset map covers. Records after it stay."""
+        """Return the last offset that the offset map covers. Records after this offset stay."""
 
     @property
     def key_count(self) -> int:
@@ -103,7 +103,7 @@ class KeyScanParameters:
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.last_offset >= self.first_dirty)
 
     def flag_batches_below_dirty_range(self, source: SourceSegment) -> Flags:
-        """Return a flag per batch of a segment: whether it may have records below the dirty range, which that range may supersede."""
+        """Return a flag per batch of a segment: whether it may have records below the dirty range, which are looked up in the map."""
         table = source.table
         return (table.control == NOT_CONTROL) & ~self.verdicts[source.ordinal].aborted & (table.base_offset < self.first_dirty)
 
@@ -275,9 +275,7 @@ class BackwardSurvivorScan:
         cleans_chunks_while_reading: bool = True,
     ) -> None:
         """Read the keys of several dirty segments, in descending order, and find the surviving records. Workers begin the next segment
-        while the last chunks of one are being processed.
-
-        :param cleans_chunks_while_reading: whether compressed chunks may be cleaned at once, as their transactions' outcomes are known.
+        while the last chunks of one are being processed. ``cleans_chunks_while_reading``: whether compressed chunks may be cleaned at once.
         """
         key_scan = self._scan
         begun: list[_SegmentScanState] = []

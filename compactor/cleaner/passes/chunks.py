@@ -110,7 +110,9 @@ def _reject_markers_without_value(source: SourceSegment, chunk: BatchChunk, rows
 
 
 def _reject_wrappers_with_unordered_records(source: SourceSegment, chunk: BatchChunk, rows: RecordRows, first_row: FirstRowByBatch) -> None:
-    """Raise BadData if the records of a v0/v1 wrapper are out of order, because the wrapper's header does not state its base offset."""
+    """Raise BadData if the records of a v0/v1 wrapper overlap the offsets of the batches before or after it. The wrapper's header does not
+    state its first offset, so that this shows only now.
+    """
     table = source.table
     for i in np.flatnonzero(np.diff(first_row) > 0).tolist():
         batch = chunk.first + i

@@ -307,7 +307,7 @@ def _collect_key_rows(
                 key_rows.add_rows_to_section(OUTSIDE, pack_key_rows(chunk, rows, first_row, begin, halves, 0, first_dirty))
                 if gate is not None and gate_rows is not None:
                     gate_rows.add_rows_to_section(
-                        OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, is_outside_dirty_range=True).rows
+                        OUTSIDE, gate.extract_key_table_rows_of_chunk(buffers, source, chunk, outside_dirty_range=True).rows
                     )
     packed_legacy = (table.magic < 2) & (table.codec_ids > 0)
     return BatchScanSummary(tombstones, counts if (packed_legacy & selected_batches).any() else counts[:0]), next_ordinal - begun_at

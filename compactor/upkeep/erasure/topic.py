@@ -87,7 +87,9 @@ class TopicKeySearchResult:
 
 
 def partitions_of_topic(tier: Tier, topic_or_partition: str) -> list[TopicPartition]:
-    """Return all partitions of a topic, or a single one if the text names a partition. Raises UsageError if the tier does not hold it."""
+    """Return all partitions of a topic, or a single one if the text names a partition. Raises UsageError if the tier does not hold the
+    topic or partition.
+    """
     names = tier.list_partitions()
     found = [name for name in names if name.topic == topic_or_partition] or [name for name in names if str(name) == topic_or_partition]
     if not found:
