@@ -112,7 +112,8 @@ class BrokerClient(Protocol):
 
 
 class ConfluentBrokerClient:
-    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are those of confluent-kafka.
+    """BrokerClient over confluent-kafka (the extra ``kafka``), which is imported on first use. Messages are objects of confluent-kafka's
+    class ``Message``.
 
     :param read_committed: use the isolation level read_committed; otherwise read_uncommitted.
     """
@@ -146,8 +147,8 @@ class ConfluentBrokerClient:
         )
 
     def _seek_partitions_once_assigned(self, positions: Sequence[ConfluentPosition]) -> None:
-        """Move the client to these positions, and wait until it has accepted each: it refuses a seek until the assignment takes effect.
-        Positions carry leader epochs, with which the broker checks for truncation.
+        """Move the client to these positions, and wait until the client has accepted each: a seek is refused until the assignment takes
+        effect. Positions carry leader epochs, with which the broker checks for truncation.
         """
         kafka, deadline = load_confluent_kafka(), time.monotonic() + self._connection.timeout_s
         for place in positions:

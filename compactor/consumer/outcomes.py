@@ -56,7 +56,9 @@ class TransactionOutcomeFinder:
         self._is_damaged_ahead = False
 
     def read_piece(self, reader: SegmentReader, position: int) -> SegmentPiece:
-        """Return the piece at a byte position of a segment. A piece that was read to find transaction markers is not fetched again."""
+        """Return the piece (whole batches) at a byte position of a segment. A piece that was read to find transaction markers is not
+        fetched again.
+        """
         held = self._held.pop((reader.metadata.id, position), None)
         return held or self._pieces.take_prefetched_or_fetch_piece(reader, position)
 
@@ -163,7 +165,8 @@ class TransactionOutcomeFinder:
     def _pieces_with_unread_markers(self, segment_id: str, position: int) -> Iterator[SegmentPiece]:
         """Yield the pieces of the log, ascending, from the first offset whose transaction markers have not been read yet.
 
-        :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the offset that is needed.
+        :param segment_id: id of the segment that is read from byte ``position`` on; later segments are read from the first offset that is
+            needed.
         """
         for metadata in self._list_segments_from(self._frontier):
             reader = self._open_segment_reader(metadata)

@@ -148,7 +148,7 @@ class TierAndBrokerReader:
     # ---- partitions ----------------------------------------------------------------------------------------------------------
 
     def require_known_partitions(self, partitions: Collection[TopicPartition]) -> None:
-        """Raise UsageError if only the tier is read and it does not hold one of these partitions."""
+        """Raise UsageError if only the tier is read, and one of these partitions is not in the tier."""
         if self._broker is None:
             self.tier.list_partitions([str(name) for name in partitions])
 
@@ -192,7 +192,8 @@ class TierAndBrokerReader:
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
     def partition_with_topic_id_to_read(self, partition: TopicPartition) -> TopicPartition:
-        """Return the topic incarnation that is read for a partition: the one of the configured topic id, or the latest one."""
+        """Return the partition with the topic id under which it is read: the configured topic id, or that of the latest topic of this name.
+        """
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)

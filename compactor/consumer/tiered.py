@@ -95,7 +95,7 @@ class TieredConsumer:
     def commit(
         self, message: MessageLike | None = None, offsets: Sequence[HasTopicPartitionAndOffset] | None = None, asynchronous: bool = True
     ) -> list[Place] | None:
-        """Commit offsets to the group: the one after ``message``, these ``offsets``, or by default all stored ones.
+        """Commit offsets to the group: the offset after ``message``, or ``offsets``, or by default all stored offsets.
 
         :param asynchronous: do not wait for the answer, and return None.
         :return: the offsets that were committed.
@@ -117,7 +117,8 @@ class TieredConsumer:
         return [Place(*name, *known.get(name, (OFFSET_INVALID, None))) for name in names]
 
     def store_offsets(self, message: MessageLike | None = None, offsets: Sequence[HasTopicPartitionAndOffset] | None = None) -> None:
-        """Store offsets for the next commit: the one after ``message``, or these ``offsets``. For ``enable.auto.offset.store`` false.
+        """Store offsets for the next commit: the offset after ``message``, or ``offsets``. To be called if ``enable.auto.offset.store`` is
+        false.
 
         Raises UsageError if a partition is not assigned, or the consumer has no group.
         """
@@ -249,7 +250,7 @@ class TieredConsumer:
     # ---- messages ----------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> MessageLike | None:
-        """Return the next message, or None if none arrives within ``timeout`` seconds; None or a negative number waits for one.
+        """Return the next message, or None if none arrives within ``timeout`` seconds; None or a negative number waits without limit.
 
         A message with an error says that a partition cannot be read at its position. After StoreError or BadData, ``poll`` may be called
         again and continues at the position.
@@ -319,8 +320,8 @@ class TieredConsumer:
         return len(out_messages) > before
 
     def _make_messages_next_to_return(self, messages: ConsecutiveMessages) -> None:
-        """Make ``messages`` the ones that are returned next. Before that, update the position of the partition whose messages were returned
-        last. Messages of a source from which the partition is no longer read are dropped.
+        """Set the messages that are returned next. Before that, update the position of the partition whose messages were returned last.
+        Messages of a source from which the partition is no longer read are dropped.
         """
         self._update_position_of_current_messages()
         self._run, self._messages = messages, messages.messages if messages.is_partition_still_read_from_source else iter(())
@@ -353,7 +354,9 @@ def _offset_to_commit(partition: AssignedPartition) -> OffsetWithLeaderEpoch:
 def _offsets_to_store(
     message: MessageLike | None, offsets: Sequence[HasTopicPartitionAndOffset] | None
 ) -> dict[TopicPartition, OffsetWithLeaderEpoch]:
-    """Return the offset after a message, or explicit offsets, by partition. Raises UsageError unless exactly one of both is given."""
+    """Return the offset after a message, or explicit offsets, by partition. Raises UsageError unless exactly one of the two parameters is
+    given.
+    """
     if message is not None and offsets is None:
         return {TopicPartition(message.topic(), message.partition()): OffsetWithLeaderEpoch(message.offset() + 1, message.leader_epoch())}
     if offsets is None or message is not None:

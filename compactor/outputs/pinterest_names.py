@@ -189,7 +189,8 @@ class PartitionGenerations:
         return frozenset([one.name for one in self.earlier] + [one.name for one in [self.current] if one])
 
     def make_step_of_new_generation(self, generation: str, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that makes a new generation valid, to be recorded under ``next_generation_step_number``.
+        """Return the step (a record of appended parts) that makes a new generation valid, to be recorded under
+        ``next_generation_step_number``.
 
         :param generation: name of the new generation.
         :param slot: position in the control log of the state from which the parts were copied.
@@ -204,7 +205,8 @@ class PartitionGenerations:
         return GenerationStep(generation=generation, slot=slot, parts=tuple(parts), whole=whole)
 
     def make_step_that_appends_parts(self, current: Generation, slot: int, parts: Sequence[PublishedSegment]) -> GenerationStep:
-        """Return the step that appends parts to the current generation, to be recorded under ``next_generation_step_number``.
+        """Return the step (a record of appended parts) that appends parts to the current generation, to be recorded under
+        ``next_generation_step_number``.
 
         :param slot: position in the control log of the state from which the parts were copied.
         """

@@ -57,7 +57,7 @@ class OutputWriter(Protocol):
     """
 
     def update_output(self, tier: Tier, partition: TopicPartition, disk: DiskBudget) -> OutputReport:
-        """Bring a partition's output up to its published view, and delete old versions whose time is over.
+        """Bring a partition's output up to its published view, and delete old versions that have been kept for the configured time.
 
         :param disk: local disk that the partition's segments may use.
         :raises BadData: if an object is missing or damaged. :raises OutOfBudget: if a segment does not fit the disk budget.

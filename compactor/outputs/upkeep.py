@@ -95,7 +95,7 @@ def write_generations(
 def update_generation_and_delete_expired(
     tier: Tier, target: GenerationTarget, partition: TopicPartition, options: GenerationWriteOptions
 ) -> GenerationUpkeepReport:
-    """Bring a partition's generation up to its view and delete old generations whose time is over.
+    """Bring a partition's generation up to its view, and delete old generations that have been kept for the configured time.
 
     Raises BadData, OutOfBudget, Leased, Unavailable, StoreError.
     """

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def register(spark: SparkSession) -> None:
     """Register the data source ``kafka-tiered`` with a Spark session.
 
-    If neither PYSPARK_PYTHON nor ``spark.pyspark.python`` names a Python, the workers of a local master run this one. Spark's default is
-    the first ``python3`` of the path, which does not have the packages of a virtual environment.
+    If neither PYSPARK_PYTHON nor ``spark.pyspark.python`` names a Python, the workers of a local master run the Python of this process.
+    Spark's default is the first ``python3`` of the path, which does not have the packages of a virtual environment.
 
     Raises UsageError if the installed PySpark version is not supported.
     """

@@ -102,7 +102,7 @@ class TaskCost:
     sidecar_bytes: int = 0
 
     def add_cost(self, other: TaskCost) -> None:
-        """Add the cost of another task to this one in place. Of peaks and of ``gate_coverage``, keep the higher value."""
+        """Add the cost of another task to this one in place. For peaks and for ``gate_coverage``, keep the higher value."""
         for name, value in other.__dict__.items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name.startswith(("peak", "gate_coverage")) else mine + value)

@@ -84,7 +84,7 @@ def rewrite_group(shared: RoundTaskSettings, item: GroupRewriteWork, cost: TaskC
 
 
 def _read_pass_one_answers(shared: RoundTaskSettings, item: GroupRewriteWork, reader: StagedSegmentReader) -> StoredPassOneAnswers:
-    """Read the headers of the sources and their stored survivors and verdicts."""
+    """Read the batch headers of the group's source segments, and their stored survivors and transaction verdicts."""
     survivors = StoredSurvivors(shared.plan.next_dirty_offset - 1)
     store = open_task_tier(shared).ports.control
     sources, verdicts, outcomes = [], [], []

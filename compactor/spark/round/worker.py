@@ -367,7 +367,7 @@ class _RecordedPlanRun:
         return [info for place in places for info in list_stored_bundles(store, place)]
 
     def _load_sidecars_by_segment_id(self) -> dict[str, Sidecar]:
-        """Return the sidecars of segments that are not read: those that the plan skips, and those after its range."""
+        """Return the sidecars of segments that are not read: segments that the plan skips, and segments after the plan's range."""
         plan = self._plan
         skipped = {segment.id for segment in plan.skipped}
         names = [segment.id for segment in self._live if segment.id in skipped or segment.start_offset >= plan.end_offset]
