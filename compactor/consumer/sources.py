@@ -192,7 +192,7 @@ class TierAndBrokerReader:
             return AssignedPartition(partition, OFFSET_INVALID, wake_s=NEVER_S, is_reported=True)
 
     def partition_with_topic_id_to_read(self, partition: TopicPartition) -> TopicPartition:
-        """Return the partition with the topic id under which it is read: the configured topic id, or that of the latest topic of this name."""
+        """Return the partition with the topic id under which it is read: the configured id, or that of the latest topic of this name."""
         topic_id = TopicId(self.options.topic_ids.get(partition.topic, ""))
         if topic_id and partition not in self._chosen:
             self._chosen[partition] = self.tier.incarnation_with_topic_id(partition, topic_id)
